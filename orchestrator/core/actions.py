@@ -1,0 +1,141 @@
+"""What a plan consists of: a closed union of frozen dataclasses.
+
+Each names the worker or pod it is about and why; execute.py carries each out with compare-and-set against the states
+named here, so that a plan made from an old snapshot does nothing rather than the wrong thing.
+"""
+
+from dataclasses import dataclass
+
+from orchestrator.core.model import Offer
+from orchestrator.core.states import ExitCause, FailureCode, State
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Record the intent for a new worker of a pool, then ask the provider for its pod."""
+
+    worker_id: str
+    pool: str
+    offer: Offer
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Ask the provider for the pod of an intent that exists already (an operator's, or one refused elsewhere)."""
+
+    worker_id: str
+    pool: str
+    offer: Offer
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Give a pod that bears a live intent's id to its row: the reply to the create call was lost."""
+
+    worker_id: str
+    pod_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """See that the bring-up of a spawning worker with a pod is under way in this process."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Write down whom a worker waits for, when that has changed."""
+
+    worker_id: str
+    from_state: State
+    waiting_on: str
+    waiting_for: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Move a worker that runs its own program between active and idle, by what it holds."""
+
+    worker_id: str
+    from_state: State
+    to_state: State
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Move a live worker to terminating: it takes no new task from this statement on."""
+
+    worker_id: str
+    from_state: State
+    cause: ExitCause
+    code: FailureCode | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Stop the agent of a terminating worker and ship the rest of its logs."""
+
+    worker_id: str
+    reachable: bool  # False: the pod is gone; declare what was not shipped
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the pod of a terminating worker."""
+
+    worker_id: str
+    pod_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Move a terminating worker whose pod is proven absent to terminated."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reap:
+    """Delete a pod of this fleet that no live row names."""
+
+    pod_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """Requeue the tasks whose lease ran out, the attempt counted."""
+
+    reason: str
+
+
+Action = Spawn | Create | Adopt | Climb | Wait | Settle | Terminate | Flush | Delete | Bury | Reap | Rescue
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why one pool is the size it is: the decision row."""
+
+    pool: str
+    rule: str  # the formula with its numbers
+    target: int
+    inputs: dict[str, object]
+    blocked: tuple[str, ...]  # what was wanted and not done, and why
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The outcome of one tick's thinking."""
+
+    actions: tuple[Action, ...]
+    verdicts: tuple[Verdict, ...]

@@ -1,0 +1,318 @@
+"""What the loop needs from the world: four ports, each with the errors it raises.
+
+A port that cannot answer raises; it never returns an empty answer for "I don't know". `Unavailable` means that the
+other side may or may not have acted.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from orchestrator.core.model import Demand, OfferState, Pod, PodSpec, Worker
+from orchestrator.core.states import FailureCode, Stage, State
+
+
+class PortError(Exception):
+    """Something outside did not do what was asked; the text says what, never with a secret in it."""
+
+
+class Unavailable(PortError):
+    """No clear answer: a timeout, a broken connection, a 5xx, a reply that cannot be read. It may have been done."""
+
+
+# --- Store -----------------------------------------------------------------------------------------------------------
+
+
+class NotLeader(PortError):
+    """OR001: the term is stale; another orchestrator leads."""
+
+
+class LostRace(PortError):
+    """OR002: the row is no longer in one of the states that the caller named."""
+
+
+class OverBudget(PortError):
+    """OR003."""
+
+
+class UnknownWorker(PortError):
+    """OR005: no such worker, or it has terminated."""
+
+
+class BadToken(PortError):
+    """OR006."""
+
+
+class BadArgument(PortError):
+    """OR007: the caller's fault; the text says what, why and how to mend it."""
+
+
+class SchemaMismatch(PortError):
+    """The database lacks a function this version calls, or is newer than this version."""
+
+
+class Db(Protocol):
+    """One transport to the SQL functions."""
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        """The function's jsonb, decoded. Raises the errors above, by SQLSTATE."""
+        ...
+
+    def notifications(self) -> AsyncIterator[tuple[str, str]]:
+        """(channel, payload) of NOTIFYs as they come, reconnecting for ever; ("connected", "") after each gap."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The answer to `fleet_lead`; `term` is the fencing epoch when `leader`, else the present leader's."""
+
+    leader: bool
+    term: int
+    holder: str
+    expires_at: datetime
+    since: datetime  # when this term began
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseHalf:
+    """One statement's view of the database."""
+
+    now: datetime
+    workers: tuple[Worker, ...]
+    demand: tuple[Demand, ...]
+    offers: Mapping[str, OfferState]
+    last_spawn_at: Mapping[str, datetime]
+    paused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one attempt at a bring-up stage ended."""
+
+    outcome: str  # ok | failed | timeout | cancelled | lost
+    failure_code: FailureCode | None = None
+    exception_type: str | None = None
+    evidence: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """A piece of one stream, `[first, last)` in bytes, and where it lies."""
+
+    worker_id: str
+    boot_id: str
+    stream: str
+    seq: int
+    first: int
+    last: int
+    sha256: str  # of the raw bytes
+    key: str
+
+
+class Store(Protocol):
+    """The rows of the fleet. Every `term` argument is checked by the database (NotLeader)."""
+
+    async def lead(self, holder: str, ttl_s: float) -> Lease: ...
+    async def resign(self, holder: str, term: int) -> None: ...
+    async def snapshot(self) -> DatabaseHalf: ...
+    async def spawn(self, term: int, worker: Mapping[str, Any]) -> bool:
+        """Insert an intent; False if the id exists already."""
+        ...
+
+    async def move(
+        self,
+        term: int,
+        worker_id: str,
+        *,
+        from_states: Sequence[State],
+        to_state: State | None = None,
+        stage: Stage | None = None,
+        reason: str,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Worker:
+        """Compare-and-set on one worker: state, stage and `fields` together. LostRace if the state has changed."""
+        ...
+
+    async def open_attempt(self, term: int, worker_id: str, stage: Stage) -> int: ...
+    async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None: ...
+    async def rescue(self, term: int, *, worker_id: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Requeue (or fail, at the last attempt) tasks whose lease ran out; all of one worker's when it is named."""
+        ...
+
+    async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...
+    async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...
+    async def log_begin(self, term: int, piece: LogRange) -> None:
+        """Ledger row before the upload; its range can never be given to another object."""
+        ...
+
+    async def log_shipped(self, term: int, piece: LogRange) -> None: ...
+    async def log_pieces(self, worker_id: str) -> Sequence[Mapping[str, Any]]: ...
+    async def log_lost(
+        self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
+    ) -> None:
+        """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
+        ...
+
+    async def retention(self, term: int) -> Mapping[str, int]: ...
+
+
+# --- Cloud -----------------------------------------------------------------------------------------------------------
+
+
+class NoCapacity(PortError):
+    """This offer has nothing to rent now."""
+
+
+class QuotaExceeded(PortError): ...
+
+
+class NoBalance(PortError): ...
+
+
+class ApiAuth(PortError):
+    """401 or 403: the key is wrong or may not do this."""
+
+
+class BadSpec(PortError):
+    """The request itself was refused (400/404/422 without a capacity text): another try would be refused too."""
+
+
+class RateLimited(PortError):
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Cloud(Protocol):
+    """The GPU provider."""
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        """Every pod of the account, all pages; Unavailable unless the list is complete and well-formed."""
+        ...
+
+    async def create_pod(self, spec: PodSpec) -> Pod:
+        """The new pod. Unavailable when it may exist although no clear answer came."""
+        ...
+
+    async def delete_pod(self, pod_id: str) -> bool:
+        """True if deleted by this call, False if the provider did not know it (which proves nothing)."""
+        ...
+
+    async def volume_id(self, name: str) -> tuple[str, str]:
+        """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# --- Shell -----------------------------------------------------------------------------------------------------------
+
+
+class Refused(PortError):
+    """TCP connection refused."""
+
+
+class NotSsh(PortError):
+    """Something answers, but not with an SSH banner."""
+
+
+class HostKeyChanged(PortError):
+    """The key differs from the pinned one: never the same machine again."""
+
+
+class AuthFailed(PortError):
+    """The server refused our key, or our key cannot be used; `cause` is the sub-cause."""
+
+    def __init__(self, message: str, cause: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished remote command; `exit_status` None means unknown: the connection went first, or a signal."""
+
+    exit_status: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+class Session(Protocol):
+    """One SSH connection to one pod; every method raises Unavailable when the connection is gone or time is up."""
+
+    @property
+    def host_key(self) -> str:
+        """The host key presented, in OpenSSH's one-line form without a comment."""
+        ...
+
+    @property
+    def evidence(self) -> Mapping[str, str]:
+        """Both socket ends and the fingerprint of the key used."""
+        ...
+
+    async def run(self, command: str, *, stdin: bytes = b"", timeout_s: float) -> Completed: ...
+    async def put(self, path: str, content: bytes, *, timeout_s: float) -> None:
+        """Write a file whole (0600, temporary name, then renamed) over SFTP; parents are made."""
+        ...
+
+    async def read(self, path: str, offset: int, limit: int, *, timeout_s: float) -> bytes | None:
+        """Up to `limit` bytes from `offset`; b"" at the end of the file, None if there is no such file."""
+        ...
+
+    async def list(self, path: str, *, timeout_s: float) -> Mapping[str, int] | None:
+        """Name -> size in bytes of a directory's entries; None if there is no such directory."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Shell(Protocol):
+    """SSH to pods."""
+
+    async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
+        """The server's identification line; Refused, Unavailable or NotSsh."""
+        ...
+
+    async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> Session:
+        """Authenticate as root with our key. HostKeyChanged before anything is sent if the key is not `pinned`."""
+        ...
+
+
+# --- Blobs -----------------------------------------------------------------------------------------------------------
+
+
+class NotFound(PortError):
+    """No such object."""
+
+
+class Blobs(Protocol):
+    """The S3 bucket; keys are relative to S3_PREFIX."""
+
+    async def put(self, key: str, content: bytes, *, content_type: str) -> None:
+        """Store, then read size back (HEAD) and compare: an object that was not kept raises Unavailable."""
+        ...
+
+    async def get(self, key: str) -> bytes: ...
+    async def size(self, key: str) -> int: ...
+    def sign_get(self, key: str, *, expires_s: int) -> str: ...
+    def sign_put(self, key: str, *, expires_s: int) -> str: ...
+    def location(self, key: str) -> str:
+        """`s3://bucket/prefix/key`."""
+        ...
+
+    def key_of(self, location: str) -> str | None:
+        """The inverse of `location`; None for a location in another bucket or prefix."""
+        ...
+
+
+class Lines(Protocol):
+    """Where bring-up and shipping get a session from: one connection per worker, shared and re-made when broken."""
+
+    def session(self, worker: Worker, *, timeout_s: float) -> AbstractAsyncContextManager[Session]: ...
+
+

@@ -1,0 +1,1 @@
+"""HTTP: health for the platform, and the gateway through which agents reach the database."""

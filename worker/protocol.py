@@ -1,0 +1,52 @@
+"""The contract between the agent on a pod, the orchestrator and the database functions `worker_*`.
+
+Transport: `POST {api_url}/rest/v1/rpc/<function>` with `Authorization: Bearer <token>` and one JSON object of named
+arguments; the answer is one JSON object (PostgREST's dialect). A refusal is a non-2xx answer with
+`{"code", "message", "details", "hint"}`, where `code` is one of the SQLSTATEs below.
+
+Old pods outlive deploys: names here are only ever added. Raise PROTOCOL when the meaning of an existing name changes.
+"""
+
+PROTOCOL = 1
+
+# Functions. Every call names every argument; `p_worker_id text` and `p_nonce text` (the launch) are in all of them.
+REGISTER = "worker_register"  # p_agent jsonb -> {outcome: ok, wanted, heartbeat_s, lease_s}
+CLAIM = "worker_claim"  # p_claim_no bigint, p_batch int, p_wait_s numeric -> {outcome: ok, wanted, tasks: [CLAIMED]}
+HEARTBEAT = "worker_heartbeat"  # p_tasks jsonb, p_health jsonb, p_logs jsonb -> {outcome, wanted, cancel, fenced}
+COMPLETE = "worker_complete"  # p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced}
+FAIL = "worker_fail"  # p_task_id, p_attempt, p_failure -> {outcome: requeued|failed|cancelled|already|fenced}
+RELEASE = "worker_release"  # p_task_id, p_attempt, p_reason -> {outcome: ok|already|fenced}: unstarted, uncounted
+GRANTS = "worker_grants"  # p_items jsonb [{method, key}] -> {outcome: ok, items: [{method, key, url}], refused: [key]}
+
+# What one claimed task looks like (CLAIMED); `attempt` is the fencing token of everything said about it later.
+CLAIMED = ("id", "task_type", "params", "attempt", "max_attempts", "timeout_s", "dependencies", "output_prefix")
+# One entry of `dependencies`: what an earlier task left behind.
+DEPENDENCY = ("id", "task_type", "output_location", "result_data")
+
+# `wanted` in the answers to register, claim and heartbeat.
+RUN = "run"  # carry on
+DRAIN = "drain"  # finish what you hold, claim nothing
+STOP = "stop"  # give up what you hold now and exit
+
+# Outcomes.
+OK, ALREADY, FENCED = "ok", "already", "fenced"
+REQUEUED, FAILED, CANCELLED = "requeued", "failed", "cancelled"
+
+# SQLSTATEs of refusals (PostgREST puts them in `code`).
+NOT_LEADER = "OR001"
+LOST_RACE = "OR002"
+OVER_BUDGET = "OR003"
+UNKNOWN_WORKER = "OR005"  # no such worker, or it has terminated: stop
+BAD_TOKEN = "OR006"  # the token is not this worker's, or was revoked: stop
+BAD_ARGUMENT = "OR007"
+
+# Where an attempt failed (`failed_at_point`) and how its process ended (`exit_class`): keys of p_failure are
+# {code, message, point, exit_class, retryable, detail}.
+POINTS = ("Claiming", "Processing", "Completion")
+EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled", "lost")
+
+# Log streams of one launch, append-only files in <run dir>/logs/<stream>.log; heartbeats report {stream: bytes}.
+STREAMS = ("agent", "handler", "system")
+
+# Where things lie on the pod, relative to the login directory.
+BASE_DIR = ".orchestrator"  # code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks}
