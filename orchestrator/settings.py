@@ -1,0 +1,281 @@
+"""The environment, read once: the only module that looks at it.
+
+Every problem is reported at once, each with what, why and how to mend it. What a mode does not use is never asked for:
+`Settings.require` names what a caller is about to use.
+"""
+
+import difflib
+import os
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
+
+Count = Annotated[int, Field(ge=0, le=10_000)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+
+
+class Problem(NamedTuple):
+    """One thing wrong with the environment."""
+
+    what: str
+    why: str
+    fix: str
+
+
+class SettingsError(Exception):
+    """The environment cannot be used; `problems` lists everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{p.what}: {p.why}" for p in self.problems))
+
+
+class Settings(BaseSettings):
+    """What the environment says, validated; defaults are those of spec'd operators' environments."""
+
+    model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", frozen=True, env_ignore_empty=True)
+
+    # Where things are
+    database_url: SecretStr | None = None
+    supabase_url: str | None = None
+    supabase_service_role_key: SecretStr | None = None
+    runpod_api_key: SecretStr | None = None
+    runpod_api_base_url: str = "https://api.runpod.io"
+    runpod_ssh_public_key: str | None = None
+    runpod_ssh_private_key: SecretStr | None = None
+    aws_access_key_id: str | None = None
+    aws_secret_access_key: SecretStr | None = None
+    aws_region: str = Field("us-east-1", validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
+    s3_endpoint_url: str | None = None
+    s3_bucket: str | None = None
+    s3_prefix: str = ""
+    fleet_id: str = "default"
+    host: str = "0.0.0.0"  # noqa: S104  a container's only door; what is behind it checks tokens
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8080
+    railway_public_domain: str | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    # How many
+    min_active_gpus: Count = 0
+    max_active_gpus: Count = 2
+    tasks_per_gpu_threshold: Annotated[int, Field(ge=1, le=100_000)] = 3
+    machines_to_keep_idle: Count = 0
+    gpu_idle_timeout_sec: Seconds = 600
+    gpu_overcapacity_idle_timeout_sec: Seconds = 30
+    spawning_grace_period_sec: Seconds = 180
+    scale_down_grace_period_sec: Seconds = 60
+    orchestrator_poll_sec: Seconds = 30
+    spawning_timeout_sec: Seconds = 900
+    graceful_shutdown_timeout_sec: Seconds = 600
+    task_stuck_timeout_sec: Seconds = 1200
+    heartbeat_timeout_sec: Seconds = 60
+
+    # What
+    runpod_gpu_type: Annotated[tuple[str, ...], NoDecode] = ("NVIDIA GeForce RTX 4090",)
+    runpod_data_centers: Annotated[tuple[str, ...], NoDecode] = ()
+    runpod_cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
+    runpod_worker_image: str = "runpod/pytorch:2.4.0-py3.11-cuda12.4.1-devel-ubuntu22.04"
+    runpod_storage_name: str | None = None
+    runpod_volume_mount_path: str = "/workspace"
+    runpod_container_disk_gb: Annotated[int, Field(ge=1, le=10_000)] = 50
+    runpod_min_memory_gb: Annotated[int, Field(ge=1, le=4_096)] = 32
+    runpod_min_vcpu: Annotated[int, Field(ge=1, le=512)] = 8
+
+    # The worker
+    worker_api_url: str | None = None
+    worker_jwt_secret: SecretStr | None = None
+    worker_code_dir: Path | None = None
+    worker_handlers: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
+    worker_setup_command: str | None = None
+    worker_python: str = "python3"
+    worker_start_command: str | None = None
+    deadman_timeout_sec: Seconds = 900
+
+    @field_validator("runpod_gpu_type", "runpod_data_centers", mode="before")
+    @classmethod
+    def _comma_list(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("worker_handlers", mode="before")
+    @classmethod
+    def _handlers(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = []
+        for part in (piece.strip() for piece in value.split(",")):
+            name, equals, target = part.partition("=")
+            if part and not (equals and name.strip() and ":" in target):
+                raise ValueError(f"{part!r} is not task_type=module:function or task_type=cmd:command")
+            if part:
+                pairs.append((name.strip(), target.strip()))
+        return tuple(pairs)
+
+    @field_validator("fleet_id")
+    @classmethod
+    def _fleet(cls, value: str) -> str:
+        if not ID_PATTERN.fullmatch(value):
+            raise ValueError("letters, digits, '-' and '_' only, at most 63")
+        return value
+
+    @field_validator("runpod_api_base_url", "worker_api_url", "s3_endpoint_url", "supabase_url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return value.rstrip("/") if value else value
+
+    @property
+    def holder(self) -> str:
+        """A name for this process in the leader lease."""
+        return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+    @property
+    def worker_url(self) -> str | None:
+        """How pods reach the worker RPC."""
+        if self.worker_api_url or self.supabase_url:
+            return self.worker_api_url or self.supabase_url
+        return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+
+    def require(self, *parts: str) -> Self:
+        """These settings, if what the parts ("database", "cloud", "shell", "blobs", "gateway") need is set."""
+        problems = [problem for part in parts for problem in _MISSING[part](self)]
+        if problems:
+            raise SettingsError(problems)
+        return self
+
+    def policy(self) -> Policy:
+        """The planner's numbers."""
+        centers: tuple[str | None, ...] = self.runpod_data_centers or (None,)
+        pool = Pool(
+            name="default",
+            offers=tuple(Offer(gpu, dc, self.runpod_cloud) for gpu in self.runpod_gpu_type for dc in centers),
+            image=self.runpod_worker_image,
+            gpu_count=1,
+            disk_gb=self.runpod_container_disk_gb,
+            min_memory_gb=self.runpod_min_memory_gb,
+            min_vcpu=self.runpod_min_vcpu,
+            volume_name=self.runpod_storage_name,
+            volume_mount_path=self.runpod_volume_mount_path,
+            min_active=self.min_active_gpus,
+            max_active=self.max_active_gpus,
+            tasks_per_gpu=self.tasks_per_gpu_threshold,
+            keep_idle=self.machines_to_keep_idle,
+            idle_timeout_s=self.gpu_idle_timeout_sec,
+            overcapacity_idle_timeout_s=self.gpu_overcapacity_idle_timeout_sec,
+        )
+        return Policy(
+            fleet_id=self.fleet_id,
+            pools=(pool,),
+            spawning_timeout_s=self.spawning_timeout_sec,
+            spawning_grace_s=self.spawning_grace_period_sec,
+            scale_down_grace_s=self.scale_down_grace_period_sec,
+            drain_grace_s=self.graceful_shutdown_timeout_sec,
+            heartbeat_timeout_s=self.heartbeat_timeout_sec,
+            task_stuck_s=self.task_stuck_timeout_sec,
+        )
+
+    def secrets(self) -> tuple[str, ...]:
+        """Every secret value, for redaction."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return tuple(v.get_secret_value() for v in values if isinstance(v, SecretStr) and v.get_secret_value())
+
+
+def load() -> Settings:
+    """The environment as Settings. Raises SettingsError with every problem."""
+    problems = list(_misspelt(os.environ))
+    try:
+        settings = Settings()  # type: ignore[call-arg, unused-ignore]
+    except ValidationError as error:
+        problems += [_problem(dict(item)) for item in error.errors()]
+        raise SettingsError(problems) from None
+    problems += _contradictions(settings)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _problem(item: Mapping[str, Any]) -> Problem:
+    name = str(item["loc"][0]).upper() if item["loc"] else "settings"
+    secret = any(word in name for word in ("KEY", "SECRET", "URL", "TOKEN"))
+    shown = "its value" if secret else f"{item.get('input')!r} from the environment"
+    return Problem(f"{name} cannot be used", f"{shown}: {item['msg']}", f"set {name} as described in .env.example")
+
+
+def _misspelt(environ: Mapping[str, str]) -> Iterable[Problem]:
+    known = {name.upper() for name in Settings.model_fields} - {"HOST", "PORT"}
+    for name in sorted(set(environ) - known - {"AWS_REGION", "AWS_DEFAULT_REGION"}):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.92)
+        if near and near[0] not in environ:
+            yield Problem(
+                f"{name} is not a setting", f"it looks like {near[0]}, which is not set", f"rename it {near[0]}"
+            )
+
+
+def _contradictions(settings: Settings) -> list[Problem]:
+    problems = []
+    if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
+        why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
+        problems.append(Problem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
+    if settings.worker_code_dir is not None and not settings.worker_code_dir.is_dir():
+        why = f"{settings.worker_code_dir} is not a directory"
+        problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
+    if settings.worker_start_command and settings.worker_handlers:
+        why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
+        problems.append(Problem("two kinds of worker are set", why, "unset one of the two"))
+    return problems
+
+
+def _unset(settings: Settings, names: Mapping[str, str]) -> list[Problem]:
+    missing = [name for name in names if not getattr(settings, name.lower())]
+    return [Problem(f"{name} is missing", "it is not set in the environment", names[name]) for name in missing]
+
+
+def _missing_database(settings: Settings) -> list[Problem]:
+    if settings.database_url:
+        return []
+    fix = "set DATABASE_URL=postgresql://user:password@host:5432/database"
+    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+
+
+def _missing_gateway(settings: Settings) -> list[Problem]:
+    secret = {"WORKER_JWT_SECRET": 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'}
+    problems = _unset(settings, secret)
+    if settings.worker_jwt_secret and len(settings.worker_jwt_secret.get_secret_value()) < 32:  # noqa: PLR2004  RFC 7518 §3.2
+        problems.append(
+            Problem("WORKER_JWT_SECRET is too short", "HS256 needs 32 bytes or more", secret["WORKER_JWT_SECRET"])
+        )
+    if not settings.worker_url:
+        why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
+        problems.append(
+            Problem("WORKER_API_URL is missing", why, "set WORKER_API_URL=https://<this service's public name>")
+        )
+    return problems
+
+
+_MISSING = {
+    "database": _missing_database,
+    "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
+    "shell": lambda s: _unset(
+        s,
+        {
+            "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
+            "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
+        },
+    ),
+    "blobs": lambda s: _unset(
+        s,
+        {
+            "S3_BUCKET": "set S3_BUCKET to the bucket for logs and outputs",
+            "AWS_ACCESS_KEY_ID": "set AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY": "set AWS_SECRET_ACCESS_KEY",
+        },
+    ),
+    "gateway": _missing_gateway,
+}
