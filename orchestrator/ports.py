@@ -85,6 +85,7 @@ class DatabaseHalf:
     now: datetime
     workers: tuple[Worker, ...]
     demand: tuple[Demand, ...]
+    expired_leases: int
     offers: Mapping[str, OfferState]
     last_spawn_at: Mapping[str, datetime]
     paused: str | None

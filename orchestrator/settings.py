@@ -6,8 +6,6 @@ Every problem is reported at once, each with what, why and how to mend it. What 
 
 import difflib
 import os
-import socket
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -130,11 +128,6 @@ class Settings(BaseSettings):
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return value.rstrip("/") if value else value
-
-    @property
-    def holder(self) -> str:
-        """A name for this process in the leader lease."""
-        return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
     @property
     def worker_url(self) -> str | None:

@@ -131,7 +131,8 @@ class Worker:
     code_sha: str | None
     token_jti: str | None
     last_heartbeat: datetime | None
-    drain_requested_at: datetime | None  # an operator or the planner wants it gone
+    drain_requested_at: datetime | None  # an operator wants it gone
+    stop_requested_at: datetime | None  # … without waiting for what it runs
     exit_cause: ExitCause | None
     failure_code: FailureCode | None
     tasks_running: int
@@ -192,13 +193,15 @@ class Snapshot:
     """One observation: the provider's complete list and the database's half, taken one after the other."""
 
     now: datetime  # the database's clock
-    lead_since: datetime  # when this orchestrator took the lead: what it can have missed before
-    pods: tuple[Pod, ...]
+    steady_since: datetime  # since when this orchestrator leads and observes without a gap: silence counts from here
+    pods: tuple[Pod, ...] | None  # None: the provider gave no complete list, so nothing is known about pods
     workers: tuple[Worker, ...]  # live rows only, sorted by id
     demand: tuple[Demand, ...]
+    expired_leases: int  # running tasks whose lease is over
     offers: Mapping[str, OfferState]
     absent: Mapping[str, Absence]  # pod id or worker id -> absence from complete lists
     orphan_since: Mapping[str, datetime]  # pod id -> when it was first seen without a live row
-    in_flight: frozenset[str]  # worker and pod ids on which an action is still being executed
+    in_flight: frozenset[str]  # worker and pod ids on which an action is being executed
+    climbing: frozenset[str]  # worker ids whose bring-up is under way in this process
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, ended ones included
     paused: str | None  # the reason, when an operator paused spawning

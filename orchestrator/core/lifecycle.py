@@ -1,0 +1,158 @@
+"""What each live worker needs next, by its state and stage and by what the provider's list shows of its pod.
+
+A spawning worker climbs until its deadline; a ready one is watched (pod, heartbeat, an operator's wish); a terminating
+one goes through draining, flushing, deleting, and ends when its pod's absence is proven.
+"""
+
+from datetime import timedelta
+
+from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Settle, Terminate
+from orchestrator.core.model import Pod, PodStatus, Policy, Snapshot, Worker
+from orchestrator.core.presence import LISTING_LAG_S
+from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
+
+WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
+DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
+NEVER_CREATED = frozenset(
+    {
+        FailureCode.INTENT_STALE,
+        FailureCode.NO_CAPACITY,
+        FailureCode.QUOTA,
+        FailureCode.BALANCE,
+        FailureCode.API_AUTH,
+        FailureCode.BAD_SPEC,
+    }
+)  # codes that the provider's clear refusal, or our not asking, gave: there is no pod to look for
+DEAD = {
+    PodStatus.EXITED: FailureCode.POD_EXITED,
+    PodStatus.TERMINATED: FailureCode.POD_EXITED,
+    PodStatus.ERROR: FailureCode.POD_ERROR,
+}
+
+
+def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
+    """At most one action a worker."""
+    pods = {pod.id: pod for pod in snapshot.pods or ()}
+    named = {p.worker_id: p for p in reversed(snapshot.pods or ()) if p.fleet_id == policy.fleet_id and p.worker_id}
+    actions: list[Action] = []
+    for worker in snapshot.workers:
+        if worker.id in snapshot.in_flight:
+            continue
+        pod = pods.get(worker.pod_id) if worker.pod_id else named.get(worker.id)
+        action = _STEPS[worker.state](worker, pod, snapshot, policy)
+        if action is not None:
+            actions.append(action)
+    return actions
+
+
+def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    wish = _operators_wish(worker)
+    if wish:
+        return wish
+    now = snapshot.now
+    climbing_s = (now - worker.created_at).total_seconds()
+    overdue = RUNGS[worker.stage].overdue
+    if worker.waiting_on is WaitingOn.CAPACITY:
+        overdue = FailureCode.NO_CAPACITY
+    if climbing_s >= policy.spawning_timeout_s:
+        why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
+        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, overdue, why)
+    if worker.pod_id is None and pod is not None:
+        return Adopt(worker.id, pod.id, f"pod {pod.id} bears its id; the reply to the create call was lost")
+    if now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):
+        why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
+        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, overdue, why)
+    if worker.pod_id is None:
+        return None
+    fate = _fate(worker, pod, snapshot, policy)
+    if fate:
+        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, *fate)
+    return None if worker.id in snapshot.climbing else Climb(worker.id)
+
+
+def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    wish = _operators_wish(worker)
+    if wish:
+        return wish
+    fate = _fate(worker, pod, snapshot, policy)
+    if fate:
+        return Terminate(worker.id, worker.state, ExitCause.POD_LOST, *fate)
+    heard = max(worker.last_heartbeat or worker.state_since, snapshot.steady_since)
+    silent_s = (snapshot.now - heard).total_seconds()
+    if silent_s > policy.heartbeat_timeout_s:
+        why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
+        return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
+    if worker.own_program:
+        return _own_program(worker, snapshot, policy)
+    return None
+
+
+def _own_program(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle | None:
+    """The user's program may take tasks without asking us, so what it holds tells whether it is idle."""
+    if worker.state is State.IDLE and worker.tasks_running:
+        return Settle(worker.id, State.IDLE, State.ACTIVE, f"holds {worker.tasks_running} task(s)")
+    empty_s = (snapshot.now - worker.state_since).total_seconds()
+    if worker.state is State.ACTIVE and not worker.tasks_running and empty_s >= policy.scale_down_grace_s:
+        return Settle(worker.id, State.ACTIVE, State.IDLE, f"held no task for {empty_s:.0f} s")
+    return None
+
+
+def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    if worker.stage is Stage.DELETING:
+        return _deleting(worker, pod, snapshot, policy)
+    here_s = (snapshot.now - worker.state_since).total_seconds()
+    failed = worker.exit_cause in FAILURES or worker.stop_requested_at is not None
+    if worker.stage is not Stage.FLUSHING:
+        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:
+            return None
+        why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
+        return Flush(worker.id, _reachable(worker, pod), why)
+    flushing_s = (snapshot.now - worker.stage_since).total_seconds()
+    if flushing_s >= policy.flush_deadline_s:
+        return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s")
+    if snapshot.now < worker.next_attempt_at:
+        return None
+    return Flush(worker.id, _reachable(worker, pod), "flush again")
+
+
+def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    sent = worker.waiting_on is WaitingOn.PROVIDER
+    if pod is not None:
+        if sent and snapshot.now < worker.next_attempt_at:
+            return None
+        return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
+    if worker.pod_id is not None and not sent:
+        return Delete(worker.id, worker.pod_id, "not listed; deleted all the same")
+    if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
+        return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")
+    age_s = DELETED_AGE_S if worker.pod_id else LISTING_LAG_S
+    return Bury(worker.id, "two complete lists do not show its pod") if _absent(worker, snapshot, age_s) else None
+
+
+def _operators_wish(worker: Worker) -> Terminate | None:
+    if worker.drain_requested_at is None:
+        return None
+    no_pod = FailureCode.INTENT_STALE if worker.stage is Stage.INTENT else None
+    return Terminate(worker.id, worker.state, ExitCause.MANUAL, no_pod, "an operator asked for it")
+
+
+def _fate(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> tuple[FailureCode, str] | None:
+    """Why the worker's pod is lost, if it provably is."""
+    if pod is not None:
+        code = DEAD.get(pod.status)
+        return (code, f"the provider says {pod.status}") if code else None
+    if _absent(worker, snapshot, policy.absence_age_s):
+        return FailureCode.POD_MISSING, f"pod {worker.pod_id} is missing from complete lists"
+    return None
+
+
+def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:
+    gone = snapshot.absent.get(worker.pod_id or worker.id)
+    return gone is not None and gone.lists >= 2 and snapshot.now - gone.since >= timedelta(seconds=age_s)  # noqa: PLR2004
+
+
+def _reachable(worker: Worker, pod: Pod | None) -> bool:
+    return pod is not None and pod.status is PodStatus.RUNNING and worker.nonce is not None
+
+
+_STEPS = {State.SPAWNING: _spawning, State.ACTIVE: _ready, State.IDLE: _ready, State.TERMINATING: _terminating}

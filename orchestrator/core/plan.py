@@ -1,0 +1,43 @@
+"""One tick's thinking: the phases, in order. Pure: the same snapshot and policy give the same plan.
+
+    lifecycle  what each live worker needs next (adopt, climb, watchdog, drain, flush, delete, bury)
+    orphans    pods of this fleet that no live row names
+    rescue     tasks whose lease is over
+    scaling    how many workers each pool should have; spawns and terminations
+    capacity   which offer each recorded intent asks for
+
+No two phases act on the same worker: a worker that lifecycle ended or scaling dropped is out of the later phases.
+"""
+
+from collections.abc import Iterable
+
+from orchestrator.core import capacity, lifecycle, orphans, rescue, scaling
+from orchestrator.core.actions import Action, Plan, Terminate
+from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.states import State
+
+
+def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+    """What to do now. With no list of pods, only what does not depend on the provider."""
+    if snapshot.pods is None:
+        return Plan(tuple(rescue.plan(snapshot, policy)), ())
+    actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
+    actions += rescue.plan(snapshot, policy)
+    verdicts = []
+    for pool in policy.pools:
+        changes, verdict = scaling.plan(pool, snapshot, policy, leaving=_ended(actions))
+        actions += changes
+        chosen, waits = capacity.plan(pool, snapshot, policy, leaving=_ended(actions), planned=tuple(changes))
+        actions += [*chosen, *waits]
+        verdicts.append(verdict)
+    return Plan(tuple(actions), tuple(verdicts))
+
+
+def in_transition(snapshot: Snapshot) -> bool:
+    """Whether the next tick should come soon: somebody is coming, going, missing or not ours."""
+    moving = any(w.state in (State.SPAWNING, State.TERMINATING) for w in snapshot.workers)
+    return moving or snapshot.pods is None or bool(snapshot.absent) or bool(snapshot.orphan_since)
+
+
+def _ended(actions: Iterable[Action]) -> frozenset[str]:
+    return frozenset(a.worker_id for a in actions if isinstance(a, Terminate))

@@ -1,0 +1,45 @@
+"""What successive complete lists of pods say together: absence takes two of them and an age, and so does being an orphan.
+
+A single list proves nothing: the provider's listing lags behind creates by seconds, and a pod can flicker.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from orchestrator.core.model import Absence, Pod, Worker
+
+LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The memory between ticks. It starts empty after a restart, which only makes proofs take two more lists."""
+
+    absent: Mapping[str, Absence] = field(default_factory=dict)
+    orphan_since: Mapping[str, datetime] = field(default_factory=dict)
+    seen: frozenset[str] = frozenset()  # pod ids of live rows that a list has shown
+
+
+def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet_id: str, now: datetime) -> Presence:
+    """`before` brought up to date with one more complete list."""
+    listed = tuple(pods)
+    rows = tuple(workers)
+    present = {pod.id for pod in listed}
+    names = {pod.worker_id for pod in listed if pod.fleet_id == fleet_id}
+    seen = frozenset(w.pod_id for w in rows if w.pod_id and (w.pod_id in present or w.pod_id in before.seen))
+    absent: dict[str, Absence] = {}
+    for worker in rows:
+        missing = worker.pod_id not in present if worker.pod_id else worker.id not in names
+        counts = worker.pod_id in seen if worker.pod_id else True
+        if missing and (counts or now - worker.stage_since > timedelta(seconds=LISTING_LAG_S)):
+            key = worker.pod_id or worker.id
+            earlier = before.absent.get(key)
+            absent[key] = Absence(earlier.lists + 1, earlier.since) if earlier else Absence(1, now)
+    owned = {worker.pod_id or worker.id for worker in rows}
+    orphans = {
+        pod.id: before.orphan_since.get(pod.id, now)
+        for pod in listed
+        if pod.fleet_id == fleet_id and pod.id not in owned and pod.worker_id not in owned
+    }
+    return Presence(absent, orphans, seen)
