@@ -1,0 +1,222 @@
+"""The workers' door to the database: `POST /rest/v1/rpc/<function>` in PostgREST's dialect.
+
+Nothing is decided here. A call is one of the worker functions with a token that we signed, or it is refused; whose
+token it is and what it may do, the database says, under the role `gpu_worker`. Two things are added, which the database
+cannot do: a claim that finds nothing waits for a wake-up, and a grant becomes a signed URL.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.core.states import State
+from orchestrator.ports import Blobs, PortError
+from orchestrator.web.refusals import BAD_BODY, BAD_JWT, NO_JWT, NO_STORE, Refusal, from_port_error, unknown_function
+from orchestrator.web.signal import ANY, TaskSignal
+from orchestrator.web.tokens import Claims, InvalidToken
+from worker import protocol
+
+MAX_BODY_BYTES = 1 << 20
+MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
+BODY_TIMEOUT_S = 30.0
+MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
+GRANT_TTL_S = 3_600
+OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
+
+_EVERY = frozenset({"p_worker_id", "p_nonce"})
+_TASK = _EVERY | {"p_task_id", "p_attempt"}
+# The open functions and the arguments they may be called with: the names are ours, no caller's text becomes SQL.
+FUNCTIONS: Mapping[str, frozenset[str]] = {
+    protocol.REGISTER: _EVERY | {"p_agent"},
+    protocol.CLAIM: _EVERY | {"p_claim_no", "p_batch", "p_wait_s"},
+    protocol.HEARTBEAT: _EVERY | {"p_tasks", "p_health", "p_logs"},
+    protocol.COMPLETE: _TASK | {"p_output_location", "p_result_data"},
+    protocol.FAIL: _TASK | {"p_failure"},
+    protocol.RELEASE: _TASK | {"p_reason"},
+    protocol.GRANTS: _EVERY | {"p_items"},
+}
+
+log = structlog.get_logger()
+
+
+class WorkerDb(Protocol):
+    """What the gateway needs of the database: one function, called as the worker that the claims name."""
+
+    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
+        """The function's jsonb, decoded. Raises PortError."""
+        ...
+
+
+class Gateway:
+    """The endpoint, with what it needs."""
+
+    def __init__(self, db: WorkerDb, blobs: Blobs, verifier: Callable[[str], Claims], task_signal: TaskSignal) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._verifier = verifier
+        self._signal = task_signal
+
+    async def rpc(self, request: Request) -> Response:
+        """One call, answered or refused."""
+        function = request.path_params["function"]
+        worker_id: str | None = None
+        try:
+            claims = self._claims(request)
+            worker_id = claims["sub"]
+            arguments = await _arguments(request, function)
+            answer = await self._answer(request, claims, function, arguments)
+        except Refusal as refusal:
+            log.warning(
+                "worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal)
+            )
+            return refusal.response()
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        return JSONResponse(answer, headers=NO_STORE)
+
+    def _claims(self, request: Request) -> Claims:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise Refusal(401, NO_JWT, "Anonymous access is disabled", hint="send Authorization: Bearer <worker token>")
+        try:
+            return self._verifier(token.strip())
+        except InvalidToken as error:
+            raise Refusal(401, BAD_JWT, str(error)) from None
+
+    async def _answer(self, request: Request, claims: Claims, function: str, arguments: dict[str, Any]) -> Any:
+        if function == protocol.CLAIM:
+            return await self._claim(request, claims, arguments)
+        answer = await self._call(claims, function, arguments)
+        return self._with_urls(answer) if function == protocol.GRANTS else answer
+
+    async def _call(self, claims: Claims, function: str, arguments: Mapping[str, Any]) -> Any:
+        try:
+            return await self._db.call_as_worker(claims, function, arguments)
+        except PortError as error:
+            raise from_port_error(error, function) from None
+
+    async def _claim(self, request: Request, claims: Claims, arguments: dict[str, Any]) -> Any:
+        """Claim; while there is nothing and the caller is willing, wait without a connection and claim again."""
+        now = asyncio.get_running_loop().time
+        until = now() + _wait_s(arguments)
+        woken = False
+        while True:
+            mark = self._signal.mark()
+            answer = await self._call(claims, protocol.CLAIM, arguments)
+            pool, spawning = answer.get("pool"), answer.get("state") == State.SPAWNING
+            done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN
+            if woken and done:
+                self._signal.hand_on(pool)  # the wake-up may have been about more than we took
+            if done or now() >= until:
+                return answer
+            waits_for = None if spawning else pool or ANY  # who may not claim yet must not use up a pool's wake-up
+            woken = await self._wait(request, claims["sub"], waits_for, until - now(), mark)
+
+    async def _wait(self, request: Request, worker_id: str, pool: str | None, timeout_s: float, mark: int) -> bool:
+        """Until woken (True) or the time is up. Raises ClientDisconnect when the caller has gone: claim nothing then."""
+        signal = asyncio.ensure_future(self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark))
+        gone = asyncio.ensure_future(request.receive())  # the body has been read: all that can come is the disconnect
+        try:
+            await asyncio.wait({signal, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done():
+                return signal.result()
+            if signal.done() and signal.result():
+                self._signal.hand_on(pool)
+            raise ClientDisconnect
+        finally:
+            signal.cancel()
+            gone.cancel()
+            await asyncio.gather(signal, gone, return_exceptions=True)
+
+    def _with_urls(self, answer: Any) -> Any:
+        """The grants that the database authorised, signed; keys outside the outputs are refused whatever it said."""
+        items, refused = [], list(answer.get("refused") or ())
+        for item in answer.get("items") or ():
+            method, key = item["method"], item["key"]
+            sign = {"PUT": self._blobs.sign_put, "GET": self._blobs.sign_get}.get(method)
+            if sign is None or not _is_output(key):
+                refused.append(key)
+                continue
+            url = sign(key, expires_s=GRANT_TTL_S)
+            items.append({**item, "url": url, "location": self._blobs.location(key)})
+        return {**answer, "items": items, "refused": refused}
+
+
+async def _arguments(request: Request, function: str) -> dict[str, Any]:
+    """The named arguments of a call to an open function. Raises Refusal."""
+    names = FUNCTIONS.get(function)
+    if names is None:
+        raise unknown_function(function)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await _body(request)
+    except TimeoutError:
+        raise Refusal(408, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+    try:
+        arguments = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Refusal(400, BAD_BODY, "Empty or invalid json") from None
+    if not isinstance(arguments, dict):
+        raise Refusal(400, BAD_BODY, "The body must be one JSON object of named arguments")
+    if unknown := sorted(set(arguments) - names):
+        raise unknown_function(function, f"it has no argument {unknown[0][:80]!r}")
+    _check(arguments)
+    return arguments
+
+
+async def _body(request: Request) -> bytes:
+    too_large = Refusal(413, BAD_BODY, f"The body is larger than {MAX_BODY_BYTES} bytes")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise too_large
+    return bytes(body)
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    """Refuse what no jsonb can hold: NUL, lone surrogates, endless numbers, and nesting past MAX_DEPTH."""
+    todo: list[tuple[Any, int]] = [(arguments, 1)]
+    while todo:
+        value, depth = todo.pop()
+        if depth > MAX_DEPTH:
+            raise Refusal(400, BAD_BODY, f"The body is nested deeper than {MAX_DEPTH}")
+        if isinstance(value, dict):
+            todo += ((part, depth + 1) for pair in value.items() for part in pair)
+        elif isinstance(value, list):
+            todo += ((part, depth + 1) for part in value)
+        elif isinstance(value, str) and ("\0" in value or not _is_utf8(value)):
+            raise Refusal(400, "22P05", "unsupported Unicode escape sequence")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise Refusal(400, BAD_BODY, "A number is out of range")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _wait_s(arguments: Mapping[str, Any]) -> float:
+    wait_s = arguments.get("p_wait_s")
+    return min(float(wait_s), MAX_WAIT_S) if isinstance(wait_s, int | float) and wait_s > 0 else 0.0
+
+
+def _is_output(key: str) -> bool:
+    """Whether a key lies under the outputs by every server's reading: some resolve `..` and empty segments."""
+    return key.startswith(OUTPUTS) and not {"", ".", ".."} & set(key.split("/"))

@@ -1,0 +1,75 @@
+"""What the two health probes answer, from a record that the daemon keeps.
+
+`/healthz` is 503 only when the loop is dead, so that a platform restarts the process for nothing less: a database that
+is down is a reason in the body. `/readyz` is 200 for a leader and for a healthy standby alike; if standbys were not
+ready, a rolling deploy would wait for ever for the new process to lead.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+DEAD_AFTER_S = 120.0  # no tick begun for so long: the loop hangs
+
+
+@dataclass(slots=True)
+class Health:
+    """The daemon's state as it last said; times are seconds of one monotonic clock."""
+
+    started_at_s: float
+    dead_after_s: float = DEAD_AFTER_S
+    role: str = "starting"  # starting | leader | standby | stopping
+    term: int | None = None
+    holder: str | None = None  # who leads, us included
+    tick_at_s: float | None = None  # when the last tick began, as leader or standby, whatever came of it
+    database_answered: bool = False  # once since the start
+    reason: str | None = None  # why the last tick came to nothing
+
+    def ticked(self, now_s: float) -> None:
+        """A tick begins."""
+        self.tick_at_s = now_s
+
+    def leads(self, term: int, holder: str) -> None:
+        """The lease is ours."""
+        self.role, self.term, self.holder, self.database_answered = "leader", term, holder, True
+
+    def stands_by(self, term: int, holder: str) -> None:
+        """Somebody else has the lease."""
+        self.role, self.term, self.holder, self.database_answered = "standby", term, holder, True
+
+    def stops(self) -> None:
+        """The process is on its way out."""
+        self.role = "stopping"
+
+    def failed(self, reason: str) -> None:
+        """The tick came to nothing; the next one decides."""
+        self.reason = reason
+
+    def recovered(self) -> None:
+        """The tick went through."""
+        self.reason = None
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since the last tick began, or since the start when there was none."""
+        return max(0.0, now_s - (self.started_at_s if self.tick_at_s is None else self.tick_at_s))
+
+    def alive(self, now_s: float) -> bool:
+        """Whether the loop still turns."""
+        return self.age_s(now_s) <= self.dead_after_s
+
+    def ready(self, now_s: float) -> bool:
+        """Whether this process does its part: it turns, and has reached the database."""
+        return self.alive(now_s) and self.database_answered and self.role in {"leader", "standby"}
+
+    def report(self, now_s: float) -> dict[str, Any]:
+        """The body of both probes."""
+        alive = self.alive(now_s)
+        reason = self.reason if alive else f"no tick for {self.age_s(now_s):.0f} s: the loop is dead"
+        return {
+            "status": "dead" if not alive else "ok" if self.reason is None else "degraded",
+            "role": self.role,
+            "term": self.term,
+            "leader": self.holder,
+            "last_tick_age_s": None if self.tick_at_s is None else round(self.age_s(now_s), 3),
+            "database_answered": self.database_answered,
+            "reason": reason,
+        }
