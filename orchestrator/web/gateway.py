@@ -119,7 +119,7 @@ class Gateway:
             woken = await self._wait(request, claims["sub"], waits_for, until - now(), mark)
 
     async def _wait(self, request: Request, worker_id: str, pool: str | None, timeout_s: float, mark: int) -> bool:
-        """Until woken (True) or the time is up. Raises ClientDisconnect when the caller has gone: claim nothing then."""
+        """Until woken (True) or the time is up. Raises ClientDisconnect when the caller has gone: do not claim then."""
         signal = asyncio.ensure_future(self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark))
         gone = asyncio.ensure_future(request.receive())  # the body has been read: all that can come is the disconnect
         try:

@@ -10,6 +10,8 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from itertools import islice
 
+TASKS_CHANNEL = "orchestrator_tasks"  # payload: the pool in which tasks became claimable
+FLEET_CHANNEL = "orchestrator_fleet"  # payload: the worker whose row has changed
 FANOUT = 2  # waiters woken by one wake-up
 MAX_WAITERS = 4_096  # beyond it, a wait returns at once: the caller's own poll is the net
 ANY = "*"  # waits for every pool
@@ -35,6 +37,15 @@ class TaskSignal:
     def mark(self) -> int:
         """The number of the last wake-up of all; take it before looking for tasks."""
         return self._number
+
+    def heard(self, channel: str, payload: str) -> None:
+        """A notification of the database, whatever its channel; see migrations/ for what is sent when."""
+        if channel == TASKS_CHANNEL:
+            self.notify(payload)
+        elif channel == FLEET_CHANNEL:
+            self.notify_worker(payload)
+        else:
+            self.notify_all()  # "connected": what was sent before is lost
 
     def notify(self, pool: str) -> None:
         """There may be tasks in a pool."""

@@ -1,0 +1,137 @@
+"""The one command line: `python -m orchestrator <command>`.
+
+Data goes to stdout, narration and errors to stderr; `--json` everywhere. A command's module is imported when it is
+called, so that `--help` is quick and works without a database driver. Exit codes: 0 ok, 1 unhealthy or failed, 2 the
+plan has changes (or usage), 3 not found, 4 configuration or authentication, 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from orchestrator.cli_render import Output
+
+INTERRUPTED = 130
+
+# Section -> command -> (where it is, what it does). The short help stands here so that listing imports nothing.
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "The loop": {
+        "run": ("orchestrator.cli_loop:run", "Run the orchestrator until SIGTERM or Ctrl-C."),
+        "once": ("orchestrator.cli_loop:once", "Run one tick and stop; as leader, or not at all."),
+        "plan": (
+            "orchestrator.cli_loop:plan",
+            "Show what the next tick would do; write nothing. Exit 2 if it would act.",
+        ),
+        "pause": ("orchestrator.cli_loop:pause", "Stop spawning, for a reason; what runs goes on."),
+        "resume": ("orchestrator.cli_loop:resume", "Spawn again."),
+    },
+    "Workers": {
+        "list": ("orchestrator.cli_fleet:list_workers", "The workers, one line each."),
+        "status": ("orchestrator.cli_fleet:status", "Everything known about one worker."),
+        "logs": ("orchestrator.cli_logs:logs", "A worker's logs, from S3; also after its end."),
+        "spawn": ("orchestrator.cli_requests:spawn", "Ask for one more worker."),
+        "terminate": (
+            "orchestrator.cli_requests:terminate",
+            "Ask for a worker's end: drained, logs kept, pod deleted.",
+        ),
+    },
+    "Tasks": {
+        "tasks": ("orchestrator.cli_tasks:tasks", "Submit, list, show, cancel and retry tasks."),
+    },
+    "Setting up": {
+        "migrate": ("orchestrator.cli_loop:migrate", "Bring the database's schema up to this version."),
+        "demo": ("orchestrator.cli_loop:demo", "The whole thing on this machine, with an emulated RunPod."),
+    },
+}
+
+EXAMPLES = (
+    ("python -m orchestrator demo", "see it work, without any account"),
+    ("python -m orchestrator migrate", "prepare the database in DATABASE_URL"),
+    ("python -m orchestrator run", "the daemon"),
+    ("python -m orchestrator list --watch", "the workers, as they change"),
+    ("python -m orchestrator status <worker>", "why a worker is where it is"),
+    ("python -m orchestrator logs <worker> -f", "what it says"),
+    ("python -m orchestrator tasks submit --type T --params '{}'", "put work in the queue"),
+)
+
+
+class Commands(click.Group):
+    """The commands of COMMANDS, imported one at a time; examples come first in the help."""
+
+    def __init__(self, only: Sequence[str] = ()) -> None:
+        super().__init__(
+            name="orchestrator",
+            help="Turn the depth of a task queue into exactly as many GPU pods as it needs.",
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+            params=[] if only else [_version_option()],
+        )
+        self._only = frozenset(only)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Every command's name, in the order of the help."""
+        return [name for section in COMMANDS.values() for name in section if not self._only or name in self._only]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command itself, from its module."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        where = next(section[cmd_name][0] for section in COMMANDS.values() if cmd_name in section)
+        module, _, attribute = where.partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101  a wrong COMMANDS entry is a bug
+        return command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples, then the commands by section, then the options."""
+        if not self._only:
+            with formatter.section("Examples"):
+                formatter.write_dl(EXAMPLES, col_max=60)
+        for title, section in COMMANDS.items():
+            rows = [(name, text) for name, (_, text) in section.items() if not self._only or name in self._only]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        click.Command.format_options(self, ctx, formatter)
+
+
+def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, only: Sequence[str] = ()) -> None:
+    """Run a command line (sys.argv by default) and exit with its code; `only` limits the commands."""
+    from orchestrator.cli_render import Output
+
+    output = Output()
+    sys.exit(_exit_code(Commands(only), list(sys.argv[1:] if argv is None else argv), prog_name, output))
+
+
+def _exit_code(commands: Commands, argv: list[str], prog_name: str | None, output: "Output") -> int:
+    from orchestrator.diagnostics.errors import Failure, from_port_error
+    from orchestrator.ports import PortError
+
+    try:
+        code = commands.main(argv, prog_name or "orchestrator", standalone_mode=False, obj=output)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Failure as failure:
+        return output.fail(failure)
+    except PortError as error:
+        return output.fail(from_port_error(error))
+    return code if isinstance(code, int) else 0
+
+
+def _version_option() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            from orchestrator import __version__
+
+            click.echo(__version__)
+            ctx.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version."
+    )

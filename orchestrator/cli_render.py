@@ -1,0 +1,179 @@
+"""How the command line speaks: tables and JSON on stdout, narration and errors on stderr, spans and money in words."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from orchestrator.diagnostics.errors import Failure
+
+SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
+PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
+NARROW_COLUMNS = 130  # below it a table stacks what belongs together
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Output:
+    """The two streams of one command."""
+
+    def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", not a traceback
+        self.json = False
+        self.out = _console(sys.stdout)
+        self.err = _console(sys.stderr)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a question could be asked and answered."""
+        return sys.stdin.isatty() and sys.stderr.isatty() and not self.json
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a wide table would be cut."""
+        return self.out.width < NARROW_COLUMNS
+
+    def show(self, *parts: RenderableType) -> None:
+        """Data for a person."""
+        for part in parts:
+            self.out.print(part)
+
+    def document(self, **content: Any) -> None:
+        """Data for a program: one JSON object on one line."""
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, default=_encode, ensure_ascii=False)
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Narration."""
+        self.err.print(Text(plain(text), style=style), soft_wrap=True)
+
+    def fail(self, failure: Failure) -> int:
+        """Show an error; its exit code."""
+        head, *rest = failure.lines()
+        self.say(head, "bold red")
+        for line in rest:
+            self.say(line)
+        if self.json:
+            self.document(error=failure.as_json())
+        return failure.kind.exit_code
+
+    def confirm(self, question: str, *, force: bool) -> None:
+        """Ask on a terminal; without one, and without --force, refuse."""
+        from orchestrator.diagnostics.errors import CONFIRM
+
+        if force:
+            return
+        if not self.interactive:
+            raise Failure(CONFIRM, why=f"{question} Nobody can answer here")
+        if not click.confirm(question, err=True):
+            raise click.Abort
+
+
+def json_option(command: F) -> F:
+    """`--json` for a command."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.ensure_object(Output).json = True
+
+    return click.option(
+        "--json", is_flag=True, is_eager=True, expose_value=False, callback=remember, help="One JSON object on stdout."
+    )(command)
+
+
+def span(seconds: float | None) -> str:
+    """`6m02s`, `2h05m`, `3d04h`; a dash for unknown."""
+    if seconds is None:
+        return "–"
+    whole = max(0, int(seconds))
+    days, hours, minutes, rest = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def usd(amount: float | None, digits: int = 2) -> str:
+    """`$0.44`; a dash for unknown, and never `$0.00` for what is not nothing."""
+    if amount is None:
+        return "–"
+    if 0 < amount < 0.5 * 10**-digits:
+        digits = 4
+    return f"${amount:,.{digits}f}"
+
+
+def octets(count: int) -> str:
+    """`512 B`, `12.3 KiB`."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":  # noqa: PLR2004
+            break
+        size /= 1024
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def gpu_name(gpu_type: str | None, count: int | None = 1) -> str:
+    """`RTX 4090`, `2 x A100 80GB PCIe`."""
+    if not gpu_type:
+        return "–"
+    short = gpu_type.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    return f"{count} x {short}" if count and count > 1 else short
+
+
+def moment(value: Any) -> datetime | None:
+    """A timestamp as the database gives it."""
+    if value is None or isinstance(value, datetime):
+        return value
+    parsed = datetime.fromisoformat(value)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def ago(value: Any, now: datetime) -> float | None:
+    """Seconds since a timestamp."""
+    then = moment(value)
+    return None if then is None else (now - then).total_seconds()
+
+
+def clock(value: Any) -> str:
+    """`2026-11-20 22:31:04Z`."""
+    then = moment(value)
+    return "–" if then is None else then.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere without what would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
+def one_line(value: Any, most: int = 200) -> str:
+    """A value in one line, cut."""
+    text = value if isinstance(value, str) else json.dumps(value, default=_encode, ensure_ascii=False)
+    text = plain(" ".join(text.split()))
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def numbers(value: Mapping[str, float]) -> str:
+    """`a 1, b 2`."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(value.items()))
+
+
+def _console(stream: Any) -> Console:
+    width = None if stream.isatty() else PIPE_COLUMNS
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    return str(value)
