@@ -1,0 +1,59 @@
+"""Order, honesty about what cannot run here, and the stack that end-to-end tests share."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+# Quick ones first: what fails early should be what is cheap to look at.
+ORDER = ("house", "core", "worker", "web", "cli", "emulator", "conformance", "bringup", "shipping", "e2e")
+TESTS = Path(__file__).parent
+NOT_RUN = pytest.StashKey[dict[str, int]]()
+EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root
+
+
+def program(name: str) -> str | None:
+    """Where a program is, looking also where root's programs are."""
+    return shutil.which(name) or shutil.which(name, path=EXTRA_PATH)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort by part; take out what needs a program that this machine lacks, and remember it."""
+    missing: dict[str, int] = {}
+    kept, dropped = [], []
+    for item in items:
+        marker = item.get_closest_marker("needs_program")
+        if marker is not None and program(marker.args[0]) is None:
+            name, package = marker.args
+            reason = f"{name} is not installed (Debian: apt-get install {package})"
+            missing[reason] = missing.get(reason, 0) + 1
+            dropped.append(item)
+        else:
+            kept.append(item)
+    kept.sort(key=_rank)  # stable: the order within a file stays
+    items[:] = kept
+    config.stash[NOT_RUN] = missing
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name at the end what was not run and why."""
+    missing = config.stash.get(NOT_RUN, {})
+    if missing:
+        terminalreporter.section("not run on this machine")
+        for reason, count in sorted(missing.items()):
+            terminalreporter.write_line(f"{count} test{'s' if count > 1 else ''}: {reason}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where packages can be installed (CI), a gap is a failure."""
+    if session.config.stash.get(NOT_RUN, {}) and os.environ.get("CI") == "true" and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _rank(item: pytest.Item) -> int:
+    part = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+    return ORDER.index(part) if part in ORDER else len(ORDER) - 3

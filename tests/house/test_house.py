@@ -1,0 +1,84 @@
+"""Rules of the house that no linter knows."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+AWAITED = "# --- Known names that this version does not read yet"
+LOCKS = ("requirements.txt", "requirements-demo.txt", "requirements-dev.txt")
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"^([A-Z][A-Z0-9_]*)=", text, re.MULTILINE)
+
+
+def test_the_example_environment_names_every_setting_and_no_other() -> None:
+    """.env.example lists exactly what settings.py reads, and apart from that what it does not read yet."""
+    read, _, awaited = (ROOT / ".env.example").read_text().partition(AWAITED)
+    settings = {name.upper() for name in Settings.model_fields}
+    assert set(_names(read)) == settings
+    assert not set(_names(awaited)) & settings
+
+
+def test_the_example_environment_shows_the_defaults() -> None:
+    """A value in .env.example is what holds when the variable is not set."""
+    read, _, _ = (ROOT / ".env.example").read_text().partition(AWAITED)
+    shown = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", read, re.MULTILINE))
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        written = ",".join(default) if isinstance(default, tuple) else "" if default is None else f"{default}"
+        assert shown[name.upper()] == written, name
+
+
+def test_the_example_environment_explains_each_name() -> None:
+    """Every line that sets something follows a comment, directly or in a short group."""
+    for block in (ROOT / ".env.example").read_text().split("\n# ---")[1:]:
+        paragraphs = block.split("\n\n", 1)[1]
+        assert paragraphs.startswith("#")
+        assert not re.search(r"(?:^[A-Z0-9_]+=.*\n){4}", paragraphs, re.MULTILINE), "more than three names share a comment"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "worker").glob("*.py")), ids=lambda path: path.name)
+def test_the_agent_imports_nothing_but_the_standard_library(path: Path) -> None:
+    """worker/ runs on whatever Python the pod has, with nothing installed."""
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            imported.add(node.module.partition(".")[0])
+    assert imported - set(sys.stdlib_module_names) <= {"worker"}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locked_requirements_are_hashed_and_name_no_place(name: str) -> None:
+    """Every requirement is exact and hashed; no index, host or path stands in the file."""
+    text = (ROOT / name).read_text()
+    requirements = re.findall(r"^[A-Za-z0-9].*$", text, re.MULTILINE)
+    assert requirements
+    assert all("==" in line for line in requirements)
+    assert text.count("--hash=sha256:") >= len(requirements)
+    assert not re.search(r"://|--index|--find-links|--trusted|@ ", text)
+
+
+def test_the_locks_agree_with_each_other() -> None:
+    """A package has one version in all three files, so that one environment serves the demo and the tests."""
+    pins = [dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE)) for name in LOCKS]
+    runtime, demo, dev = pins
+    assert runtime.items() <= demo.items() <= dev.items()
+
+
+def test_the_locks_hold_what_the_project_asks_for() -> None:
+    """Each dependency in pyproject.toml is pinned."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {name.lower().replace("_", "-") for name in re.findall(r"^([\w.-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE)}
+    wanted = {re.split(r"[\[<>=!]", line)[0].lower() for line in project["dependencies"]}
+    assert wanted <= pinned
