@@ -1,0 +1,268 @@
+"""The loop: lead, observe, plan, record, execute. Level-triggered; a missed tick is harmless.
+
+APScheduler owns the timers: the lease (every LEAD_EVERY_S), the tick (every ORCHESTRATOR_POLL_SEC, every TRANSITION_S
+while somebody is coming or going, at once on a NOTIFY), log shipping and retention. A standby does nothing but ask for
+the lease. SIGTERM: no new decisions, finish the write at hand, give the lease back, leave the pods alone.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from orchestrator.bringup import PodView, WorkerView
+from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
+from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.plan import in_transition, plan
+from orchestrator.core.states import FAILURES, READY, Stage, State
+from orchestrator.execute import Executor
+from orchestrator.observe import Observer
+from orchestrator.ports import Db, Lease, PortError, Store
+from orchestrator.shipping import Shipper
+from orchestrator.web.health import Health
+
+LEASE_TTL_S = 15.0
+LEAD_EVERY_S = 5.0
+TRANSITION_S = 2.0
+TICK_GAP_S = 0.05  # between two ticks, so that a burst of wake-ups costs one
+SHIP_EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line under 10 s
+SHIP_DEADLINE_S = 60.0
+CONCURRENT_SHIPMENTS = 16
+RETENTION_EVERY_S = 3600.0
+SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
+SETTLE_S = 2.0  # SIGTERM to exit takes at most 3 s
+log = structlog.get_logger()
+
+
+class Daemon:
+    """One orchestrator process."""
+
+    def __init__(  # noqa: PLR0913  the composition root names each part once
+        self,
+        *,
+        store: Store,
+        db: Db,
+        observer: Observer,
+        executor: Callable[[Callable[[], None]], Executor],
+        shipper: Shipper,
+        pods: PodView,
+        workers: WorkerView,
+        health: Health,
+        policy: Policy,
+        poll_s: float,
+        holder: str,
+        on_notify: Callable[[str, str], None],
+    ) -> None:
+        self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
+        self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
+        self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
+        self._executor = executor(self.wake)
+        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        self._lease: Lease | None = None
+        self._stopping = False
+        self._ticking = False
+        self._woken = False
+        self._recorded: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._ready_before: frozenset[str] = frozenset()
+        self._shipments: dict[str, asyncio.Task[None]] = {}
+        self._ship_gate = asyncio.Semaphore(CONCURRENT_SHIPMENTS)
+        self._moving = False
+        self._fleet: tuple[Worker, ...] = ()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set."""
+        listening = asyncio.create_task(self._listen(), name="listen")
+        async with self._timers():
+            await stop.wait()
+            self._stopping = True
+            self._health.stops()
+        listening.cancel()
+        for shipment in self._shipments.values():
+            shipment.cancel()
+        self._executor.stop_climbing()
+        await self._executor.settle(SETTLE_S)
+        if self._lease and self._lease.leader:
+            try:
+                async with asyncio.timeout(1):
+                    await self._store.resign(self._holder, self._lease.term)
+            except (PortError, TimeoutError) as error:
+                log.warning("lease_kept", message=f"the lease ends by itself: {error}")
+        await asyncio.gather(listening, return_exceptions=True)
+
+    async def once(self) -> Plan | None:
+        """One tick with all its effects finished; None if another orchestrator leads."""
+        await self._lead()
+        if not self._lease or not self._lease.leader:
+            return None
+        made = await self._tick_as_leader(self._lease.term)
+        await self._executor.settle(self._policy.flush_deadline_s)
+        await self._store.resign(self._holder, self._lease.term)
+        return made
+
+    def wake(self) -> None:
+        """Let the next tick come at once."""
+        self._woken = True
+        if self._ticking or self._stopping or not self._scheduler.running:
+            return
+        job = self._scheduler.get_job("tick")
+        if job is not None:
+            soon = datetime.now(UTC) + timedelta(seconds=TICK_GAP_S)
+            if job.next_run_time > soon:
+                job.modify(next_run_time=soon)
+
+    @asynccontextmanager
+    async def _timers(self) -> AsyncIterator[None]:
+        once = {"max_instances": 1, "coalesce": True, "misfire_grace_time": None}
+        now = datetime.now(UTC)
+        self._scheduler.add_job(self._lead_and_wake, "interval", seconds=LEAD_EVERY_S, next_run_time=now, **once)
+        self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
+        self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
+        self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
+        self._scheduler.start()
+        try:
+            yield
+        finally:
+            self._scheduler.shutdown(wait=False)
+
+    async def _listen(self) -> None:
+        async for channel, payload in self._db.notifications():
+            self._on_notify(channel, payload)
+            self.wake()
+
+    # --- lead
+
+    async def _lead_and_wake(self) -> None:
+        before = self._lease.term if self._lease and self._lease.leader else None
+        await self._lead()
+        if self._lease and self._lease.leader and before != self._lease.term:
+            self.wake()
+
+    async def _lead(self) -> None:
+        before = self._lease
+        try:
+            lease = await self._store.lead(self._holder, LEASE_TTL_S)
+        except PortError as error:
+            self._observer.gap()
+            self._health.failed(f"database: {error}")
+            log.warning("lease_unanswered", error=f"{type(error).__name__}: {error}")
+            return
+        self._lease = lease
+        if lease.leader:
+            self._health.leads(lease.term, lease.holder)
+        else:
+            self._health.stands_by(lease.term, lease.holder)
+        if before is None or (before.leader, before.term) != (lease.leader, lease.term):
+            self._observer.gap()
+            self._executor.stop_climbing()
+            log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
+
+    # --- tick
+
+    async def _tick(self) -> None:
+        self._health.ticked(asyncio.get_running_loop().time())
+        if self._stopping or not self._lease or not self._lease.leader:
+            return
+        self._ticking, self._woken = True, False
+        try:
+            await self._tick_as_leader(self._lease.term)
+            self._health.recovered()
+        except PortError as error:
+            self._health.failed(f"{type(error).__name__}: {error}")
+            log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
+        finally:
+            self._ticking = False
+            self._schedule_next()
+
+    def _schedule_next(self) -> None:
+        if self._stopping or not self._scheduler.running:
+            return
+        moving = self._health.reason is not None or self._moving
+        delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, self._poll_s) if moving else self._poll_s
+        self._scheduler.modify_job("tick", next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
+
+    async def _tick_as_leader(self, term: int) -> Plan:
+        snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
+        self._moving = in_transition(snapshot)
+        self._fleet = snapshot.workers
+        if snapshot.pods is not None:
+            self._pods.update(snapshot.pods)
+        self._workers.update(snapshot.workers)
+        made = plan(snapshot, self._policy)
+        for verdict in made.verdicts:
+            await self._record(term, verdict, made)
+        if not self._stopping:
+            self._executor.start(term, snapshot, made.actions)
+        self._say(snapshot, made)
+        return made
+
+    async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
+        """A decision row when something is done, or the target or what blocks it has changed."""
+        here = [a for a in made.actions if isinstance(a, Spawn) and a.pool == verdict.pool]
+        leaving = [a for a in made.actions if isinstance(a, Terminate)]
+        gist = (verdict.target, verdict.blocked)
+        if not here and not leaving and self._recorded.get(verdict.pool) == gist:
+            return
+        described = [_described(a) for a in (*here, *leaving)]
+        row = {"pool": verdict.pool, "rule": verdict.rule, "target": verdict.target, "inputs": verdict.inputs}
+        await self._store.record_decision(term, row | {"actions": described, "blocked": list(verdict.blocked)})
+        self._recorded[verdict.pool] = gist
+        log.info(
+            "decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=verdict.blocked
+        )
+
+    def _say(self, snapshot: Snapshot, made: Plan) -> None:
+        """The cycle summary, whose phrases operators search for."""
+        ready = frozenset(w.id for w in snapshot.workers if w.state in READY)
+        before, self._ready_before = self._ready_before, ready
+        kinds = [type(a) for a in made.actions]
+        ended = [a for a in made.actions if isinstance(a, Terminate)]
+        states = [w.state for w in snapshot.workers]
+        did = {
+            "workers_promoted": len(ready - before),
+            "workers_failed": sum(a.cause in FAILURES for a in ended),
+            "workers_spawned": kinds.count(Spawn),
+            "workers_terminated": len(ended),
+            "tasks_reset": snapshot.expired_leases if Rescue in kinds else 0,
+        }
+        status: dict[str, Any] = {"queued_tasks": sum(d.claimable for d in snapshot.demand)}
+        status |= {f"{s}_workers": states.count(s) for s in State if s is not State.TERMINATED}
+        status["total_workers"] = len(states)
+        level = log.info if any(did.values()) else log.debug
+        level("cycle_ended", message="ORCHESTRATOR CYCLE", actions=did, status=status, pods=len(snapshot.pods or ()))
+
+    # --- logs and rows
+
+    async def _ship(self) -> None:
+        """Begin a shipment for every worker that may have new bytes and has none under way."""
+        if self._stopping or not self._lease or not self._lease.leader:
+            return
+        for worker in self._fleet:
+            due = worker.nonce and worker.stage in SHIPPING and worker.id not in self._executor.in_flight
+            if due and worker.id not in self._shipments:
+                task = asyncio.create_task(self._ship_one(self._lease.term, worker), name=f"ship:{worker.id}")
+                self._shipments[worker.id] = task
+                task.add_done_callback(lambda _, key=worker.id: self._shipments.pop(key, None))
+
+    async def _ship_one(self, term: int, worker: Worker) -> None:
+        try:
+            async with self._ship_gate, asyncio.timeout(SHIP_DEADLINE_S):
+                await self._shipper.ship(term, worker)
+        except (PortError, TimeoutError) as error:
+            log.info("logs_delayed", worker=worker.id, error=f"{type(error).__name__}: {error}")
+
+    async def _retain(self) -> None:
+        if self._lease and self._lease.leader:
+            try:
+                log.info("rows_retained", deleted=dict(await self._store.retention(self._lease.term)))
+            except PortError as error:
+                log.warning("retention_failed", error=f"{type(error).__name__}: {error}")
+
+
+def _described(action: Spawn | Terminate) -> str:
+    if isinstance(action, Spawn):
+        return f"spawn {action.worker_id} on {action.offer.key}: {action.reason}"
+    return f"terminate {action.worker_id}: {action.reason}"

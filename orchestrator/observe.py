@@ -1,0 +1,80 @@
+"""One observation: the pods first, then one statement for the whole database half.
+
+In this order a worker that the rows show and the list does not may be newer than the list, never the other way round.
+The list is asked for at most once in LIST_EVERY_S; ticks in between see the last one, and absence is only counted on
+new ones. When the provider gives no list, the snapshot says so; when the database gives no answer, there is none.
+"""
+
+import asyncio
+from datetime import datetime
+
+import structlog
+
+from orchestrator.core.model import Pod, Snapshot
+from orchestrator.core.presence import Presence, fold
+from orchestrator.ports import ApiAuth, Cloud, PortError, Store
+
+LIST_EVERY_S = 2.0  # 30 calls a minute at most; the account's window is 60
+log = structlog.get_logger()
+
+
+class Observer:
+    """The memory between observations."""
+
+    def __init__(self, store: Store, cloud: Cloud, fleet_id: str) -> None:
+        self._store, self._cloud, self._fleet_id = store, cloud, fleet_id
+        self._presence = Presence()
+        self._pods: tuple[Pod, ...] | None = None
+        self._listed_at_s = -1e9
+        self._steady_since: datetime | None = None
+        self.cloud_error: str | None = None
+
+    def gap(self) -> None:
+        """Something was missed (no lead, no database): silence and absence count from the next observation on."""
+        self._steady_since = None
+        self._presence = Presence()
+        self._listed_at_s = -1e9
+
+    async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
+        """What is now. Raises a port error when the database does not answer."""
+        fresh = await self._list()
+        try:
+            half = await self._store.snapshot()
+        except PortError:
+            self.gap()
+            raise
+        self._steady_since = self._steady_since or half.now
+        if fresh and self._pods is not None:
+            self._presence = fold(self._presence, self._pods, half.workers, self._fleet_id, half.now)
+        return Snapshot(
+            now=half.now,
+            steady_since=self._steady_since,
+            pods=self._pods,
+            workers=half.workers,
+            demand=half.demand,
+            expired_leases=half.expired_leases,
+            offers=half.offers,
+            absent=self._presence.absent,
+            orphan_since=self._presence.orphan_since,
+            in_flight=in_flight,
+            climbing=climbing,
+            last_spawn_at=half.last_spawn_at,
+            paused=half.paused,
+        )
+
+    async def _list(self) -> bool:
+        """Whether a new complete list came."""
+        clock_s = asyncio.get_running_loop().time()
+        if clock_s - self._listed_at_s < LIST_EVERY_S:
+            return False
+        self._listed_at_s = clock_s
+        try:
+            self._pods = await self._cloud.list_pods()
+        except PortError as error:
+            self._pods = None
+            self.cloud_error = str(error)
+            words = "Authentication failed" if isinstance(error, ApiAuth) else "the provider gave no list of pods"
+            log.warning("pods_unlisted", message=f"{words}: {error}", error=type(error).__name__)
+            return False
+        self.cloud_error = None
+        return True
