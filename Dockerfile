@@ -1,0 +1,25 @@
+# The orchestrator alone: no GPU, no handlers' libraries. Build context is the repository.
+FROM python:3.12-slim
+
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PYTHONPATH=/app
+WORKDIR /app
+
+# Dependencies first: this layer stays while only our code changes.
+COPY requirements.txt .
+RUN python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.txt
+
+COPY orchestrator orchestrator
+COPY worker worker
+COPY migrations migrations
+COPY scripts scripts
+COPY examples examples
+# Neither the demo nor what it stands on belongs on a server.
+RUN rm -rf orchestrator/emulator orchestrator/demo && useradd --system --no-create-home --uid 10001 orchestrator
+
+USER orchestrator
+EXPOSE 8080
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ.get('PORT', '8080') + '/readyz', timeout=4)"]
+
+# Exec form: the process is PID 1 itself and receives SIGTERM, where a shell would swallow it.
+CMD ["python", "-m", "orchestrator", "run"]

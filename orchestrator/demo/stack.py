@@ -1,0 +1,214 @@
+"""Postgres, S3 and the RunPod emulator on loopback, and an orchestrator that knows them by its environment alone."""
+
+import asyncio
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import asyncssh
+import httpx
+import psycopg
+from psycopg.rows import dict_row
+
+from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.demo.processes import Child, ChildFailed
+from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.emulator.s3 import EmbeddedS3
+
+ROOT = Path(__file__).resolve().parents[2]
+FLEET = "demo"
+BUCKET = "demo"
+PREFIX = "gpu"
+REGION = "us-east-1"
+START_TIMEOUT_S = 60.0
+POLL_S = 0.05
+# What the demo's operator has set: a fleet small enough for two cores, and quick to go home.
+OPERATOR = {
+    "MAX_ACTIVE_GPUS": "4",
+    "TASKS_PER_GPU_THRESHOLD": "2",
+    "GPU_IDLE_TIMEOUT_SEC": "5",
+    "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "5",
+    "SPAWNING_GRACE_PERIOD_SEC": "10",
+    "SCALE_DOWN_GRACE_PERIOD_SEC": "5",
+    "GRACEFUL_SHUTDOWN_TIMEOUT_SEC": "30",
+    "ORCHESTRATOR_POLL_SEC": "3",
+    "WORKER_HANDLERS": "travel_segment=travel:segment,travel_stitch=travel:stitch",
+    "WORKER_CODE_DIR": str(ROOT / "examples" / "travel"),
+    "WORKER_PYTHON": sys.executable,  # Pillow and imageio-ffmpeg are there; on a real pod the image brings them
+}
+
+
+class Stack:
+    """An async context manager; on leaving, the orchestrator goes first and Postgres last."""
+
+    def __init__(self, directory: Path, *, seed: int = 1, boot_s: tuple[float, float] = (2, 4)) -> None:
+        self.directory = directory
+        self.seed = seed
+        self.boot_s = boot_s
+        self.postgres = EmbeddedPostgres(directory / "postgres", durable=False)
+        self.s3 = EmbeddedS3(directory / "s3")
+        self.environment: dict[str, str] = {}  # what the orchestrator gets, and nothing else
+        self.control_url = ""
+        self.emulator: Child
+        self._children: list[Child] = []
+        self._exits = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            await self._exits.enter_async_context(self.postgres)
+            await self._exits.enter_async_context(self.s3)
+            await self.s3.create_bucket(BUCKET)
+            api = await self._start_emulator()
+            self.control_url = api["control_url"].rstrip("/")
+            self.environment = self._environment(api)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    @property
+    def url(self) -> str:
+        """The orchestrator's own HTTP door."""
+        return self.environment["WORKER_API_URL"]
+
+    async def run(self, *arguments: str, overrides: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        """`python -m orchestrator …` to its end: exit status, stdout, stderr."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "orchestrator", *arguments,
+            env={**self.environment, **(overrides or {})},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(START_TIMEOUT_S):
+            out, err = await process.communicate()
+        return await process.wait(), out.decode(), err.decode()
+
+    async def migrate(self) -> str:
+        """Bring the schema up as an operator would; what the command said."""
+        status, out, err = await self.run("migrate")
+        if status != 0:
+            raise ChildFailed(f"orchestrator migrate ended with {status}: {err or out}")
+        return (out + err).strip()
+
+    async def start_orchestrator(self, overrides: Mapping[str, str] | None = None) -> Child:
+        """`python -m orchestrator run` as its own process, ready to lead or standing by."""
+        child = await Child.start(
+            "orchestrator",
+            [sys.executable, "-m", "orchestrator", "run"],
+            environment={**self.environment, **(overrides or {})},
+            log=self.directory / "orchestrator.log",
+        )
+        self._children.append(child)
+        await self.until_ready(child)
+        return child
+
+    async def until_ready(self, child: Child) -> None:
+        """Wait for /readyz; ChildFailed if the process ends first or takes too long."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        async with httpx.AsyncClient(base_url=self.url, timeout=5, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if not child.alive:
+                    raise ChildFailed(f"{child.name} ended with {child.process.returncode}{child.last_words()}")
+                try:
+                    if (await client.get("/readyz")).is_success:
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(POLL_S)
+        raise ChildFailed(f"{child.name} is not ready after {START_TIMEOUT_S:.0f} s{child.last_words()}")
+
+    async def control(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The emulator's control API, `/__emulator__/…`: the truth behind what the provider reports."""
+        async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+            answer = await client.request(method, f"{self.control_url}/{path}", json=body)
+            answer.raise_for_status()
+            return answer.json() if answer.content else None
+
+    async def connect(self) -> psycopg.AsyncConnection[dict[str, Any]]:
+        """A connection of one's own to the database: the witness does not go through the code it watches."""
+        return await psycopg.AsyncConnection.connect(self.postgres.url, autocommit=True, row_factory=dict_row)
+
+    def blobs(self) -> S3Blobs:
+        """The bucket as the orchestrator sees it."""
+        return S3Blobs(self.s3.endpoint_url, self.s3.access_key, self.s3.secret_key, BUCKET, PREFIX, REGION)
+
+    def write_env(self) -> Path:
+        """Write the orchestrator's environment as a file to source, readable by its owner alone."""
+        path = self.directory / "env"
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            for name, value in sorted(self.environment.items()):
+                if name not in {"PATH", "HOME", "PYTHONPATH"}:
+                    file.write(f"export {name}={shlex.quote(value)}\n")
+        return path
+
+    async def _start_emulator(self) -> dict[str, Any]:
+        low, high = self.boot_s
+        self.emulator = await Child.start(
+            "emulator",
+            [
+                sys.executable, "-m", "orchestrator.emulator", "--port", "0", "--seed", str(self.seed),
+                "--state-dir", str(self.directory / "runpod"), "--boot-s", f"{low}", f"{high}",
+            ],
+            environment=self._base(),
+            log=self.directory / "emulator.log",
+            death_signal=signal.SIGTERM,  # it takes its pods with it
+            piped=True,
+        )  # fmt: skip
+        self._children.append(self.emulator)
+        return dict(json.loads(await self.emulator.first_line(START_TIMEOUT_S)))
+
+    def _base(self) -> dict[str, str]:
+        return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.directory), "PYTHONPATH": str(ROOT)}
+
+    def _environment(self, api: Mapping[str, Any]) -> dict[str, str]:
+        key = asyncssh.generate_private_key("ssh-ed25519", comment="demo")
+        port = _free_port()
+        return {
+            **self._base(),
+            **OPERATOR,
+            "FLEET_ID": FLEET,
+            "HOST": "127.0.0.1",
+            "PORT": str(port),
+            "WORKER_API_URL": f"http://127.0.0.1:{port}",
+            "WORKER_JWT_SECRET": secrets.token_hex(32),
+            "DATABASE_URL": self.postgres.url,
+            "RUNPOD_API_BASE_URL": api["url"],
+            "RUNPOD_API_KEY": api["api_key"],
+            "RUNPOD_SSH_PRIVATE_KEY": key.export_private_key().decode(),
+            "RUNPOD_SSH_PUBLIC_KEY": key.export_public_key().decode().strip(),
+            "AWS_ACCESS_KEY_ID": self.s3.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.s3.secret_key,
+            "AWS_REGION": REGION,
+            "S3_ENDPOINT_URL": self.s3.endpoint_url,
+            "S3_BUCKET": BUCKET,
+            "S3_PREFIX": PREFIX,
+        }
+
+    async def _stop(self) -> None:
+        for child in reversed(self._children):
+            await child.stop()
+        await self._exits.aclose()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
