@@ -41,7 +41,7 @@ log = structlog.get_logger()
 class Daemon:
     """One orchestrator process."""
 
-    def __init__(  # noqa: PLR0913  the composition root names each part once
+    def __init__(
         self,
         *,
         store: Store,

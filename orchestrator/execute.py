@@ -12,33 +12,14 @@ from typing import Any, assert_never
 import structlog
 
 from orchestrator.core import actions as act
-from orchestrator.core.model import Offer, PodSpec, Policy, Pool, Snapshot, Worker
-from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
-from orchestrator.ports import (
-    ApiAuth,
-    Attempt,
-    BadSpec,
-    Cloud,
-    LostRace,
-    NoBalance,
-    NoCapacity,
-    NotLeader,
-    PortError,
-    QuotaExceeded,
-    RateLimited,
-    Store,
-    Unavailable,
-)
+from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.states import FAILURES, RUNGS, Stage, State, WaitingOn
+from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, Store, Unavailable
+from orchestrator.renting import Renter
 from orchestrator.shipping import Shipper
 
 CONCURRENT_ACTIONS = 32
 RETRY_S = 5.0  # before a failed flush is tried again
-REFUSALS: dict[type[PortError], FailureCode] = {
-    QuotaExceeded: FailureCode.QUOTA,
-    NoBalance: FailureCode.BALANCE,
-    ApiAuth: FailureCode.API_AUTH,
-    BadSpec: FailureCode.BAD_SPEC,
-}
 log = structlog.get_logger()
 
 
@@ -54,7 +35,7 @@ class Terms:
 class Executor:
     """The hands of one orchestrator."""
 
-    def __init__(  # noqa: PLR0913  the composition root names each part once
+    def __init__(
         self,
         store: Store,
         cloud: Cloud,
@@ -70,6 +51,7 @@ class Executor:
         self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
+        self._renter = Renter(store, cloud, policy)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._climbs: dict[str, asyncio.Task[None]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
@@ -135,12 +117,14 @@ class Executor:
         except Exception:
             log.exception("action_crashed", action=name, worker=subject)
 
-    async def _carry_out(self, term: int, action: act.Action, worker: Worker | None) -> None:
+    async def _carry_out(  # noqa: C901, PLR0912  one arm for each action
+        self, term: int, action: act.Action, worker: Worker | None
+    ) -> None:
         match action:
             case act.Spawn():
                 await self._spawn(term, action)
             case act.Create():
-                await self._create(term, action.worker_id, self._pools[action.pool], action.offer, action.reason)
+                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
             case act.Adopt():
                 await self._adopt(term, action)
             case act.Wait():
@@ -189,95 +173,35 @@ class Executor:
         }
         if await self._store.spawn(term, intent):
             log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
-        await self._create(term, action.worker_id, self._pools[action.pool], action.offer, action.reason)
-
-    async def _create(self, term: int, worker_id: str, pool: Pool, offer: Offer, reason: str) -> None:
-        rung = RUNGS[Stage.POD_CREATED]
-        fields: dict[str, Any] = {"waiting_on": rung.waiting_on, "waiting_for": f"a pod from {offer.key}"}
-        fields |= {"deadline_s": rung.deadline_s, "next_attempt_s": 0, "metadata": {"offer": offer.key}}
-        fields |= {"gpu_type": offer.gpu_type, "data_center": offer.data_center}
-        await self._move(term, worker_id, State.SPAWNING, Stage.POD_CREATED, reason, fields)
-        attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
-        result = Attempt("cancelled")
-        try:
-            spec = await self._spec(worker_id, pool, offer)
-            pod = await self._cloud.create_pod(spec)
-        except Unavailable as error:
-            result = _failed("lost", FailureCode.CREATE_UNKNOWN, error, offer)
-            return
-        except (NoCapacity, RateLimited) as error:
-            result = _failed("failed", FailureCode.NO_CAPACITY, error, offer)
-            await self._refused(term, worker_id, offer, error)
-            return
-        except (QuotaExceeded, NoBalance, ApiAuth, BadSpec) as error:
-            result = _failed("failed", REFUSALS[type(error)], error, offer)
-            await self._hopeless(term, worker_id, offer, REFUSALS[type(error)], error)
-            return
-        else:
-            result = Attempt("ok", evidence={"pod_id": pod.id, "offer": offer.key})
-        finally:
-            await self._store.close_attempt(term, attempt, result)
-        rung = RUNGS[Stage.POD_RUNNING]
-        fields = {"pod_id": pod.id, "waiting_on": rung.waiting_on, "waiting_for": "the pod to run"}
-        fields |= {"deadline_s": rung.deadline_s, "next_attempt_s": 0, "machine_id": pod.machine_id}
-        fields |= {"price_usd_per_hour": pod.price_usd_per_hour, "data_center": pod.data_center or offer.data_center}
-        await self._move(term, worker_id, State.SPAWNING, Stage.POD_RUNNING, f"pod {pod.id} created", fields)
-        await self._store.note_offer(term, offer.key, refused=False, code=None)
-        log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
-
-    async def _spec(self, worker_id: str, pool: Pool, offer: Offer) -> PodSpec:
-        volume_id, data_center = None, offer.data_center
-        if pool.volume_name:
-            volume_id, data_center = await self._cloud.volume_id(pool.volume_name)
-        fleet = self._policy.fleet_id
-        return PodSpec(
-            name=worker_id,
-            fleet_id=fleet,
-            image=pool.image,
-            gpu_type=offer.gpu_type,
-            gpu_count=pool.gpu_count,
-            cloud=offer.cloud,
-            data_center=data_center,
-            disk_gb=pool.disk_gb,
-            min_memory_gb=pool.min_memory_gb,
-            min_vcpu=pool.min_vcpu,
-            ports=("22/tcp",),
-            public_key=self._policy.public_key,
-            env={},
-            volume_id=volume_id,
-            volume_mount_path=pool.volume_mount_path,
-        )
-
-    async def _refused(self, term: int, worker_id: str, offer: Offer, error: NoCapacity | RateLimited) -> None:
-        """Back to the intent: the next tick asks for the next offer, or waits for a cool-down."""
-        fields: dict[str, Any] = {"waiting_for": str(error)[:200], "deadline_s": self._policy.spawning_timeout_s}
-        if isinstance(error, RateLimited):
-            fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": error.retry_after_s}
-        else:
-            await self._store.note_offer(term, offer.key, refused=True, code=FailureCode.NO_CAPACITY)
-            fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": 0}
-        log.warning("offer_refused", worker=worker_id, offer=offer.key, error=str(error))
-        await self._move(term, worker_id, State.SPAWNING, Stage.INTENT, str(error)[:200], fields)
-
-    async def _hopeless(self, term: int, worker_id: str, offer: Offer, code: FailureCode, error: PortError) -> None:
-        """The provider will say the same again until somebody mends something; the cool-down bounds the asking."""
-        words = "Authentication failed" if code is FailureCode.API_AUTH else "the provider refuses to rent"
-        log.error("spawning_refused", message=f"{words}: {error}", worker=worker_id, code=code)
-        await self._store.note_offer(term, offer.key, refused=True, code=code)
-        ended = act.Terminate(worker_id, State.SPAWNING, ExitCause.SPAWN_FAILED, code, str(error)[:300])
-        await self._terminate(term, ended)
+        await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
 
     async def _adopt(self, term: int, action: act.Adopt) -> None:
         rung = RUNGS[Stage.POD_RUNNING]
-        fields = {"pod_id": action.pod_id, "waiting_on": rung.waiting_on, "waiting_for": "the pod to run"}
-        fields |= {"deadline_s": rung.deadline_s, "next_attempt_s": 0}
-        await self._move(term, action.worker_id, State.SPAWNING, Stage.POD_RUNNING, action.reason, fields)
+        await self._move(
+            term,
+            action.worker_id,
+            State.SPAWNING,
+            stage=Stage.POD_RUNNING,
+            reason=action.reason,
+            pod_id=action.pod_id,
+            waiting_on=rung.waiting_on,
+            waiting_for="the pod to run",
+            deadline_s=rung.deadline_s,
+            next_attempt_s=0,
+        )
         log.warning("pod_adopted", worker=action.worker_id, pod=action.pod_id, reason=action.reason)
 
     async def _wait(self, term: int, action: act.Wait) -> None:
-        fields = {"waiting_on": action.waiting_on, "waiting_for": action.waiting_for}
-        fields |= {"next_attempt_s": action.until_s, "deadline_s": self._policy.spawning_timeout_s}
-        await self._move(term, action.worker_id, action.from_state, None, action.waiting_for, fields)
+        await self._move(
+            term,
+            action.worker_id,
+            action.from_state,
+            reason=action.waiting_for,
+            waiting_on=action.waiting_on,
+            waiting_for=action.waiting_for,
+            next_attempt_s=action.until_s,
+            deadline_s=self._policy.spawning_timeout_s,
+        )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
         fields = {"exit_cause": action.cause, "failure_code": action.code, "waiting_on": WaitingOn.WORKER}
@@ -299,18 +223,33 @@ class Executor:
             await self._rescue(term, action.worker_id, action.reason)
 
     async def _flush(self, term: int, action: act.Flush, worker: Worker) -> None:
-        fields = {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the last log bytes"}
-        fields |= {"deadline_s": self._policy.flush_deadline_s, "next_attempt_s": RETRY_S}
-        stage = None if worker.stage is Stage.FLUSHING else Stage.FLUSHING
-        await self._move(term, worker.id, State.TERMINATING, stage, action.reason, fields)
+        await self._move(
+            term,
+            worker.id,
+            State.TERMINATING,
+            stage=None if worker.stage is Stage.FLUSHING else Stage.FLUSHING,
+            reason=action.reason,
+            waiting_on=WaitingOn.ORCHESTRATOR,
+            waiting_for="the last log bytes",
+            deadline_s=self._policy.flush_deadline_s,
+            next_attempt_s=RETRY_S,
+        )
         if worker.nonce is not None:
             try:
                 async with asyncio.timeout(self._policy.flush_deadline_s):
                     await self._shipper.finish(term, worker, action.reachable)
             except TimeoutError as error:
                 raise Unavailable("the last log bytes did not come in time") from error
-        fields = {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the delete call", "next_attempt_s": 0}
-        await self._move(term, worker.id, State.TERMINATING, Stage.DELETING, "logs are safe or declared lost", fields)
+        await self._move(
+            term,
+            worker.id,
+            State.TERMINATING,
+            stage=Stage.DELETING,
+            reason="logs are safe or declared lost",
+            waiting_on=WaitingOn.ORCHESTRATOR,
+            waiting_for="the delete call",
+            next_attempt_s=0,
+        )
 
     async def _delete(self, term: int, action: act.Delete) -> None:
         attempt = await self._store.open_attempt(term, action.worker_id, Stage.DELETING)
@@ -320,16 +259,22 @@ class Executor:
             result = Attempt("ok", evidence={"pod_id": action.pod_id, "known": known})
         except PortError as error:
             result = Attempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
-            raise
         finally:
             await self._store.close_attempt(term, attempt, result)
-            sent = result.outcome == "ok"
-            fields: dict[str, Any] = {"pod_id": action.pod_id, "deadline_s": self._policy.drain_grace_s}
-            fields |= {"next_attempt_s": self._policy.delete_retry_s if sent else RETRY_S}
-            fields |= {"waiting_on": WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR}
-            fields |= {"waiting_for": "two complete lists without it" if sent else "the delete call to succeed"}
-            await self._move(term, action.worker_id, State.TERMINATING, None, action.reason, fields)
-        log.info("pod_deleted", worker=action.worker_id, pod=action.pod_id, reason=action.reason)
+        sent = result.outcome == "ok"
+        await self._move(
+            term,
+            action.worker_id,
+            State.TERMINATING,
+            reason=action.reason,
+            pod_id=action.pod_id,
+            waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
+            waiting_for="two complete lists without it" if sent else "the delete call to succeed",
+            next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
+            deadline_s=self._policy.drain_grace_s,
+        )
+        said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
+        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
 
     async def _bury(self, term: int, action: act.Bury) -> None:
         await self._store.move(
@@ -350,13 +295,9 @@ class Executor:
             )
 
     async def _move(
-        self, term: int, worker_id: str, state: State, stage: Stage | None, reason: str, fields: dict[str, Any]
+        self, term: int, worker_id: str, state: State, *, stage: Stage | None = None, reason: str, **fields: Any
     ) -> None:
         await self._store.move(term, worker_id, from_states=[state], stage=stage, reason=reason, fields=fields)
-
-
-def _failed(outcome: str, code: FailureCode, error: PortError, offer: Offer) -> Attempt:
-    return Attempt(outcome, code, type(error).__name__, {"error": str(error)[:300], "offer": offer.key})
 
 
 def _known(worker: Worker | None, worker_id: str) -> Worker:

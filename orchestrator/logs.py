@@ -1,7 +1,7 @@
-"""structlog set-up: one-line JSON with `level` and `message` for machines, colours for a terminal, secrets for nobody.
+"""structlog set-up: one-line JSON with `level` and `message` for machines, colours for terminals, secrets for nobody.
 
-Events are fixed `noun_verbed` names with facts as keys; `message` carries the phrases that operators grep for. Records of
-third-party loggers take the same way out, tracebacks included.
+Events are fixed `noun_verbed` names with facts as keys; `message` carries the phrases that operators grep for. Records
+of third-party loggers take the same way out, tracebacks included.
 """
 
 import logging

@@ -153,7 +153,7 @@ class Store(Protocol):
 
     async def log_shipped(self, term: int, piece: LogRange) -> None: ...
     async def log_pieces(self, worker_id: str) -> Sequence[Mapping[str, Any]]: ...
-    async def log_lost(
+    async def log_lost(  # noqa: PLR0917  mirrors the SQL function
         self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
     ) -> None:
         """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
@@ -256,6 +256,11 @@ class Session(Protocol):
         """Both socket ends and the fingerprint of the key used."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is known to be gone."""
+        ...
+
     async def run(self, command: str, *, stdin: bytes = b"", timeout_s: float) -> Completed: ...
     async def put(self, path: str, content: bytes, *, timeout_s: float) -> None:
         """Write a file whole (0600, temporary name, then renamed) over SFTP; parents are made."""
@@ -315,5 +320,3 @@ class Lines(Protocol):
     """Where bring-up and shipping get a session from: one connection per worker, shared and re-made when broken."""
 
     def session(self, worker: Worker, *, timeout_s: float) -> AbstractAsyncContextManager[Session]: ...
-
-

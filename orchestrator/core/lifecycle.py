@@ -46,28 +46,33 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
 
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    wish = _operators_wish(worker)
-    if wish:
-        return wish
-    now = snapshot.now
-    climbing_s = (now - worker.created_at).total_seconds()
-    overdue = RUNGS[worker.stage].overdue
-    if worker.waiting_on is WaitingOn.CAPACITY:
-        overdue = FailureCode.NO_CAPACITY
-    if climbing_s >= policy.spawning_timeout_s:
-        why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
-        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, overdue, why)
-    if worker.pod_id is None and pod is not None:
-        return Adopt(worker.id, pod.id, f"pod {pod.id} bears its id; the reply to the create call was lost")
-    if now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):
-        why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
-        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, overdue, why)
+    end = _operators_wish(worker) or _overdue(worker, pod, snapshot, policy)
+    if end:
+        return end
     if worker.pod_id is None:
-        return None
+        why = f"pod {pod.id} bears its id; the reply to the create call was lost" if pod else ""
+        return Adopt(worker.id, pod.id, why) if pod else None
     fate = _fate(worker, pod, snapshot, policy)
     if fate:
         return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, *fate)
     return None if worker.id in snapshot.climbing else Climb(worker.id)
+
+
+def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+    """The end of a climb that cannot succeed, or took too long: as a whole, or in its stage."""
+    climbing_s = (snapshot.now - worker.created_at).total_seconds()
+    code = RUNGS[worker.stage].overdue
+    if worker.waiting_on is WaitingOn.CAPACITY:
+        code = FailureCode.NO_CAPACITY
+    if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
+        code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
+    elif climbing_s >= policy.spawning_timeout_s:
+        why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
+    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):
+        why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
+    else:
+        return None
+    return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, code, why)
 
 
 def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -99,7 +104,7 @@ def _own_program(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle |
 
 def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     if worker.stage is Stage.DELETING:
-        return _deleting(worker, pod, snapshot, policy)
+        return _deleting(worker, pod, snapshot)
     here_s = (snapshot.now - worker.state_since).total_seconds()
     failed = worker.exit_cause in FAILURES or worker.stop_requested_at is not None
     if worker.stage is not Stage.FLUSHING:
@@ -115,8 +120,10 @@ def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Po
     return Flush(worker.id, _reachable(worker, pod), "flush again")
 
 
-def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot) -> Action | None:
     sent = worker.waiting_on is WaitingOn.PROVIDER
+    if not sent and worker.pod_id is not None and snapshot.now < worker.next_attempt_at:
+        return None
     if pod is not None:
         if sent and snapshot.now < worker.next_attempt_at:
             return None

@@ -1,4 +1,4 @@
-"""What successive complete lists of pods say together: absence takes two of them and an age, and so does being an orphan.
+"""What successive complete lists of pods say together: absence takes two of them and an age, being an orphan an age.
 
 A single list proves nothing: the provider's listing lags behind creates by seconds, and a pod can flicker.
 """

@@ -1,0 +1,150 @@
+"""Ask the provider for a worker's pod: written down before the call, and every answer has its own way on.
+
+A clear refusal leaves the row at its intent; no clear answer leaves it at `pod_created`, where the planner looks for
+the pod by name before anything else. A create call is never repeated for want of an answer.
+"""
+
+from typing import Any
+
+import structlog
+
+from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool
+from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
+from orchestrator.ports import (
+    ApiAuth,
+    Attempt,
+    BadSpec,
+    Cloud,
+    NoBalance,
+    NoCapacity,
+    PortError,
+    QuotaExceeded,
+    RateLimited,
+    Store,
+    Unavailable,
+)
+
+HOPELESS: dict[type[PortError], FailureCode] = {
+    QuotaExceeded: FailureCode.QUOTA,
+    NoBalance: FailureCode.BALANCE,
+    ApiAuth: FailureCode.API_AUTH,
+    BadSpec: FailureCode.BAD_SPEC,
+}  # the provider will say the same again until somebody mends something
+RATE_LIMIT_S = 15.0  # the adapter has already waited as long as the provider asked, within its own bound
+log = structlog.get_logger()
+
+
+class Renter:
+    """One orchestrator's way to new pods."""
+
+    def __init__(self, store: Store, cloud: Cloud, policy: Policy) -> None:
+        self._store, self._cloud, self._policy = store, cloud, policy
+
+    async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer) -> None:
+        """One create call for a recorded intent. Raises LostRace when the intent is no longer wanted."""
+        await self._asking(term, worker_id, offer)
+        attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
+        result = Attempt("cancelled")
+        try:
+            pod = await self._cloud.create_pod(await self._spec(worker_id, pool, offer))
+            result = Attempt("ok", evidence={"pod_id": pod.id, "offer": offer.key})
+        except PortError as error:
+            outcome = "lost" if isinstance(error, Unavailable) else "failed"
+            result = Attempt(
+                outcome, _code(error), type(error).__name__, {"error": str(error)[:300], "offer": offer.key}
+            )
+        finally:
+            await self._store.close_attempt(term, attempt, result)
+        if result.outcome == "ok":
+            await self._created(term, worker_id, offer, pod)
+        elif result.outcome == "failed":
+            await self._refused(term, worker_id, offer, result)
+
+    async def _asking(self, term: int, worker_id: str, offer: Offer) -> None:
+        rung = RUNGS[Stage.POD_CREATED]
+        fields: dict[str, Any] = {
+            "waiting_on": rung.waiting_on,
+            "waiting_for": f"a pod from {offer.key}",
+            "deadline_s": rung.deadline_s,
+            "next_attempt_s": 0,
+            "gpu_type": offer.gpu_type,
+            "data_center": offer.data_center,
+            "metadata": {"offer": offer.key},
+        }
+        await self._store.move(
+            term,
+            worker_id,
+            from_states=[State.SPAWNING],
+            stage=Stage.POD_CREATED,
+            reason=f"asking for {offer.key}",
+            fields=fields,
+        )
+
+    async def _created(self, term: int, worker_id: str, offer: Offer, pod: Pod) -> None:
+        rung = RUNGS[Stage.POD_RUNNING]
+        fields: dict[str, Any] = {
+            "pod_id": pod.id,
+            "machine_id": pod.machine_id,
+            "price_usd_per_hour": pod.price_usd_per_hour,
+            "data_center": pod.data_center or offer.data_center,
+            "waiting_on": rung.waiting_on,
+            "waiting_for": "the pod to run",
+            "deadline_s": rung.deadline_s,
+            "next_attempt_s": 0,
+        }
+        await self._store.move(
+            term,
+            worker_id,
+            from_states=[State.SPAWNING],
+            stage=Stage.POD_RUNNING,
+            reason=f"pod {pod.id} created",
+            fields=fields,
+        )
+        await self._store.note_offer(term, offer.key, refused=False, code=None)
+        log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
+
+    async def _refused(self, term: int, worker_id: str, offer: Offer, result: Attempt) -> None:
+        """Back to the intent; the planner asks for the next offer, waits, or ends a hopeless one."""
+        why = str((result.evidence or {}).get("error"))
+        code = result.failure_code
+        fields: dict[str, Any] = {"waiting_for": why, "deadline_s": self._policy.spawning_timeout_s}
+        if result.exception_type == RateLimited.__name__:
+            fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": RATE_LIMIT_S}
+        else:
+            await self._store.note_offer(term, offer.key, refused=True, code=code)
+            fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": 0}
+        if code in HOPELESS.values():
+            fields |= {"waiting_on": WaitingOn.OPERATOR, "failure_code": code}
+        words = "Authentication failed" if code is FailureCode.API_AUTH else f"{offer.key} was refused"
+        log.warning("offer_refused", message=f"{words}: {why}", worker=worker_id, offer=offer.key, code=code)
+        await self._store.move(
+            term, worker_id, from_states=[State.SPAWNING], stage=Stage.INTENT, reason=why, fields=fields
+        )
+
+    async def _spec(self, worker_id: str, pool: Pool, offer: Offer) -> PodSpec:
+        volume_id, data_center = None, offer.data_center
+        if pool.volume_name:
+            volume_id, data_center = await self._cloud.volume_id(pool.volume_name)
+        return PodSpec(
+            name=worker_id,
+            fleet_id=self._policy.fleet_id,
+            image=pool.image,
+            gpu_type=offer.gpu_type,
+            gpu_count=pool.gpu_count,
+            cloud=offer.cloud,
+            data_center=data_center,
+            disk_gb=pool.disk_gb,
+            min_memory_gb=pool.min_memory_gb,
+            min_vcpu=pool.min_vcpu,
+            ports=("22/tcp",),
+            public_key=self._policy.public_key,
+            env={},
+            volume_id=volume_id,
+            volume_mount_path=pool.volume_mount_path,
+        )
+
+
+def _code(error: PortError) -> FailureCode:
+    if isinstance(error, NoCapacity | RateLimited):
+        return FailureCode.NO_CAPACITY
+    return HOPELESS.get(type(error), FailureCode.CREATE_UNKNOWN)
