@@ -1,0 +1,311 @@
+"""What each live worker needs next."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.core.actions import (
+    Action,
+    Adopt,
+    Bury,
+    Climb,
+    Create,
+    Delete,
+    Flush,
+    Reap,
+    Rescue,
+    Settle,
+    Terminate,
+    Wait,
+)
+from orchestrator.core.model import PodStatus, Snapshot
+from orchestrator.core.plan import in_transition, plan
+from orchestrator.core.presence import Presence, fold
+from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from tests.core.build import (
+    A40,
+    L4,
+    NOW,
+    absent,
+    ago,
+    busy,
+    cooling,
+    idle,
+    pod_of,
+    policy,
+    snapshot,
+    spawning,
+    terminating,
+    worker,
+)
+
+
+def only(seen: Snapshot, claimable: int = 3) -> Action | None:
+    """The one thing that the plan does (enough demand keeps scaling quiet for a fleet of one)."""
+    seen = replace(seen, demand=(replace(seen.demand[0], claimable=claimable),))
+    actions = [a for a in plan(seen, policy(pool={"max_active": 1})).actions if type(a).__name__ != "Spawn"]
+    assert len(actions) <= 1, actions
+    return actions[0] if actions else None
+
+
+def end(action: Action | None) -> tuple[ExitCause, FailureCode | None]:
+    assert isinstance(action, Terminate), action
+    return action.cause, action.code
+
+
+# --- spawning
+
+
+def test_a_recorded_intent_asks_for_the_first_offer() -> None:
+    """An operator's intent, or one that was refused elsewhere, is created through the same action."""
+    action = only(snapshot(spawning("gpu-1", Stage.INTENT)))
+    assert isinstance(action, Create)
+    assert action.offer == A40
+
+
+def test_an_intent_without_an_offer_says_whom_it_waits_for() -> None:
+    """When every offer cools down, the wait is written once."""
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    action = only(snapshot(spawning("gpu-1", Stage.INTENT), offers=dry))
+    assert isinstance(action, Wait)
+    assert action.waiting_on == WaitingOn.CAPACITY
+    assert action.until_s == 20
+    assert only(snapshot(spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY), offers=dry)) is None
+
+
+def test_an_intent_waits_until_its_next_attempt() -> None:
+    """A rate limit is honoured."""
+    later = NOW + timedelta(seconds=9)
+    assert only(snapshot(spawning("gpu-1", Stage.INTENT, next_attempt_at=later))) is None
+
+
+def test_a_pod_that_bears_a_live_intents_id_is_adopted() -> None:
+    """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline."""
+    lost = spawning("gpu-1", Stage.POD_CREATED, deadline_at=ago(60))
+    action = only(snapshot(lost, pods=(pod_of(lost),)))
+    assert action == Adopt("gpu-1", "pod-gpu-1", action.reason if isinstance(action, Adopt) else "")
+
+
+def test_another_fleets_pod_is_never_adopted_or_reaped() -> None:
+    """Ownership is the fleet id in the pod's environment, not the name."""
+    lost = spawning("gpu-1", Stage.POD_CREATED)
+    foreign = pod_of(lost, fleet_id="other")
+    assert only(snapshot(lost, pods=(foreign,), orphan_since={foreign.id: ago(900)})) is None
+
+
+def test_a_create_without_an_answer_waits_for_its_deadline() -> None:
+    """No clear answer and no pod of that name: nothing is asked again before the deadline ends it."""
+    assert only(snapshot(spawning("gpu-1", Stage.POD_CREATED))) is None
+    late = spawning("gpu-1", Stage.POD_CREATED, deadline_at=ago(6))
+    assert end(only(snapshot(late))) == (ExitCause.SPAWN_FAILED, FailureCode.CREATE_UNKNOWN)
+
+
+def test_a_worker_with_a_pod_climbs_once() -> None:
+    """Bring-up is begun unless it is under way."""
+    seen = snapshot(spawning("gpu-1"))
+    assert only(seen) == Climb("gpu-1")
+    assert only(replace(seen, climbing=frozenset({"gpu-1"}))) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "code"),
+    [
+        (Stage.POD_RUNNING, FailureCode.NO_RUNTIME),
+        (Stage.SSH_DETAILS, FailureCode.SSH_DETAILS_MISSING),
+        (Stage.TCP, FailureCode.TCP_TIMEOUT),
+        (Stage.SSH_AUTH, FailureCode.AUTH_FAILED),
+        (Stage.DEPLOY, FailureCode.STALE_CODE),
+        (Stage.PROCESS, FailureCode.NO_PROCESS),
+        (Stage.HEARTBEAT, FailureCode.NO_HEARTBEAT),
+    ],
+)
+def test_the_watchdog_ends_a_stage_past_its_deadline(stage: Stage, code: FailureCode) -> None:
+    """A climb that hangs is ended from outside, with the stage's own code."""
+    hung = spawning("gpu-1", stage, deadline_at=ago(6))
+    assert end(only(snapshot(hung, climbing=frozenset({"gpu-1"})))) == (ExitCause.SPAWN_FAILED, code)
+
+
+def test_the_hard_cap_ends_the_whole_climb() -> None:
+    """Stages that each keep their deadline cannot add up for ever."""
+    slow = spawning("gpu-1", Stage.DEPLOY, created_at=ago(901))
+    assert end(only(snapshot(slow))) == (ExitCause.SPAWN_FAILED, FailureCode.STALE_CODE)
+
+
+@pytest.mark.parametrize("code", [FailureCode.BALANCE, FailureCode.API_AUTH, FailureCode.BAD_SPEC])
+def test_a_hopeless_refusal_ends_the_intent(code: FailureCode) -> None:
+    """What the provider will refuse again is not asked again with the same row."""
+    refused = spawning("gpu-1", Stage.INTENT, failure_code=code, waiting_on=WaitingOn.OPERATOR)
+    assert end(only(snapshot(refused))) == (ExitCause.SPAWN_FAILED, code)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(PodStatus.EXITED, FailureCode.POD_EXITED), (PodStatus.ERROR, FailureCode.POD_ERROR)]
+)
+def test_a_pod_that_died_ends_its_climb(status: PodStatus, code: FailureCode) -> None:
+    """The provider's own word for dead is believed."""
+    one = spawning("gpu-1")
+    assert end(only(snapshot(one, pods=(pod_of(one, status=status),)))) == (ExitCause.SPAWN_FAILED, code)
+
+
+# --- ready
+
+
+def test_one_incomplete_absence_is_not_death() -> None:
+    """A pod must be missing from two lists and for a while."""
+    one = busy("gpu-1")
+    for gone in (absent(30, lists=1), absent(5, lists=2)):
+        assert only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})) is None
+    lost = snapshot(one, pods=(), absent={"pod-gpu-1": absent(11)})
+    assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)
+
+
+def test_silence_counts_from_when_we_listened() -> None:
+    """A heartbeat lost while this orchestrator was away itself is no evidence."""
+    silent = busy("gpu-1", last_heartbeat=ago(300))
+    assert end(only(snapshot(silent))) == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
+    assert only(snapshot(silent, steady_since=ago(20))) is None
+
+
+def test_an_operators_wish_drains_from_any_live_state() -> None:
+    """Termination by request goes the same way as every other."""
+    for one in (busy("gpu-1"), idle("gpu-1", 5), spawning("gpu-1")):
+        assert end(only(snapshot(replace(one, drain_requested_at=ago(1)))))[0] == ExitCause.MANUAL
+
+
+def test_an_own_programs_state_follows_what_it_holds() -> None:
+    """A program that claims in its own way is idle when it has held nothing for a while."""
+    free = worker("gpu-1", own_program=True, state_since=ago(61))
+    assert only(snapshot(free)) == Settle("gpu-1", State.ACTIVE, State.IDLE, "held no task for 61 s")
+    taken = idle("gpu-1", 5, own_program=True, tasks_running=2)
+    assert only(snapshot(taken)) == Settle("gpu-1", State.IDLE, State.ACTIVE, "holds 2 task(s)")
+
+
+def test_a_worker_in_flight_is_left_alone() -> None:
+    """An action under way is not doubled."""
+    silent = busy("gpu-1", last_heartbeat=ago(300))
+    assert only(snapshot(silent, in_flight=frozenset({"gpu-1"}))) is None
+
+
+# --- terminating
+
+
+def test_a_draining_worker_finishes_its_task() -> None:
+    """The grace is given in full, and not longer."""
+    one = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.MANUAL)
+    assert only(snapshot(one)) is None
+    assert isinstance(only(snapshot(replace(one, state_since=ago(601)))), Flush)
+    assert isinstance(only(snapshot(replace(one, stop_requested_at=ago(1)))), Flush)
+    assert isinstance(only(snapshot(replace(one, tasks_running=0))), Flush)
+
+
+def test_a_failed_worker_is_not_waited_for() -> None:
+    """Its tasks were rescued when it failed; only its logs are still wanted."""
+    one = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.HEARTBEAT_LOST)
+    action = only(snapshot(one))
+    assert isinstance(action, Flush)
+    assert action.reachable
+
+
+def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
+    """Nothing can be fetched from a pod that is gone."""
+    one = terminating("gpu-1", exit_cause=ExitCause.POD_LOST)
+    action = only(snapshot(one, pods=()))
+    assert isinstance(action, Flush)
+    assert not action.reachable
+
+
+def test_a_flush_is_retried_until_its_deadline_and_then_declared() -> None:
+    """Logs hold up the delete for a bounded time."""
+    one = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(20))
+    action = only(snapshot(one))
+    assert isinstance(action, Flush)
+    assert action.reachable
+    late = only(snapshot(replace(one, stage_since=ago(61))))
+    assert isinstance(late, Flush)
+    assert not late.reachable
+
+
+def test_a_delete_is_repeated_while_the_pod_is_listed() -> None:
+    """A delete that lies is noticed; absence, not the answer, ends it."""
+    one = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
+    assert isinstance(only(snapshot(one)), Delete)
+    sent = replace(one, waiting_on=WaitingOn.PROVIDER, next_attempt_at=NOW + timedelta(seconds=5))
+    assert only(snapshot(sent)) is None
+    assert isinstance(only(snapshot(replace(sent, next_attempt_at=ago(1)))), Delete)
+
+
+def test_only_proven_absence_buries() -> None:
+    """Terminated means that two complete lists did not show the pod after the delete."""
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
+    assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(5, lists=1)})) is None
+    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(3)})), Bury)
+
+
+def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
+    """No pod id, no clear refusal: absence needs the listing lag, and a late pod is deleted."""
+    one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN)
+    assert only(snapshot(one, absent={"gpu-1": absent(30)})) is None
+    assert isinstance(only(snapshot(one, absent={"gpu-1": absent(61)})), Bury)
+    late = only(snapshot(one, pods=(pod_of(one),)))
+    assert isinstance(late, Delete)
+    assert late.pod_id == "pod-gpu-1"
+
+
+def test_a_refused_intent_needs_no_proof() -> None:
+    """The provider said that there is no pod."""
+    one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.NO_CAPACITY)
+    assert isinstance(only(snapshot(one)), Bury)
+
+
+# --- orphans, rescue, presence
+
+
+def test_an_orphan_is_reaped_after_its_grace() -> None:
+    """A pod of ours that no live row names does not bill for ever."""
+    stray = pod_of(worker("gpu-9"))
+    assert plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(89)}), policy()).actions == ()
+    made = plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(91)}), policy())
+    assert [type(a) for a in made.actions] == [Reap]
+
+
+def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
+    """A create that was carried out twice leaves one pod."""
+    one = busy("gpu-1")
+    twin = pod_of(one, id="pod-twin")
+    made = plan(snapshot(one, running=1, pods=(twin, pod_of(one))), policy())
+    assert made.actions == (Reap("pod-twin", made.actions[0].reason if isinstance(made.actions[0], Reap) else ""),)
+
+
+def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
+    """Agents renew through our own door: after an outage of ours they get their time again."""
+    assert [type(a) for a in plan(snapshot(expired_leases=2), policy()).actions] == [Rescue]
+    assert plan(snapshot(expired_leases=2, steady_since=ago(30)), policy()).actions == ()
+
+
+def test_presence_counts_lists_and_forgets_what_came_back() -> None:
+    """Absence grows with each complete list that lacks a pod once seen, and is gone when the pod shows again."""
+    one = busy("gpu-1")
+    seen = fold(Presence(), [pod_of(one)], [one], "test", NOW)
+    assert not seen.absent
+    first = fold(seen, [], [one], "test", NOW)
+    second = fold(first, [], [one], "test", NOW + timedelta(seconds=4))
+    assert second.absent["pod-gpu-1"].lists == 2
+    assert second.absent["pod-gpu-1"].since == NOW
+    assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
+
+
+def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:
+    """The provider's listing lags behind its creates."""
+    fresh = spawning("gpu-1", stage_since=ago(5))
+    assert not fold(Presence(), [], [fresh], "test", NOW).absent
+    old = spawning("gpu-1", stage_since=ago(61))
+    assert fold(Presence(), [], [old], "test", NOW).absent
+
+
+def test_the_loop_hurries_only_in_transition() -> None:
+    """Ready workers and an empty fleet are looked at every ORCHESTRATOR_POLL_SEC only."""
+    assert not in_transition(snapshot(busy("gpu-1"), idle("gpu-2", 5)))
+    assert in_transition(snapshot(spawning("gpu-1")))
+    assert in_transition(snapshot(terminating("gpu-1")))
+    assert in_transition(snapshot(busy("gpu-1"), absent={"pod-gpu-1": absent(1, lists=1)}))
