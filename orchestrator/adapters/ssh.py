@@ -1,0 +1,278 @@
+"""Pods over SSH, by asyncssh: one key, one pinned host key, nothing from this machine's agent or configuration.
+
+The host key is compared before the first byte of authentication, so that a stranger on a reused address learns nothing
+but our public key's absence. Whatever leaves the answer open (a broken connection, a deadline) is Unavailable or an
+exit status of None, never a guess.
+"""
+
+import asyncio
+import contextlib
+import posixpath
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
+
+import asyncssh
+
+from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
+
+KEEPALIVE_S = 10.0
+KEEPALIVES_MISSED = 3  # then the connection counts as gone
+BANNER_BYTES = 4096  # RFC 4253 allows lines before the identification, and 255 bytes for it
+OUTPUT_BYTES = 4 * 1024 * 1024  # of one command; ours answer with a line or two
+BLOCK_BYTES = 64 * 1024
+# Named so that RSA is not asked for first and its SHA-1 form never; OpenSSH offers at least one of these since 2013.
+HOST_KEY_ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+CIPHERS = "^aes128-gcm@openssh.com"  # first, before asyncssh's other defaults: half the CPU of its ChaCha20
+
+
+class AsyncSshShell:
+    """Shell with one private key; what is wrong with the key is said when it is first needed."""
+
+    def __init__(self, private_key_pem: str, *, username: str = "root") -> None:
+        self._username = username
+        self._key: asyncssh.SSHKey | None = None
+        self._key_problem: AuthFailed | None = None
+        pem = _normalised(private_key_pem)
+        try:
+            if pem:
+                self._key = asyncssh.import_private_key(pem)
+            else:
+                self._key_problem = AuthFailed("no private key is configured", "no_private_key")
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            self._key_problem = AuthFailed(f"the private key cannot be read: {error}", "bad_private_key")
+
+    async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
+        """The server's identification line; Refused, Unavailable or NotSsh."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(host, port, limit=BANNER_BYTES)
+                try:
+                    return await _identification(reader, f"{host}:{port}")
+                finally:
+                    writer.close()
+        except TimeoutError:
+            raise Unavailable(f"no banner from {host}:{port} within {timeout_s:g} s") from None
+        except ConnectionRefusedError as error:
+            raise Refused(f"{host}:{port} refuses connections") from error
+        except OSError as error:
+            raise Unavailable(f"{host}:{port}: {error}") from error
+
+    async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> "AsyncSshSession":
+        """Authenticate with our key. HostKeyChanged before anything is sent if the key is not `pinned`."""
+        if self._key is None:
+            raise self._key_problem or AuthFailed("no private key is configured", "no_private_key")
+        where = f"{host}:{port}"
+        client = _Client(pinned)
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._open(host, port, client, self._key)
+        except TimeoutError:
+            raise Unavailable(f"no SSH session with {where} within {timeout_s:g} s") from None
+        except ConnectionRefusedError as error:
+            raise Refused(f"{where} refuses connections") from error
+        except asyncssh.HostKeyNotVerifiable as error:
+            if pinned is None:
+                raise Unavailable(f"{where}: {error}") from error
+            said = f"{where} shows {client.shown or 'an unreadable key'}, pinned was {pinned}"
+            raise HostKeyChanged(said) from error
+        except asyncssh.PermissionDenied as error:
+            raise AuthFailed(f"{where} refuses the key {self._key.get_fingerprint()}", "refused") from error
+        except asyncssh.ProtocolNotSupported as error:
+            raise NotSsh(f"{where}: {error}") from error
+        except (asyncssh.Error, OSError) as error:
+            raise Unavailable(f"{where}: {type(error).__name__}: {error}") from error
+        return AsyncSshSession(connection, client.shown or "", self._key.get_fingerprint())
+
+    async def _open(
+        self, host: str, port: int, client: "_Client", key: asyncssh.SSHKey
+    ) -> asyncssh.SSHClientConnection:
+        return await asyncssh.connect(
+            host,
+            port,
+            client_factory=lambda: client,
+            username=self._username,
+            client_keys=[key],
+            known_hosts=([], [], []),  # none: every key goes through _Client
+            server_host_key_algs=client.algorithms,
+            encryption_algs=CIPHERS,
+            config=None,
+            agent_path=None,
+            preferred_auth=("publickey",),
+            password_auth=False,
+            kbdint_auth=False,
+            gss_kex=False,
+            gss_auth=False,
+            keepalive_interval=KEEPALIVE_S,
+            keepalive_count_max=KEEPALIVES_MISSED,
+        )
+
+
+class AsyncSshSession:
+    """One connection; commands run side by side on it, files go through one SFTP session that is kept."""
+
+    def __init__(self, connection: asyncssh.SSHClientConnection, host_key: str, fingerprint: str) -> None:
+        self._connection = connection
+        self._host_key = host_key
+        self._fingerprint = fingerprint
+        self._sftp: asyncssh.SFTPClient | None = None
+        self._opening_sftp = asyncio.Lock()
+        self._made: set[str] = set()  # directories known to be there
+
+    @property
+    def host_key(self) -> str:
+        """The host key presented, in OpenSSH's one-line form without a comment."""
+        return self._host_key
+
+    @property
+    def evidence(self) -> Mapping[str, str]:
+        """Both socket ends and the fingerprint of the key used."""
+        ours, theirs = (self._connection.get_extra_info(name, ("?", 0)) for name in ("sockname", "peername"))
+        return {
+            "local": f"{ours[0]}:{ours[1]}",
+            "remote": f"{theirs[0]}:{theirs[1]}",
+            "key": self._fingerprint,
+            "host_key": asyncssh.import_public_key(self._host_key).get_fingerprint(),
+            "server": str(self._connection.get_extra_info("server_version", "?")),
+        }
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is known to be gone."""
+        return self._connection.is_closed()
+
+    async def run(self, command: str, *, stdin: bytes = b"", timeout_s: float) -> Completed:
+        """Run a shell command; `exit_status` None when a signal ended it or no status came."""
+        async with self._answering(timeout_s, "command"):
+            process = await self._connection.create_process(command, encoding=None)
+            try:
+                process.stdin.write(stdin)
+                process.stdin.write_eof()
+                stdout = await _all_of(process.stdout)
+                stderr = await _all_of(process.stderr)
+                await process.wait_closed()
+            finally:
+                process.close()
+            status = None if process.exit_signal else process.exit_status
+            return Completed(status, stdout, stderr)
+
+    async def put(self, path: str, content: bytes, *, timeout_s: float) -> None:
+        """Write a file whole (0600, temporary name, then renamed); its parents are made (0700)."""
+        async with self._answering(timeout_s, f"put {path}"):
+            sftp = await self._files()
+            parent = posixpath.dirname(path)
+            if parent and parent not in self._made:
+                await sftp.makedirs(parent, asyncssh.SFTPAttrs(permissions=0o700), exist_ok=True)
+                self._made.add(parent)
+            part = f"{path}.{secrets.token_hex(4)}.part"
+            async with sftp.open(part, "wb", asyncssh.SFTPAttrs(permissions=0o600)) as file:
+                await file.write(content)
+            await sftp.posix_rename(part, path)
+
+    async def read(self, path: str, offset: int, limit: int, *, timeout_s: float) -> bytes | None:
+        """Up to `limit` bytes from `offset`; b"" at the end of the file, None if there is no such file."""
+        async with self._answering(timeout_s, f"read {path}"):
+            sftp = await self._files()
+            try:
+                file = await sftp.open(path, "rb")
+            except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath):
+                return None
+            async with file:
+                # Only what is there before the first block is asked for: blocks are fetched side by side, and one that
+                # ran into the end of a growing file would leave a hole before a later one that did not.
+                size = (await file.stat()).size or 0
+                wanted = min(limit, size - offset)
+                content = cast("bytes", await file.read(wanted, offset)) if wanted > 0 else b""
+            if len(content) != max(wanted, 0):
+                raise Unavailable(f"read {path}: {len(content)} of {wanted} bytes came: it shrank meanwhile")
+            return content
+
+    async def list(self, path: str, *, timeout_s: float) -> Mapping[str, int] | None:
+        """Name -> size in bytes of a directory's entries; None if there is no such directory."""
+        async with self._answering(timeout_s, f"list {path}"):
+            sftp = await self._files()
+            try:
+                entries = await sftp.readdir(path)
+            except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath):
+                return None
+            return {str(e.filename): e.attrs.size or 0 for e in entries if e.filename not in {".", ".."}}
+
+    async def close(self) -> None:
+        """End the connection; never raises and never waits for the other side."""
+        self._connection.abort()
+        await self._connection.wait_closed()
+
+    async def _files(self) -> asyncssh.SFTPClient:
+        async with self._opening_sftp:
+            if self._sftp is None:
+                self._sftp = await self._connection.start_sftp_client()
+            return self._sftp
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, timeout_s: float, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise Unavailable(f"{what}: no answer within {timeout_s:g} s") from None
+        except (asyncssh.Error, OSError) as error:
+            raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class _Client(asyncssh.SSHClient):
+    """Decides on the host key."""
+
+    def __init__(self, pinned: str | None) -> None:
+        self._pinned = pinned
+        self.shown: str | None = None
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The pinned key's own algorithms first: a server with several keys must show the one we know."""
+        kind = self._pinned.split()[0].replace("ssh-rsa", "rsa-sha2") if self._pinned else "ssh-ed25519"
+        return tuple(sorted(HOST_KEY_ALGORITHMS, key=lambda name: not name.startswith(kind)))
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:  # noqa: ARG002
+        self.shown = " ".join(key.export_public_key().decode().split()[:2])
+        return self._pinned is None or self.shown == " ".join(self._pinned.split()[:2])
+
+
+async def _identification(reader: asyncio.StreamReader, where: str) -> str:
+    """The first line that begins with "SSH-", if one comes early enough."""
+    said = b""
+    while len(said) < BANNER_BYTES:
+        try:
+            line = await reader.readline()
+        except ValueError:  # longer than the reader's limit
+            break
+        if line.startswith((b"SSH-2.0-", b"SSH-1.99-")):
+            return line.decode("ascii", "replace").strip()
+        if not line:
+            break
+        said += line
+    if not said:
+        # What a forwarded port does before anything listens behind it.
+        raise Unavailable(f"{where} closed the connection without a word")
+    raise NotSsh(f"{where} answers {said[:60]!r}")
+
+
+async def _all_of(reader: asyncssh.SSHReader[bytes]) -> bytes:
+    parts: list[bytes] = []
+    while part := await reader.read(BLOCK_BYTES):
+        parts.append(part)
+        if sum(map(len, parts)) > OUTPUT_BYTES:
+            raise Unavailable(f"command: more than {OUTPUT_BYTES} bytes of output")
+    return b"".join(parts)
+
+
+def _normalised(pem: str) -> str:
+    """A key as environment variables carry it: newlines escaped, CR LF, no final newline. Base64 has no backslash."""
+    text = pem.replace("\\r", "").replace("\\n", "\n").replace("\r\n", "\n").replace("\r", "\n").strip()
+    return f"{text}\n" if text else ""
