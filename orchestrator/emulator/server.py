@@ -1,0 +1,157 @@
+"""The emulator: the API, the control API and the pods in one process, on loopback."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from orchestrator.emulator import control
+from orchestrator.emulator.api import Core
+from orchestrator.emulator.faults import FaultTable
+from orchestrator.emulator.operations import routes
+from orchestrator.emulator.pods import PodHost
+from orchestrator.emulator.replies import cuttable, problem
+from orchestrator.emulator.world import World
+
+HOST = "127.0.0.1"
+STARTUP_TIMEOUT_S = 10
+ACCOUNT_POLL_S = 1.0
+SHUTDOWN_TIMEOUT_S = 2  # for answers under way; one that hangs is dropped
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, saying when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class Emulator:
+    """`async with Emulator(state_dir) as emulator`: serves until the block is left, then nothing of it runs.
+
+    `state_dir` keeps the pods' homes; two emulators cannot share one. `boot_s` is (least, most) seconds from the create
+    call until the pod's SSH server answers. Everything random comes from `seed`.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        seed: int = 0,
+        boot_s: tuple[float, float] = (2.0, 4.0),
+        port: int = 0,
+        api_key: str | None = None,
+    ) -> None:
+        self.state_dir = state_dir.resolve()
+        self.api_key = api_key or f"rpa_{secrets.token_hex(16)}"
+        self._port = port
+        world = World(self.state_dir, seed=seed)
+        self.core = Core(world, FaultTable(seed), PodHost(world, boot_s), self.api_key)
+        self._lock = -1
+        self._serving: asyncio.Task[None] | None = None
+        self._account: asyncio.Task[None] | None = None
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL, to be given as RUNPOD_API_BASE_URL."""
+        return f"http://{HOST}:{self._port}"
+
+    @property
+    def control_url(self) -> str:
+        """The base URL of the control API."""
+        return self.url + control.PREFIX
+
+    async def __aenter__(self) -> Self:
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a second one would kill the first one's pods
+        except OSError as error:
+            os.close(self._lock)
+            message = f"another emulator uses {self.state_dir}; give it a state directory of its own"
+            raise RuntimeError(message) from error
+        await self.core.host.open()
+        listening = socket.create_server((HOST, self._port))
+        self._port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            _application(self.core),
+            http=cuttable(self.core.transports),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
+        async with asyncio.timeout(STARTUP_TIMEOUT_S):
+            await self._server.listening.wait()
+        self._account = asyncio.create_task(self._watch_account())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, error, trace
+        for task in (self._account, *self.core.endings):
+            if task is not None:
+                task.cancel()
+        if self._server is not None and self._serving is not None:
+            for transport in list(self.core.transports.values()):
+                transport.abort()
+            self._server.should_exit = True
+            await self._serving
+        await self.core.host.close()
+        os.close(self._lock)
+
+    async def _watch_account(self) -> None:
+        """Delete every pod without a network volume once the money is gone, as RunPod does."""
+        while True:
+            await asyncio.sleep(ACCOUNT_POLL_S)
+            world = self.core.world
+            if world.pods and world.remaining_usd(time.time()) <= 0:
+                for pod in world.live():
+                    if not pod.request.mounts.network:
+                        self.core.end_pod(pod)
+
+    async def control(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Call the control API without HTTP, as in `control("POST", "/faults", {"kind": "no_capacity"})`."""
+        for known_method, template, function in control.CONTROLS:
+            found = compile_path(template)[0].match(path)
+            if method == known_method and found:
+                return await function(self.core, body or {}, found.groupdict())
+        message = f"no such control call: {method} {path}"
+        raise LookupError(message)
+
+
+def _application(core: Core) -> Starlette:
+    async def answer(request: Request, error: Exception) -> Response:
+        del request
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return problem(status, str(error)).response()
+
+    return Starlette(routes=[*control.routes(core), *routes(core)], exception_handlers={HTTPException: answer})
