@@ -8,7 +8,9 @@
     mischief.py  the pod that dies half-way
     tally.py     what came out, counted three ways: database, provider's ledger, bytes on disk against bytes in S3
     film.py      the video, fetched and measured
-    main.py      the order of it all
+    play.py      the order of it all
+    summary.py   the closing table
+    main.py      the command line
     soak.py      the same again and again
 
 Only this package and the tests may import `orchestrator.emulator`.
