@@ -250,8 +250,8 @@ async def _identification(reader: asyncio.StreamReader, where: str) -> str:
     while len(said) < BANNER_BYTES:
         try:
             line = await reader.readline()
-        except ValueError:  # longer than the reader's limit
-            break
+        except ValueError:  # longer than the reader's limit, and thrown away by it
+            raise NotSsh(f"{where} answers a line longer than {BANNER_BYTES} bytes") from None
         if line.startswith((b"SSH-2.0-", b"SSH-1.99-")):
             return line.decode("ascii", "replace").strip()
         if not line:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -125,11 +124,11 @@ async def test_the_server_keeps_everything_over_a_restart_and_listens_on_loopbac
 async def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     """SIGKILL of whoever started it ends the server too."""
     program = [sys.executable, "-c", START_AND_SLEEP, str(tmp_path / "s3")]
-    parent = subprocess.Popen(program, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    where = Path(__file__).parents[2]
+    parent = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, cwd=where)
     assert parent.stdout is not None
-    line = await asyncio.to_thread(parent.stdout.readline)
-    server = psutil.Process(json.loads(line)["pid"])
+    server = psutil.Process(json.loads(await parent.stdout.readline())["pid"])
     parent.kill()
-    parent.communicate()
+    await parent.wait()
     await asyncio.to_thread(psutil.wait_procs, [server], 15)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
