@@ -1,0 +1,40 @@
+"""The doors of the agent on a pod: `agent.pyz start|stop|probe|handler-host --run-dir DIR`.
+
+`start` and `stop` are called over SSH, fifty at a time on a bad day: nothing is imported here that they do not need.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+USAGE = "usage: start --run-dir DIR | stop --run-dir DIR [--grace-s S] | probe --run-dir DIR"
+
+
+def main() -> int:
+    """Run one subcommand; its answer is one JSON line on stdout and the exit status."""
+    command, options = (sys.argv[1] if len(sys.argv) > 1 else ""), _options(sys.argv[2:])
+    if command == "handler-host" and "fd" in options:
+        from .host import serve  # noqa: PLC0415 only the child that runs handlers needs it
+
+        return serve(int(options["fd"]))
+    run_dir = options.get("run-dir")
+    if command not in {"start", "stop", "probe"} or not run_dir:
+        print(json.dumps({"error": USAGE, "code": "BAD_USAGE"}))
+        return 2
+    if command == "start":
+        from .launch import start  # noqa: PLC0415 the other two do without
+
+        return start(run_dir)
+    from .teardown import probe, stop  # noqa: PLC0415
+
+    return probe(run_dir) if command == "probe" else stop(run_dir, float(options.get("grace-s", "10")))
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    """`--name value` pairs; argparse alone would cost more than everything else here."""
+    return {name[2:]: value for name, value in zip(words[::2], words[1::2]) if name.startswith("--")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

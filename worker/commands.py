@@ -1,0 +1,92 @@
+"""Handlers that are commands (`cmd:./nightly.sh --fast`), and the worker program of a user's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+    from .task import Task
+
+LAST_LINE_BYTES = 1 << 20  # of stdout that may be a JSON object of result data
+LINGER_S = 1.0  # for output of a command that has ended while a child of it keeps the pipe open
+
+
+def run(command: str, task: Task) -> dict[str, Any]:
+    """Run a command on one task: params as JSON on stdin, ./output/ uploaded afterwards, last line of stdout as result."""
+    os.makedirs("output", exist_ok=True)
+    given = {
+        "id": task.id,
+        "task_type": task.type,
+        "attempt": task.attempt,
+        "params": task.params,
+        "dependencies": [
+            {"id": one.id, "task_type": one.task_type, "output_location": one.output_location,
+             "result_data": one.result_data} for one in task.dependencies
+        ],
+    }  # fmt: skip
+    with open("task.json", "w+", encoding="utf-8") as file:
+        json.dump(given, file)
+        file.seek(0)
+        ended = subprocess.Popen(argv(command), stdin=file, stdout=subprocess.PIPE)
+    last: list[bytes] = []
+    assert ended.stdout is not None  # noqa: S101 for the type checker: it was asked for
+    copying = threading.Thread(target=_copy, args=(ended.stdout, last), daemon=True)
+    copying.start()
+    status = ended.wait()  # no timeout: the agent ends this process when the task's time is up
+    copying.join(LINGER_S)
+    if status != 0:
+        return {"op": "failed", "status": status, "type": "CommandFailed", "message": f"status {status}"}
+    for folder, _, names in sorted(os.walk("output")):
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            task.upload(path, os.path.relpath(path, "output"))
+    return task.ended(_result(last))
+
+
+def program(request: dict[str, Any], terminate: threading.Event) -> dict[str, Any]:
+    """Run the user's own worker program to its end."""
+    ended = subprocess.Popen(
+        ["/bin/sh", "-c", request["command"]], env={**os.environ, **request["env"]}, stdin=subprocess.DEVNULL
+    )
+    while True:
+        if terminate.is_set():
+            ended.terminate()
+            terminate.clear()
+        try:
+            return {"op": "ended", "status": ended.wait(0.2)}
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def argv(command: str) -> list[str]:
+    """The command's words; those that begin with ./ and are in the user's code are meant there, not in the task's directory."""
+    code_dir = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]
+    words = []
+    for word in shlex.split(command):
+        there = os.path.join(code_dir, word[2:]) if code_dir and word.startswith("./") else ""
+        words.append(there if there and os.path.exists(there) else word)
+    return words
+
+
+def _copy(source: IO[bytes], last: list[bytes]) -> None:
+    """stdout line by line into the log, remembering the last line."""
+    for line in iter(lambda: source.readline(LAST_LINE_BYTES), b""):
+        os.write(sys.stdout.fileno(), line)
+        if line.strip():
+            last[:] = [line]
+
+
+def _result(last: list[bytes]) -> dict[str, Any] | None:
+    try:
+        found = json.loads(last[0]) if last else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

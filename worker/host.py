@@ -1,0 +1,173 @@
+"""The handler host: the child process in which handlers run. It stays, so that what a module loads is loaded once.
+
+stdout and stderr are logs/handler.log; the agent is spoken to over a socket, and when that closes the agent is gone: then
+the host ends with everything it started, rather than compute for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+from . import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TRACEBACK_CHARS = 2_000  # of a failed handler's, innermost end
+OOM_SCORE = "500"  # the kernel should take the handler before the agent that reports it
+_PR_SET_PDEATHSIG = 1
+
+
+class Cancelled(BaseException):
+    """Raised in the handler's main thread when it must end; not an Exception, so that few handlers swallow it."""
+
+
+class Channel:
+    """JSON lines to and from the agent; any thread may speak, one listens."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._socket = source
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._replies: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
+        self.requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            self._socket.sendall(line)
+
+    def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send and wait for the reply. Raises TimeoutError."""
+        reply: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        with self._lock:
+            self._seq += 1
+            seq = self._seq
+            self._replies[seq] = reply
+        try:
+            self.send({**message, "seq": seq})
+            return reply.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no reply from the agent within {timeout_s:g} s") from None
+        finally:
+            del self._replies[seq]
+
+    def listen(self, terminate: threading.Event) -> None:
+        """Until the agent has gone; then end this whole session."""
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                if message["op"] == "reply":
+                    waiting = self._replies.get(message["seq"])
+                    if waiting:
+                        waiting.put(message)
+                elif message["op"] == "terminate":
+                    terminate.set()
+                else:
+                    self.requests.put(message)
+        mark = os.environ.get(processes.MARK, "")
+        if mark:
+            processes.end(os.getsid(0), mark, 0.0)
+        os.killpg(0, signal.SIGKILL)
+
+
+def serve(fd: int) -> int:
+    """Run what the agent asks for, one after the other; returns when told to end."""
+    host = os.getpid()
+    channel, terminate = Channel(socket.socket(fileno=fd)), threading.Event()
+    die_with_parent()
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write(OOM_SCORE)
+
+    def on_term(number: int, _: object) -> None:
+        if os.getpid() != host:  # forked by the handler: it never asked for our manners
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        raise Cancelled
+
+    try:
+        signal.signal(signal.SIGTERM, on_term)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        threading.Thread(target=channel.listen, args=(terminate,), name="agent", daemon=True).start()
+        while True:
+            request = channel.requests.get()  # no timeout: the listener ends the process when the agent has gone
+            channel.send(_run(request, channel, terminate))
+    except Cancelled:
+        return 143  # 128 + SIGTERM, as a shell would say
+
+
+def die_with_parent() -> None:
+    """Linux: have the kernel end this process with its parent, even while a handler holds the interpreter's lock."""
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) -> dict[str, Any]:
+    """The last message about one request."""
+    from . import commands  # noqa: PLC0415 pathlib and subprocess, when there is something to run
+    from .task import Task  # noqa: PLC0415
+
+    if request["op"] == "program":
+        return commands.program(request, terminate)
+    task = Task(request, channel)
+    note(f"task {task.id} attempt {task.attempt} begins: {request['handler']}")
+    try:
+        os.chdir(task.dir)
+        if request["handler"].startswith("cmd:"):
+            last = commands.run(request["handler"][4:], task)
+        else:
+            last = task.ended(_function(request["handler"])(task.params, task))
+        json.dumps(last, allow_nan=False)
+    except Cancelled:
+        task.cancelled = True
+        note(f"task {task.id} attempt {task.attempt} cancelled")
+        raise
+    except BaseException as error:  # noqa: BLE001 a handler's, SystemExit included: it is the task that failed, not the host
+        traceback.print_exc()
+        last = _failure(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.chdir("/")
+    note(f"task {task.id} attempt {task.attempt} ends: {last['op']}")
+    return last
+
+
+def _function(handler: str) -> Any:
+    module, _, path = handler.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    from .transfers import TransferError  # noqa: PLC0415
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {
+        "op": "failed",
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": text[-TRACEBACK_CHARS:],
+        "retryable": bool(getattr(error, "retryable", True)),
+        "point": "Completion" if isinstance(error, TransferError) else "Processing",
+    }
+
+
+def note(text: str) -> None:
+    """A line of our own in handler.log."""
+    os.write(2, f"--- {text}\n".encode("utf-8", "replace"))

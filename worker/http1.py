@@ -1,0 +1,193 @@
+"""One kept-alive HTTP/1.1 connection: POST and the answer, under a deadline.
+
+http.client would do, but loading it (with email and ssl) costs more than all the rest of the agent's start.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .life import Life
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_BODY_BYTES = 64 << 20
+CONNECT_TIMEOUT_S = 10.0
+NO_CONTENT, NOT_MODIFIED = 204, 304
+
+
+class Unreachable(Exception):
+    """No clear answer: it may or may not have been done."""
+
+
+class Interrupted(Exception):
+    """The agent has something better to do than wait for this answer; it may or may not have been done."""
+
+
+class Connection:
+    """To one server; made when needed, made again when broken. Belongs to one thread."""
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        authority, slash, path = rest.partition("/")
+        self.prefix = f"{slash}{path}".rstrip("/")
+        self._authority = authority.rpartition("@")[2]
+        host, colon, port = self._authority.rpartition(":")
+        if not colon or port.endswith("]"):  # no port, or the end of an IPv6 address
+            host, port = self._authority, "443" if scheme == "https" else "80"
+        self._tls = scheme == "https"
+        self._host, self._port = host.strip("[]"), int(port)
+        self._socket: socket.socket | None = None
+        self._used = False
+
+    def post(self, path: str, headers: str, body: bytes, deadline: float, life: Life | None = None) -> tuple[int, bytes]:
+        """Status and body of the answer. Raises Unreachable, or Interrupted when `life` wants the waiting to end."""
+        head = f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        while True:
+            reused = self._socket is not None
+            try:
+                return self._exchange(head.encode("latin-1") + body, deadline, life)
+            except (OSError, ValueError) as error:
+                untouched = self._socket is not None and not self._used
+                self.close()
+                # A server may end an idle connection just as we write: that is no sign of trouble.
+                if not (reused and untouched):
+                    raise Unreachable(f"{type(error).__name__}: {error}") from None
+            except Interrupted:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _exchange(self, request: bytes, deadline: float, life: Life | None) -> tuple[int, bytes]:
+        self._used = False
+        if self._socket is None:
+            self._socket = self._connect(deadline)
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(request)
+        if life is not None:
+            _wait_readable(self._socket, deadline, life)
+        answer = _Answer(self._socket, deadline)
+        try:
+            status, body, keep = answer.read()
+        finally:
+            self._used = answer.began
+        if not keep:
+            self.close()
+        return status, body
+
+    def _connect(self, deadline: float) -> socket.socket:
+        made = socket.create_connection((self._host, self._port), timeout=min(CONNECT_TIMEOUT_S, _left(deadline)))
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls:
+                import ssl  # noqa: PLC0415 10 ms that plain HTTP need not pay
+
+                made = ssl.create_default_context().wrap_socket(made, server_hostname=self._host)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+
+class _Answer:
+    """Reads one response from a socket."""
+
+    def __init__(self, source: socket.socket, deadline: float) -> None:
+        self._source, self._deadline = source, deadline
+        self._buffer = b""
+        self.began = False  # whether any byte came
+
+    def read(self) -> tuple[int, bytes, bool]:
+        """(status, body, whether the connection can be used again). Raises OSError, ValueError."""
+        status = 100
+        while 100 <= status < 200:  # noqa: PLR2004 interim answers
+            lines = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+            version, _, rest = lines[0].partition(" ")
+            if not version.startswith("HTTP/1."):
+                raise ValueError("the answer is not HTTP/1")
+            status = int(rest[:3])
+        pairs = (line.partition(":") for line in lines[1:])
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        keep = version != "HTTP/1.0" and headers.get("connection", "").lower() != "close"
+        if status in {NO_CONTENT, NOT_MODIFIED}:
+            return status, b"", keep
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            return status, self._chunks(), keep
+        if "content-length" in headers:
+            return status, self._exactly(int(headers["content-length"])), keep
+        return status, self._rest(), False
+
+    def _chunks(self) -> bytes:
+        parts = []
+        while size := int(self._until(b"\r\n").split(b";")[0], 16):
+            parts.append(self._exactly(size))
+            self._until(b"\r\n")
+        while self._until(b"\r\n"):
+            pass  # trailers
+        return b"".join(parts)
+
+    def _until(self, mark: bytes) -> bytes:
+        while mark not in self._buffer:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                raise ValueError(f"a header longer than {MAX_HEAD_BYTES} bytes")
+            self._more()
+        found, _, self._buffer = self._buffer.partition(mark)
+        return found
+
+    def _exactly(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_BODY_BYTES:
+            raise ValueError(f"an answer of {size} bytes")
+        parts, have = [self._buffer], len(self._buffer)
+        while have < size:
+            self._buffer = b""
+            self._more()
+            parts.append(self._buffer)
+            have += len(self._buffer)
+        whole = b"".join(parts)
+        self._buffer = whole[size:]
+        return whole[:size]
+
+    def _rest(self) -> bytes:
+        parts, have = [self._buffer], len(self._buffer)
+        while have <= MAX_BODY_BYTES:
+            self._source.settimeout(_left(self._deadline))
+            more = self._source.recv(64 << 10)
+            if not more:
+                return b"".join(parts)
+            parts.append(more)
+            have += len(more)
+        raise ValueError("an endless answer")
+
+    def _more(self) -> None:
+        self._source.settimeout(_left(self._deadline))
+        more = self._source.recv(64 << 10)
+        if not more:
+            raise ConnectionResetError("the server closed the connection")
+        self.began = True
+        self._buffer += more
+
+
+def _wait_readable(source: socket.socket, deadline: float, life: Life) -> None:
+    """Until the first byte of the answer is here, or the agent no longer wants to wait."""
+    while not life.impatient():
+        ready = select.select([source, life.wake_fd], [], [], _left(deadline))[0]
+        if source in ready:
+            return
+        if not ready:
+            raise TimeoutError("no answer in time")
+        life.drain_wake()
+    raise Interrupted
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left

@@ -1,0 +1,111 @@
+"""What the agent's main thread, its heartbeat and its signal handlers share: what is held, what is wanted, who was heard.
+
+Signal handlers only set an attribute and write one byte to a pipe: no lock is taken there. Every wait of the main thread
+includes that pipe, so that nothing said to the agent has to wait for a timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+
+from . import protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MIN_FAILURES = 3  # in a row before the dead-man's switch may act: a pod frozen for an hour first asks
+
+
+class Held:
+    """One claimed task and what has been said about it; fenced or cancelled by the heartbeat, run by the main thread."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.task = task
+        self.id: str = task["id"]
+        self.attempt: int = task["attempt"]
+        self.progress: dict[str, Any] | None = None
+        self.cancelled = False
+        self.fenced = False
+
+    @property
+    def unwanted(self) -> bool:
+        return self.cancelled or self.fenced
+
+
+class Life:
+    """The agent's situation."""
+
+    def __init__(self, deadman_s: float) -> None:
+        self.wake_fd, self._wake_end = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._wake_end, False)
+        self.ending: str | None = None  # why the agent must give up what it holds
+        self.draining = False
+        self.running: Held | None = None
+        self.health: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._held: dict[str, Held] = {}
+        self._deadman_s = deadman_s
+        self._heard_at = time.monotonic()
+        self._failures = 0
+
+    def hold(self, task: dict[str, Any]) -> Held:
+        with self._lock:
+            return self._held.setdefault(task["id"], Held(task))
+
+    def let_go(self, held: Held) -> None:
+        with self._lock:
+            self._held.pop(held.id, None)
+
+    def held(self) -> list[Held]:
+        with self._lock:
+            return list(self._held.values())
+
+    def end(self, reason: str) -> None:
+        """Give up what is held and exit; the first reason stays. Safe in a signal handler."""
+        if self.ending is None:
+            self.ending = reason
+        self.wake()
+
+    def obey(self, answer: dict[str, Any]) -> None:
+        """Take `outcome` and `wanted` of an answer to register, claim or heartbeat to heart."""
+        if answer.get("outcome") == protocol.FENCED:
+            self.end("superseded by another launch")
+        elif answer.get("wanted") == protocol.STOP:
+            self.end("told to stop")
+        elif answer.get("wanted") == protocol.DRAIN:
+            self.draining = True
+            self.wake()
+
+    def heard(self) -> None:
+        self._heard_at = time.monotonic()
+        self._failures = 0
+
+    def unheard(self) -> None:
+        """One more call without an answer; after `deadman_s` of nothing else the agent ends itself."""
+        self._failures += 1
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s >= self._deadman_s and self._failures >= MIN_FAILURES:
+            self.end(f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)")
+
+    def impatient(self) -> bool:
+        """Whether a long wait for an answer should be broken off."""
+        return self.ending is not None or self.draining or (self.running is not None and self.running.unwanted)
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is awake already
+            os.write(self._wake_end, b"x")
+
+    def drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_fd, 4096)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, unless there is news."""
+        if select.select([self.wake_fd], [], [], max(0.0, seconds))[0]:
+            self.drain_wake()

@@ -1,0 +1,84 @@
+"""The worker RPC: one call, its answer or its refusal. Which calls to repeat is the caller's business; all may be."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from . import protocol
+from .http1 import Connection, Unreachable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .config import Config
+    from .life import Life
+
+CALL_S = 10.0  # deadline of one call, apart from a claim's own wait
+REFUSALS = {400, 403, 409, 413, 422}  # statuses that say something about the call; all others are about the server
+
+
+class Refused(Exception):
+    """The other side understood and declined; a `final` refusal holds for everything this worker may ever ask."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}
+
+
+class Rpc:
+    """One thread's line to the orchestrator."""
+
+    def __init__(self, config: Config, life: Life) -> None:
+        self._connection = Connection(config.api_url)
+        self._life = life
+        self._who = {"p_worker_id": config.worker_id, "p_nonce": config.nonce}
+        self._headers = (
+            f"Authorization: Bearer {config.token}\r\n"
+            "Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: orchestrator-worker\r\n"
+        )
+
+    def call(
+        self, function: str, args: dict[str, Any], *, deadline_s: float = CALL_S, interruptible: bool = False
+    ) -> dict[str, Any]:
+        """The answer. Raises Unreachable, Refused, and Interrupted if `interruptible` and the agent is wanted elsewhere."""
+        body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
+        try:
+            status, content = self._connection.post(
+                f"/rest/v1/rpc/{function}", self._headers, body, time.monotonic() + deadline_s,
+                self._life if interruptible else None,
+            )  # fmt: skip
+            answer = _object(status, content)
+        except Unreachable:
+            self._life.unheard()
+            raise
+        if status == 200:  # noqa: PLR2004
+            self._life.heard()
+            return answer
+        code = str(answer.get("code") or "")
+        final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}
+        if final or (status in REFUSALS and code):
+            self._life.heard()
+            raise Refused(code, str(answer.get("message") or ""))
+        self._life.unheard()
+        raise Unreachable(f"HTTP {status} {code}: {answer.get('message')}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _object(status: int, content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise Unreachable(f"HTTP {status} with {len(content)} bytes that are not a JSON object")
+    return answer
+
+
+def backoff_s(tries: int) -> float:
+    """Seconds to wait after the n-th failure in a row: 0.25, 0.5, 1, 2, 4, 8, 8, …"""
+    return min(8.0, 0.25 * 2.0 ** min(tries - 1, 10))

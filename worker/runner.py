@@ -1,0 +1,154 @@
+"""Runs one task in the handler host it belongs to, and says how it ended.
+
+A host stays warm between tasks, so that what a handler's module loads (a model) is loaded once. After a timeout, a
+cancellation, an exhausted GPU or a death the host and everything it started are gone, and the next task gets a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+
+from . import exits, protocol
+from .children import Child
+from .exits import Outcome, failed
+from .http1 import Interrupted, Unreachable
+from .rpc import Refused, Rpc
+from .usercode import unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .config import Config, RunDir
+    from .journal import Journal
+    from .life import Held, Life
+
+MAX_WARM = 4  # hosts kept at once; the one used longest ago goes first
+POLL_S = 0.5  # between looks at a child that says nothing
+LOG_TAIL_BYTES = 64 << 10  # of the attempt's own log that is searched for causes
+DETAIL_CHARS = 2_000  # of it that goes into the failure report
+COMMAND = "cmd:"
+
+
+class Runner:
+    """Belongs to the agent's main thread."""
+
+    def __init__(self, config: Config, run: RunDir, pyz: str, life: Life, journal: Journal, rpc: Rpc) -> None:
+        self._config, self._run, self._pyz = config, run, pyz
+        self._life, self._journal, self._rpc = life, journal, rpc
+        self._warm: dict[str, Child] = {}  # by module, in order of last use
+        self._started = 0
+
+    def run(self, held: Held) -> Outcome:
+        """Run the task to its end."""
+        handler = self._config.handlers.get(held.task["task_type"])
+        if handler is None:
+            why = f"this worker has no handler for the task type {held.task['task_type']!r}: see WORKER_HANDLERS"
+            return failed("NO_HANDLER", why, "exception")
+        key = COMMAND if handler.startswith(COMMAND) else handler.partition(":")[0]
+        try:
+            child = self._child(key)
+        except OSError as error:
+            return failed("HANDLER_NOT_STARTED", f"{type(error).__name__}: {error}", "exception")
+        folder = self._run.at("tasks", re.sub(r"[^A-Za-z0-9_-]", "_", f"{held.id}-{held.attempt}"))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        self._life.running = held
+        try:
+            outcome = self._attempt(child, held, handler, folder)
+        finally:
+            self._life.running = None
+            shutil.rmtree(folder, ignore_errors=True)
+        if child.closed:
+            self._warm.pop(key, None)
+        return outcome
+
+    def close(self) -> None:
+        """End every host."""
+        while self._warm:
+            self._warm.popitem()[1].end()
+
+    def spawn(self, *, own: bool) -> Child:
+        """A new host. Raises OSError."""
+        self._started += 1
+        code_dir = unpack(os.path.dirname(self._pyz), self._config.user_code)
+        child = Child(self._config, self._run, self._pyz, code_dir, number=self._started, own=own)
+        self._journal.log("host_started", pid=child.pid)
+        return child
+
+    def _child(self, key: str) -> Child:
+        child = self._warm.pop(key, None)
+        while len(self._warm) >= MAX_WARM:
+            self._warm.pop(next(iter(self._warm))).end()
+        if child is None or child.closed:
+            child = self.spawn(own=key == COMMAND)
+        self._warm[key] = child
+        return child
+
+    def _attempt(self, child: Child, held: Held, handler: str, folder: str) -> Outcome:
+        log_from, kills = os.path.getsize(self._run.log("handler")), exits.oom_kills(self._config.system_root)
+        timeout_s = float(held.task.get("timeout_s") or self._config.default_timeout_s)
+        child.send({
+            "op": "run", "handler": handler, "task": held.task, "dir": folder, "patience_s": self._config.deadman_s,
+        })  # fmt: skip
+        message, outcome = self._attend(child, held, time.monotonic() + timeout_s, timeout_s)
+        if outcome is not None:
+            child.end()
+            return outcome
+        if message and message["op"] == "done":
+            return Outcome("done", location=message["output_location"], result=message["result_data"])
+        status = child.end() if message is None else message.get("status")
+        log, kills_now = self._log_since(log_from), exits.oom_kills(self._config.system_root)
+        fresh_kills = None if kills is None or kills_now is None else kills_now - kills
+        if message is None or "status" in message:
+            exit_class, code, text = exits.of_process(status, fresh_kills, log)
+        else:
+            exit_class, code, text = exits.of_exception(message["type"], message["message"], fresh_kills, log)
+        if exit_class in {"oom", "vram_oom"}:
+            child.end()  # what it holds of the memory goes with it
+        told = message or {}
+        return failed(
+            code, text, exit_class, point=told.get("point", "Processing"), retryable=told.get("retryable", True),
+            type=told.get("type"), traceback=told.get("traceback"), log=log[-DETAIL_CHARS:], status=status,
+        )  # fmt: skip
+
+    def _attend(
+        self, child: Child, held: Held, deadline: float, timeout_s: float
+    ) -> tuple[dict[str, Any] | None, Outcome | None]:
+        """Serve the child until its last message (None: it died), or until the attempt must end (the outcome)."""
+        while True:
+            if held.fenced:
+                return None, Outcome("dropped")
+            if self._life.ending:
+                return None, Outcome("stopped")
+            if held.cancelled:
+                return None, failed("CANCELLED", "cancelled on request", "cancelled", retryable=False)
+            if time.monotonic() >= deadline:
+                return None, failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
+            for message in child.receive(min(POLL_S, deadline - time.monotonic()), self._life):
+                if message["op"] == "progress":
+                    held.progress = {"fraction": message["fraction"], "message": message["message"]}
+                elif message["op"] == "grants":
+                    child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
+                else:
+                    return message, None
+            if child.closed:
+                return None, None
+
+    def _grants(self, items: list[dict[str, str]]) -> dict[str, Any]:
+        """One try, so that a cancellation is never far away; the child asks again."""
+        try:
+            answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, interruptible=True)
+        except (Unreachable, Interrupted) as error:
+            return {"error": f"{type(error).__name__}: {error}", "final": False}
+        except Refused as error:
+            return {"error": str(error), "final": True}
+        return {"items": answer.get("items") or [], "refused": answer.get("refused") or []}
+
+    def _log_since(self, offset: int) -> str:
+        with open(self._run.log("handler"), "rb") as file:
+            file.seek(max(offset, os.path.getsize(self._run.log("handler")) - LOG_TAIL_BYTES))
+            return file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
