@@ -143,6 +143,14 @@ def ago(value: Any, now: datetime) -> float | None:
     return None if then is None else (now - then).total_seconds()
 
 
+def relative(value: Any, now: datetime) -> str:
+    """`6m02s ago`, `in 33s`; a dash for unknown."""
+    seconds = ago(value, now)
+    if seconds is None:
+        return "–"
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
 def clock(value: Any) -> str:
     """`2026-11-20 22:31:04Z`."""
     then = moment(value)

@@ -30,6 +30,7 @@ NO_BUCKET = Kind("E030", 1, "the log bucket does not answer", "check S3_ENDPOINT
 LOG_OBJECT_GONE = Kind(
     "E031", 1, "a log object is not in the bucket", "check S3_BUCKET, S3_PREFIX and its lifecycle rules"
 )
+LOG_OBJECT_BAD = Kind("E032", 1, "a log object is not what was shipped", "see who else writes to the bucket")
 NO_WORKER = Kind("E040", 3, "no such worker", "python -m orchestrator list --all")
 NO_TASK = Kind("E041", 3, "no such task", "python -m orchestrator tasks list")
 CONFIRM = Kind("E050", 2, "this needs a yes, and there is no terminal to ask on", "repeat it with --force")

@@ -6,7 +6,6 @@ each call, so that revoking is one update of its row.
 
 import math
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
 from typing import Any
 
 import jwt
@@ -27,12 +26,11 @@ class InvalidToken(Exception):
     """The token proves nothing; the text says why, without the token."""
 
 
-def mint(secret: str, worker_id: str, jti: str, now: datetime, ttl_s: float) -> str:
-    """A token for one worker that expires `ttl_s` seconds after `now`."""
+def mint(secret: str, worker_id: str, jti: str, now: float, ttl_s: float) -> str:
+    """A token for one worker that expires `ttl_s` seconds after `now`, in seconds since the epoch."""
     if not ID_PATTERN.fullmatch(worker_id) or not jti:
         raise ValueError(f"not a worker id and a jti: {worker_id!r}, {jti!r}")
-    issued = math.floor(now.timestamp())
-    expires = math.ceil((now + timedelta(seconds=ttl_s)).timestamp())
+    issued, expires = math.floor(now), math.ceil(now + ttl_s)
     claims = {"sub": worker_id, "role": ROLE, "jti": jti, "iat": issued, "exp": expires, "iss": ISSUER}
     return jwt.encode(claims, secret, algorithm=ALGORITHM)
 

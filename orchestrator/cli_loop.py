@@ -1,0 +1,189 @@
+"""The commands about the loop itself and its database: run, once, plan, pause, resume, migrate, demo."""
+
+import asyncio
+import dataclasses
+import runpy
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from orchestrator.cli_render import Output, json_option, numbers, one_line
+from orchestrator.cli_session import opened_store, runs, settings_for
+from orchestrator.diagnostics.errors import MISSING_PART, NO_PROVIDER, Failure
+
+if TYPE_CHECKING:
+    from orchestrator.core.actions import Plan
+    from orchestrator.core.model import Snapshot
+
+HAS_CHANGES = 2  # exit code of a plan that would act
+BOOKKEEPING = ("Climb", "Wait")  # actions that change neither the fleet nor a task
+
+
+@click.command()
+def run() -> int:
+    """Run the orchestrator until SIGTERM or Ctrl-C.
+
+    Several may run on one database: one leads, the others stand by. Stopping it leaves the pods alone.
+    """
+    settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
+    from orchestrator import wiring
+
+    return asyncio.run(wiring.run(settings))
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def once(output: Output) -> int:
+    """Run one tick, wait for its effects, stop. Exit 1 if another orchestrator leads."""
+    settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
+    from orchestrator import wiring
+
+    made = asyncio.run(wiring.once(settings))
+    if output.json:
+        output.document(led=made is not None, **({} if made is None else _plan_json(made)))
+    elif made is None:
+        output.say("Another orchestrator leads; nothing was done.")
+    else:
+        _show_plan(output, made)
+    return 1 if made is None else 0
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def plan(output: Output) -> int:
+    """Show what the next tick would do; write nothing. Exit 2 if it would act."""
+    settings = settings_for("database", "cloud")
+    from orchestrator import wiring
+
+    seen, made = asyncio.run(wiring.dry_run(settings))
+    if seen.pods is None:
+        raise Failure(NO_PROVIDER, why="RunPod gave no complete list of pods, so a plan would be a guess")
+    would_act = any(type(action).__name__ not in BOOKKEEPING for action in made.actions)
+    if output.json:
+        output.document(would_act=would_act, observed=_seen_json(seen), **_plan_json(made))
+    else:
+        _show_seen(output, seen)
+        _show_plan(output, made)
+        if not would_act:
+            output.say("The next tick would change nothing.")
+    return HAS_CHANGES if would_act else 0
+
+
+@click.command()
+@click.option("--reason", default="paused by the operator", show_default=True, help="Shown wherever it is felt.")
+@json_option
+@click.pass_obj
+@runs
+async def pause(output: Output, reason: str) -> None:
+    """Stop spawning; running workers go on, idle ones still end."""
+    async with opened_store() as store:
+        await store.pause(reason)
+    _show_paused(output, reason)
+
+
+@click.command()
+@json_option
+@click.pass_obj
+@runs
+async def resume(output: Output) -> None:
+    """Spawn again."""
+    async with opened_store() as store:
+        await store.pause(None)
+    _show_paused(output, None)
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def migrate(output: Output) -> None:
+    """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator."""
+    url = settings_for("database").database_url
+    assert url is not None  # noqa: S101  settings_for() has seen to it
+    from orchestrator.migrate import migrate as bring_up
+
+    report = asyncio.run(bring_up(url.get_secret_value()))
+    if output.json:
+        output.document(applied=report.applied, notes=report.notes)
+        return
+    for version in report.applied:
+        output.show(f"applied {version}")
+    for note in report.notes:
+        output.say(note)
+    if not report.applied:
+        output.show("The schema is up to date.")
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def demo(arguments: tuple[str, ...]) -> None:
+    """The whole thing on this machine, with an emulated RunPod; `demo --help` has its options."""
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module("orchestrator.demo", run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        raise Failure(MISSING_PART, why=f"the demo needs {error.name}", fix="./run demo") from None
+
+
+def _plan_json(made: "Plan") -> dict[str, Any]:
+    return {
+        "verdicts": [dataclasses.asdict(verdict) for verdict in made.verdicts],
+        "actions": [{"kind": type(action).__name__.lower(), **dataclasses.asdict(action)} for action in made.actions],
+    }
+
+
+def _seen_json(seen: "Snapshot") -> dict[str, Any]:
+    return {
+        "at": seen.now,
+        "pods": len(seen.pods or ()),
+        "workers": dict(Counter(worker.state.value for worker in seen.workers)),
+        "demand": [dataclasses.asdict(demand) for demand in seen.demand],
+        "paused": seen.paused,
+    }
+
+
+def _show_seen(output: Output, seen: "Snapshot") -> None:
+    states = numbers(Counter(worker.state.value for worker in seen.workers)) or "none"
+    output.say(f"observed: {len(seen.pods or ())} pods in the account; workers: {states}")
+    for demand in seen.demand:
+        blocked = f"; blocked: {numbers(demand.blocked)}" if any(demand.blocked.values()) else ""
+        output.say(f"queue {demand.pool}: {demand.claimable} claimable, {demand.running} running{blocked}")
+    if seen.paused:
+        output.say(f"spawning is paused: {seen.paused}", "yellow")
+
+
+def _show_plan(output: Output, made: "Plan") -> None:
+    verdicts = Table("pool", "target", "because", "blocked", box=None, header_style="bold", pad_edge=False)
+    for verdict in made.verdicts:
+        verdicts.add_row(
+            verdict.pool, str(verdict.target), one_line(verdict.rule), one_line("; ".join(verdict.blocked))
+        )
+    actions = Table("action", "what", "why", box=None, header_style="bold", pad_edge=False)
+    for action in made.actions:
+        facts = dataclasses.asdict(action)
+        what = " ".join(str(facts[name]) for name in ("worker_id", "pod_id") if facts.get(name))
+        if offer := getattr(action, "offer", None):
+            what += f" on {offer.key}"
+        actions.add_row(
+            type(action).__name__.lower(), what, one_line(facts.get("reason") or facts.get("waiting_for") or "")
+        )
+    output.show(verdicts)
+    if made.actions:
+        output.show("", actions)
+
+
+def _show_paused(output: Output, reason: str | None) -> None:
+    if output.json:
+        output.document(paused=reason)
+    elif reason is None:
+        output.show("Spawning is resumed.")
+    else:
+        output.show(f"Spawning is paused: {one_line(reason)}")
+        output.say("python -m orchestrator resume ends it.")

@@ -1,0 +1,58 @@
+"""What the probes say of each state of the daemon."""
+
+from orchestrator.web.health import Health
+
+START_S = 1_000.0
+
+
+def _health() -> Health:
+    return Health(started_at_s=START_S, dead_after_s=120)
+
+
+def test_a_process_that_has_just_started_is_alive_and_not_ready() -> None:
+    """A platform must not send it traffic yet, nor kill it."""
+    health = _health()
+    assert health.alive(START_S + 5)
+    assert not health.ready(START_S + 5)
+    assert health.report(START_S + 5)["role"] == "starting"
+
+
+def test_leader_and_standby_are_ready_alike() -> None:
+    """A rolling deploy waits for the new process to be ready, and that one waits for the old to go."""
+    for become in (Health.leads, Health.stands_by):
+        health = _health()
+        health.ticked(START_S + 1)
+        become(health, 7, "host:1")
+        assert health.ready(START_S + 2)
+        assert health.report(START_S + 2) | {"role": None} == {
+            "status": "ok",
+            "role": None,
+            "term": 7,
+            "leader": "host:1",
+            "last_tick_age_s": 1.0,
+            "database_answered": True,
+            "reason": None,
+        }
+
+
+def test_a_failing_database_is_a_reason_and_no_death() -> None:
+    """Restarting the process would not mend the database."""
+    health = _health()
+    health.leads(1, "host:1")
+    health.ticked(START_S + 100)
+    health.failed("Unavailable: connection refused")
+    assert health.alive(START_S + 101)
+    report = health.report(START_S + 101)
+    assert (report["status"], report["reason"]) == ("degraded", "Unavailable: connection refused")
+    health.recovered()
+    assert health.report(START_S + 101)["status"] == "ok"
+
+
+def test_a_loop_that_no_longer_turns_is_dead() -> None:
+    """Only then does the platform start the process anew."""
+    health = _health()
+    health.leads(1, "host:1")
+    health.ticked(START_S + 1)
+    assert not health.alive(START_S + 122)
+    assert not health.ready(START_S + 122)
+    assert "no tick for 121 s" in health.report(START_S + 122)["reason"]
