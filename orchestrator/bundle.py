@@ -1,4 +1,4 @@
-"""What is pushed to a pod: the agent as one .pyz, and the user's code as one .zip; the same input gives the same bytes."""
+"""What is pushed to a pod: the agent as one .pyz, the user's code as one .zip; the same input gives the same bytes."""
 
 import hashlib
 import io
@@ -55,7 +55,8 @@ def _user_code(root: Path) -> bytes:
             size += path.stat().st_size
             if size > MAX_CODE_BYTES:
                 raise BadCode(
-                    f"the code in {root} is larger than {MAX_CODE_BYTES >> 20} MB (counted up to {path.relative_to(root)}); "
+                    f"the code in {root} is larger than {MAX_CODE_BYTES >> 20} MB (counted up to "
+                    f"{path.relative_to(root)}); "
                     "keep models and data out of WORKER_CODE_DIR and fetch them in the handler or the set-up command"
                 )
             files.append((path.relative_to(root).as_posix(), path.read_bytes(), os.access(path, os.X_OK)))

@@ -1,13 +1,12 @@
 """The agent's main loop: register, claim, run, report; until it is told to end, or nobody answers any more.
 
-What it promises: a finished result is offered until somebody acknowledges it; a claim is repeated under its number until
-it was answered, so that a lost reply loses no task; a task that was fenced is dropped without a word.
+What it promises: a finished result is offered until somebody acknowledges it; a claim is repeated under its number
+until it was answered, so that a lost reply loses no task; a task that was fenced is dropped without a word.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -185,15 +184,17 @@ class Agent:
             if answer is None and not held.fenced:
                 self._journal.log("task_undelivered", task=held.id, attempt=held.attempt, why=self.life.ending)
             elif answer is not None:
-                self._journal.log("task_reported", task=held.id, attempt=held.attempt, kind=outcome.kind,
-                                  outcome=answer.get("outcome"), failure=(outcome.failure or {}).get("message"))  # fmt: skip
+                why, accepted = (outcome.failure or {}).get("message"), answer.get("outcome")
+                self._journal.log(
+                    "task_reported", task=held.id, attempt=held.attempt, kind=outcome.kind, outcome=accepted, why=why
+                )
             break
         if held.fenced or outcome.kind == "dropped":
             self._journal.log("task_dropped", task=held.id, attempt=held.attempt)
         self.life.let_go(held)
 
     def _until_answered(self, function: str, args: dict[str, Any], held: Held | None = None) -> dict[str, Any] | None:
-        """The answer; None when the agent must end first, or `held` was fenced. Raises Refused when it is about `held`."""
+        """The answer; None if the agent must end first or `held` was fenced. Raises Refused when it is about `held`."""
         tries, farewell = 0, 0.0
         while not (held and held.fenced):
             if self.life.ending:

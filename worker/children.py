@@ -1,4 +1,4 @@
-"""One handler host, seen from the agent: a child in a session of its own, spoken to in JSON lines over a socket pair."""
+"""One handler host, seen from the agent: a child in its own session, spoken to in JSON lines over a socket pair."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Child:
     def receive(self, timeout_s: float, life: Life) -> list[dict[str, Any]]:
         """What the child has said; empty after `timeout_s`, at a wake-up, or when it has gone (`closed`)."""
         if not self.closed:
-            ready = select.select([self._socket, life.wake_fd], [], [], max(0.0, timeout_s))[0]
+            ready = select.select([self._socket.fileno(), life.wake_fd], [], [], max(0.0, timeout_s))[0]
             if life.wake_fd in ready:
                 life.drain_wake()
-            if self._socket in ready:
+            if self._socket.fileno() in ready:
                 self._read()
             elif self._process.poll() is not None:
                 self.closed = True  # its own children may still hold the other end

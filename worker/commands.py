@@ -20,7 +20,7 @@ LINGER_S = 1.0  # for output of a command that has ended while a child of it kee
 
 
 def run(command: str, task: Task) -> dict[str, Any]:
-    """Run a command on one task: params as JSON on stdin, ./output/ uploaded afterwards, last line of stdout as result."""
+    """Run a command on one task: the task on stdin, ./output/ uploaded afterwards, last line of stdout as result."""
     os.makedirs("output", exist_ok=True)
     given = {
         "id": task.id,
@@ -67,7 +67,7 @@ def program(request: dict[str, Any], terminate: threading.Event) -> dict[str, An
 
 
 def argv(command: str) -> list[str]:
-    """The command's words; those that begin with ./ and are in the user's code are meant there, not in the task's directory."""
+    """The command's words; one that begins with ./ and is in the user's code means that file, wherever it runs."""
     code_dir = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]
     words = []
     for word in shlex.split(command):
@@ -77,7 +77,7 @@ def argv(command: str) -> list[str]:
 
 
 def _copy(source: IO[bytes], last: list[bytes]) -> None:
-    """stdout line by line into the log, remembering the last line."""
+    """Standard output line by line into the log, remembering the last line."""
     for line in iter(lambda: source.readline(LAST_LINE_BYTES), b""):
         os.write(sys.stdout.fileno(), line)
         if line.strip():

@@ -1,4 +1,4 @@
-"""How an attempt ended: the exit class, from the exit status, the cgroup's OOM counter and what the log says (guards U3, U10)."""
+"""How an attempt ended: its exit class, from exit status, the cgroup's OOM counter and the log (guards U3, U10)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The handler host: the child process in which handlers run. It stays, so that what a module loads is loaded once.
 
-stdout and stderr are logs/handler.log; the agent is spoken to over a socket, and when that closes the agent is gone: then
-the host ends with everything it started, rather than compute for nobody.
+stdout and stderr are logs/handler.log; the agent is spoken to over a socket, and when that closes the agent is gone:
+then the host ends with everything it started, rather than compute for nobody.
 """
 
 from __future__ import annotations

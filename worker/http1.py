@@ -43,9 +43,12 @@ class Connection:
         self._socket: socket.socket | None = None
         self._used = False
 
-    def post(self, path: str, headers: str, body: bytes, deadline: float, life: Life | None = None) -> tuple[int, bytes]:
+    def post(
+        self, path: str, headers: str, body: bytes, deadline: float, life: Life | None = None
+    ) -> tuple[int, bytes]:
         """Status and body of the answer. Raises Unreachable, or Interrupted when `life` wants the waiting to end."""
-        head = f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        head = f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{headers}"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         while True:
             reused = self._socket is not None
             try:
@@ -177,8 +180,8 @@ class _Answer:
 def _wait_readable(source: socket.socket, deadline: float, life: Life) -> None:
     """Until the first byte of the answer is here, or the agent no longer wants to wait."""
     while not life.impatient():
-        ready = select.select([source, life.wake_fd], [], [], _left(deadline))[0]
-        if source in ready:
+        ready = select.select([source.fileno(), life.wake_fd], [], [], _left(deadline))[0]
+        if source.fileno() in ready:
             return
         if not ready:
             raise TimeoutError("no answer in time")

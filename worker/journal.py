@@ -1,4 +1,4 @@
-"""logs/agent.log: one JSON object a line, each written whole by one append, so that any prefix of the file is readable."""
+"""logs/agent.log: one JSON object a line, each written whole by one append: any prefix of the file is readable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Journal:
             text = text.replace(secret, "[redacted]")
         text = text.encode("utf-8", "replace").decode().replace("\0", "�")
         if len(text) > limit:
-            text = f"{text[: limit // 4]}\n[… {len(text) - limit} characters left out …]\n{text[-(limit - limit // 4) :]}"
+            cut = f"\n[… {len(text) - limit} characters left out …]\n"
+            text = text[: limit // 4] + cut + text[-(limit - limit // 4) :]
         return text
 
 

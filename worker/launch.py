@@ -1,7 +1,7 @@
 """`start`: turn a configuration on stdin into a detached agent, once.
 
-The agent holds an exclusive lock on <run dir>/agent.lock from before its birth until its end, so that however often and
-however concurrently `start` is called for a launch, one agent runs. Whoever finds the lock taken prints that agent's line.
+The agent holds an exclusive lock on <run dir>/agent.lock from before its birth until its end, so that however often
+and however concurrently `start` is called for a launch, one agent runs; who finds the lock taken prints its line.
 """
 
 from __future__ import annotations
@@ -93,16 +93,20 @@ def _lock(run: RunDir) -> int | None:
     """The locked descriptor; None when an agent of this launch runs already, or START_WAIT_S is over."""
     lock = os.open(run.at(LOCK_FILE), os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + START_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if running(run) or time.monotonic() > until:
-                os.close(lock)
-                return None
-            time.sleep(0.05)
-        else:
-            return lock
+    while _taken(lock):
+        if running(run) or time.monotonic() > until:
+            os.close(lock)
+            return None
+        time.sleep(0.05)
+    return lock
+
+
+def _taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _checked(path: str, pattern: str) -> str:

@@ -1,7 +1,7 @@
-"""What the agent's main thread, its heartbeat and its signal handlers share: what is held, what is wanted, who was heard.
+"""What the main thread, the heartbeat and the signal handlers share: what is held, what is wanted, who was heard.
 
-Signal handlers only set an attribute and write one byte to a pipe: no lock is taken there. Every wait of the main thread
-includes that pipe, so that nothing said to the agent has to wait for a timeout.
+Signal handlers only set an attribute and write one byte to a pipe: no lock is taken there. Every wait of the main
+thread includes that pipe, so that nothing said to the agent has to wait for a timeout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_FAILURES = 3  # in a row before the dead-man's switch may act: a pod frozen 
 
 
 class Held:
-    """One claimed task and what has been said about it; fenced or cancelled by the heartbeat, run by the main thread."""
+    """One claimed task and what was said about it; fenced or cancelled by the heartbeat, run by the main thread."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         self.task = task

@@ -43,7 +43,7 @@ class Rpc:
     def call(
         self, function: str, args: dict[str, Any], *, deadline_s: float = CALL_S, interruptible: bool = False
     ) -> dict[str, Any]:
-        """The answer. Raises Unreachable, Refused, and Interrupted if `interruptible` and the agent is wanted elsewhere."""
+        """The answer. Raises Unreachable, Refused; Interrupted if `interruptible` and the agent is wanted elsewhere."""
         body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
         try:
             status, content = self._connection.post(
@@ -80,5 +80,5 @@ def _object(status: int, content: bytes) -> dict[str, Any]:
 
 
 def backoff_s(tries: int) -> float:
-    """Seconds to wait after the n-th failure in a row: 0.25, 0.5, 1, 2, 4, 8, 8, …"""
+    """Seconds to wait after the n-th failure in a row: 0.25, 0.5, 1, 2, 4, then always 8."""
     return min(8.0, 0.25 * 2.0 ** min(tries - 1, 10))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import os
 import re
 import time
 from urllib.parse import urlsplit
@@ -34,7 +33,7 @@ class _Broken(Exception):
 
 
 class Door:
-    """Asks the agent for signed URLs and moves the bytes itself, so that the agent stays free to hear a cancellation."""
+    """Asks the agent for signed URLs and moves the bytes itself: the agent stays free to hear a cancellation."""
 
     def __init__(self, channel: Channel, *, patience_s: float) -> None:
         self._channel = channel
@@ -123,7 +122,7 @@ def _get(url: str, target: Path) -> None:
                     size += file.write(block)
         if length is not None and size != int(length):
             raise _Broken(f"{size} of {length} bytes arrived")
-        os.replace(part, target)
+        part.replace(target)
         return
     raise _Broken("too many redirects")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+
 def unpack(code_dir: str, sha: str | None) -> str | None:
     """The directory with the user's code, unpacked if it was not; None when there is no user code."""
     if sha is None:
@@ -20,7 +21,7 @@ def unpack(code_dir: str, sha: str | None) -> str | None:
         for entry in archive.infolist():
             path = archive.extract(entry, fresh)
             if entry.external_attr >> 16 & 0o111 and not entry.is_dir():
-                os.chmod(path, 0o755)  # zipfile forgets it, and a cmd: handler must stay executable
+                os.chmod(path, 0o755)  # noqa: S103 zipfile forgets it, and a cmd: handler must stay executable
     try:
         os.rename(fresh, target)
     except OSError:

@@ -35,7 +35,9 @@ class Orchestrator:
         self.cancel: set[str] = set()
         self.fenced: set[str] = set()
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
-        self.lose_replies_to: list[str] = []  # act on the next call to each, but cut the connection instead of answering
+        self.lose_replies_to: list[
+            str
+        ] = []  # act on the next call to each, but cut the connection instead of answering
         self.break_uploads = 0  # answer that many PUTs with a 503
         self.granted: dict[int, list[dict[str, Any]]] = {}  # by claim number
         self._server: ThreadingHTTPServer | None = None
