@@ -1,7 +1,8 @@
 """What can be made to go wrong, as a table: kind of fault -> which operation it hits and at which moment.
 
-A fault is injected with POST /__emulator__/faults {"kind", "operation", "nth", "times", "probability", "name"…}; it
-A fault is injected with POST /__emulator__/faults {"kind", "operation", "nth", "times", "probability", "name"}; it
+A fault is injected with POST /__emulator__/faults {"kind", "operation", "nth", "times", "probability", "name", …}.
+It hits the nth matching call (counted from its injection), or each matching call with a probability, at most `times`
+times; `name` is a regular expression found in the pod's name.
 """
 
 import random

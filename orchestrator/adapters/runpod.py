@@ -1,0 +1,209 @@
+"""The Cloud port on the RunPod SDK 2.x (REST v2).
+
+The SDK is synchronous and bounds each read (30 s), not the call. Each call therefore runs in a thread of its own, under
+one deadline; a call that outlives it goes on in its thread and may still be carried out: that is `Unavailable`, a lost
+reply like any other, and adoption by name covers it. The threads are daemons: a pool's threads would be joined at exit,
+and one hanging call would hold up the shutdown.
+"""
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import requests
+import runpod
+from runpod.api.rest import run_rest_request
+from runpod.error import QueryError, RunPodError
+
+from orchestrator.adapters.runpod_replies import (
+    FLEET_VARIABLE,
+    WORKER_VARIABLE,
+    Malformed,
+    page,
+    pod,
+    port_error,
+    volume,
+)
+from orchestrator.core.model import Pod, PodSpec
+from orchestrator.ports import BadSpec, NoCapacity, QuotaExceeded, RateLimited, Unavailable
+
+MAX_ATTEMPTS = 3  # of one request
+RETRY_PAUSE_S = 0.5  # doubles with each attempt
+RETRY_JITTER = 0.2  # of the pause, either way
+MAX_PAGES = 500  # of one list
+MAX_THREADS = 64  # calls under way, those included that nobody waits for any more
+Result = TypeVar("Result")
+
+
+class RunPodCloud:
+    """RunPod pods of one account; one instance per process, since the SDK's key and base URL are global."""
+
+    def __init__(self, api_key: str, *, base_url: str, concurrency: int = 8, call_timeout_s: float = 30) -> None:
+        self._api_key = api_key
+        self._call_timeout_s = call_timeout_s
+        self._slots = asyncio.Semaphore(concurrency)
+        self._threads: set[threading.Thread] = set()
+        runpod.api_key = api_key  # create_pod and terminate_pod take no key
+        os.environ["RUNPOD_API_BASE_URL"] = base_url.rstrip("/")  # the SDK reads it at each call
+        os.environ["NETRC"] = os.devnull  # requests would put a .netrc entry in place of the Bearer key
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        """Every pod of the account, all pages; Unavailable unless the list is complete and well-formed."""
+        pods: dict[str, Pod] = {}
+        for record in await self._whole_list("/v2/pods", "pods"):
+            read = _read(pod, record, "list pods")
+            pods.setdefault(read.id, read)  # a create between two pages moves a pod onto both
+        return tuple(pods.values())
+
+    async def create_pod(self, spec: PodSpec) -> Pod:
+        """The new pod. Unavailable when it may exist although no clear answer came: only a 429 is tried again."""
+        doing = f"create pod {spec.name}"
+        body = {
+            "name": spec.name,
+            "image_name": spec.image,
+            "gpu_type_id": spec.gpu_type,
+            "gpu_count": spec.gpu_count,
+            "cloud_type": spec.cloud,
+            "data_center_id": spec.data_center,
+            "container_disk_in_gb": spec.disk_gb,
+            "min_memory_in_gb": spec.min_memory_gb,
+            "min_vcpu_count": spec.min_vcpu,
+            "ports": ",".join(spec.ports),
+            "start_ssh": True,
+            "network_volume_id": spec.volume_id,
+            "volume_mount_path": spec.volume_mount_path if spec.volume_id else None,
+            "env": {
+                **spec.env,
+                "PUBLIC_KEY": spec.public_key,
+                FLEET_VARIABLE: spec.fleet_id,
+                WORKER_VARIABLE: spec.name,
+            },
+        }
+        reply = await self._call(doing, lambda: runpod.create_pod(**body), only_rate_limit=True)
+        created = _read(pod, reply, doing)
+        if created.name != spec.name or created.fleet_id != spec.fleet_id:
+            raise Unavailable(f"{doing}: the answer is about pod {created.id} named {created.name}")
+        return created
+
+    async def delete_pod(self, pod_id: str) -> bool:
+        """True if deleted by this call, False if the provider did not know it (which proves nothing)."""
+
+        def delete() -> bool:
+            try:
+                runpod.terminate_pod(pod_id)
+            except QueryError as error:
+                if error.status_code == HTTPStatus.NOT_FOUND:
+                    return False
+                raise
+            return True
+
+        try:
+            return await self._call(f"delete pod {pod_id}", delete)
+        except BadSpec as error:  # a refused delete may be taken the next time: the pod may be busy
+            raise Unavailable(str(error)) from error
+
+    async def volume_id(self, name: str) -> tuple[str, str]:
+        """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""
+        records = await self._whole_list("/v2/network-volumes", "networkVolumes")
+        volumes = [_read(volume, record, "list network volumes") for record in records]
+        found = [(volume_id, center) for volume_id, known, center in volumes if known == name]
+        if len(found) != 1:
+            names = ", ".join(sorted(known for _, known, _ in volumes)) or "none"
+            raise BadSpec(f"{len(found)} network volumes are named {name!r}; the account has: {names}")
+        return found[0]
+
+    async def close(self) -> None:
+        """Nothing to release: calls under way end with their threads, or with the process."""
+
+    async def _whole_list(self, path: str, collection: str) -> list[Any]:
+        """Every record of a paginated collection, under one deadline."""
+        doing = f"list {collection}"
+        records: list[Any] = []
+        cursors: set[str] = set()
+        cursor: str | None = None
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                for _ in range(MAX_PAGES):
+                    reply = await self._call(doing, _page_request(path, cursor, self._api_key))
+                    found, cursor = _read(lambda one: page(one, collection), reply, doing)
+                    records += found
+                    if cursor is None:
+                        return records
+                    if cursor in cursors:
+                        raise Unavailable(f"{doing}: the cursor came back again")
+                    cursors.add(cursor)
+        except (BadSpec, NoCapacity, QuotaExceeded) as error:  # no list was refused for what it asked: it is no list
+            raise Unavailable(str(error)) from error
+        except TimeoutError as error:
+            raise Unavailable(f"{doing}: not complete within {self._call_timeout_s} s") from error
+        raise Unavailable(f"{doing}: more than {MAX_PAGES} pages")
+
+    async def _call(self, doing: str, request: Callable[[], Result], *, only_rate_limit: bool = False) -> Result:
+        """Make a request under the deadline, again after a 429 and, unless told otherwise, after an unclear answer."""
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                for attempt in range(1, MAX_ATTEMPTS + 1):
+                    try:
+                        async with self._slots:
+                            return await self._in_thread(request)
+                    except (RunPodError, requests.RequestException, ValueError, OSError) as error:
+                        meant = _meaning(error, doing)
+                        again = isinstance(meant, RateLimited) or (
+                            isinstance(meant, Unavailable) and not only_rate_limit
+                        )
+                        if not again or attempt == MAX_ATTEMPTS:
+                            raise meant from error
+                    await asyncio.sleep(_pause_s(doing, attempt))
+        except TimeoutError as error:
+            raise Unavailable(f"{doing}: no answer within {self._call_timeout_s} s") from error
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _in_thread(self, request: Callable[[], Result]) -> Result:
+        """Run a request in a daemon thread; when the wait for it is given up, it goes on alone."""
+        if len(self._threads) >= MAX_THREADS:
+            raise Unavailable(f"{MAX_THREADS} calls hang without an answer")
+        outcome: Future[Result] = Future()
+        thread = threading.Thread(target=lambda: self._run(request, outcome), name="runpod", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return await asyncio.wrap_future(outcome)
+
+    def _run(self, request: Callable[[], Result], outcome: "Future[Result]") -> None:
+        outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, and takes a result
+        try:
+            outcome.set_result(request())
+        except BaseException as error:  # noqa: BLE001 - carried over to whoever waits
+            outcome.set_exception(error)
+        finally:
+            self._threads.discard(threading.current_thread())
+
+
+def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], Any]:
+    parameters = {} if cursor is None else {"cursor": cursor}
+    return lambda: run_rest_request("GET", path, api_key=api_key, params=parameters)
+
+
+def _meaning(error: Exception, doing: str) -> Exception:
+    # create_pod raises ValueError for arguments that REST v2 cannot express; an unreadable body is also a ValueError.
+    if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
+        return BadSpec(f"{doing}: {error}")
+    return port_error(error, doing)
+
+
+def _read(reader: Callable[[object], Result], reply: object, doing: str) -> Result:
+    """Decode an answer; Unavailable when it is not what the API promises."""
+    try:
+        return reader(reply)
+    except Malformed as error:
+        raise port_error(error, doing) from error
+
+
+def _pause_s(doing: str, attempt: int) -> float:
+    """How long to wait after an attempt; the jitter comes from what is being done, so that a run can be replayed."""
+    spread = hashlib.sha256(f"{doing}:{attempt}".encode()).digest()[0] / 255  # 0..1
+    return float(RETRY_PAUSE_S * 2 ** (attempt - 1) * (1 - RETRY_JITTER + 2 * RETRY_JITTER * spread))

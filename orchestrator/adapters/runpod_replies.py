@@ -1,0 +1,200 @@
+"""Reading RunPod's answers: pods strictly, errors into the port's. What cannot be read is never taken for empty."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+import requests
+from runpod.error import AuthenticationError, QueryError
+
+from orchestrator.core.model import Pod, PodStatus
+from orchestrator.ports import (
+    ApiAuth,
+    BadSpec,
+    NoBalance,
+    NoCapacity,
+    PortError,
+    QuotaExceeded,
+    RateLimited,
+    Unavailable,
+)
+
+FLEET_VARIABLE = "ORCHESTRATOR_FLEET_ID"
+WORKER_VARIABLE = "ORCHESTRATOR_WORKER_ID"
+SSH_PORT = 22
+MAX_PORT = 65_535
+STATUSES = frozenset(PodStatus)
+# The SDK does not hand over Retry-After; the usual window is a minute, and waiting it out whole would waste most of it.
+RETRY_AFTER_S = 10.0
+MAX_DETAIL_CHARACTERS = 300
+
+# Collected refusals (spec of the API, "Failures that happen"); compared without regard to case.
+CAPACITY = re.compile(
+    r"no longer any instances available"
+    r"|no instances (?:are )?currently available"
+    r"|does not have the resources to deploy"
+    r"|could not find any pods with required specifications"
+    r"|not enough (?:free )?(?:gpus|disk space|resources|capacity)",
+    re.IGNORECASE,
+)
+BALANCE = re.compile(r"balance is too low|add funds|insufficient (?:funds|balance)", re.IGNORECASE)
+QUOTA = re.compile(r"quota|maximum number of (?:pods|gpus)|spend(?:ing)? limit", re.IGNORECASE)
+CLOUDFLARE = re.compile(r"error code: 1\d\d\d")  # the proxy in front refused the client, not the key
+
+
+class Malformed(Exception):
+    """An answer that is not what the API promises; the text names the field."""
+
+
+def pod(record: object) -> Pod:
+    """Read one pod. Of a pod that is not ours only id, name, status and env are looked at."""
+    fields = _object(record, "pod")
+    pod_id, name = _text(fields, "id"), _text(fields, "name")
+    status = _text(fields, "status")
+    env = _object(fields.get("env"), "env")
+    if FLEET_VARIABLE not in env:
+        # A status we do not know must not hide our own pods: nothing is ever decided by a foreign one's.
+        known = PodStatus(status) if status in STATUSES else PodStatus.ERROR
+        return Pod(pod_id, name, known, None, None, False, None, None, None, 0, None, None, None, None)
+    if status not in STATUSES:
+        raise Malformed(f"status {status!r} of pod {pod_id}")
+    running = status == PodStatus.RUNNING
+    runtime = _optional_object(fields, "runtime")
+    gpu = _optional_object(fields, "gpu")
+    host, port = _ssh(fields, runtime) if running else (None, None)  # an exited pod shows the ports it had
+    return Pod(
+        id=pod_id,
+        name=name,
+        status=PodStatus(status),
+        fleet_id=_text(env, FLEET_VARIABLE),
+        worker_id=_text(env, WORKER_VARIABLE) if WORKER_VARIABLE in env else None,
+        has_runtime=running and bool(runtime),
+        ssh_host=host,
+        ssh_port=port,
+        gpu_type=_text(gpu, "id") if gpu else None,
+        gpu_count=_whole(gpu, "count") if gpu else 0,
+        data_center=_optional_text(fields, "dataCenterId"),
+        machine_id=_optional_text(fields, "machineId"),
+        price_usd_per_hour=_price(fields),
+        created_at=_moment(fields),
+    )
+
+
+def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Where port 22 is reachable: `ssh.direct`, else the runtime's mapping; (None, None) while neither is known."""
+    direct = _optional_object(_optional_object(fields, "ssh"), "direct")
+    if direct:
+        return _text(direct, "host"), _port(direct, "port")
+    for entry in runtime.get("ports") or ():
+        mapping = _object(entry, "runtime.ports")
+        if mapping.get("private") == SSH_PORT and mapping.get("type") == "tcp":
+            return _text(mapping, "ip"), _port(mapping, "public")
+    return None, None
+
+
+def page(reply: object, collection: str) -> tuple[list[Any], str | None]:
+    """Read one page of a list: its records, and the cursor of the next page if there is one."""
+    fields = _object(reply, "reply")
+    records = fields.get(collection)
+    if not isinstance(records, list):
+        raise Malformed(f"{collection} is not a list")
+    pagination = _object(fields.get("pagination"), "pagination")
+    more = pagination.get("hasNextPage")
+    if not isinstance(more, bool):
+        raise Malformed("pagination.hasNextPage")
+    return records, _text(pagination, "nextCursor") if more else None
+
+
+def volume(record: object) -> tuple[str, str, str]:
+    """Read a network volume: id, name, data centre."""
+    fields = _object(record, "network volume")
+    return _text(fields, "id"), _text(fields, "name"), _text(fields, "dataCenterId")
+
+
+def port_error(error: Exception, doing: str) -> PortError:
+    """Say what an SDK error means; never with a header or a key in it."""
+    if isinstance(error, AuthenticationError):
+        return ApiAuth(f"{doing}: the API key was refused (401)")
+    if isinstance(error, QueryError) and error.status_code is not None:
+        return _refusal(int(error.status_code), str(error)[:MAX_DETAIL_CHARACTERS], doing)
+    if isinstance(error, Malformed):
+        return Unavailable(f"{doing}: the answer cannot be read: {error}")
+    if isinstance(error, requests.RequestException):
+        return Unavailable(f"{doing}: {type(error).__name__}")
+    return Unavailable(f"{doing}: {type(error).__name__}: {str(error)[:MAX_DETAIL_CHARACTERS]}")
+
+
+def _refusal(status: int, detail: str, doing: str) -> PortError:
+    text = f"{doing}: {status} {detail}"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return RateLimited(text, RETRY_AFTER_S)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status < HTTPStatus.BAD_REQUEST:
+        return Unavailable(text)
+    if status == HTTPStatus.FORBIDDEN and CLOUDFLARE.search(detail):
+        return Unavailable(text)
+    meanings: tuple[tuple[bool, type[PortError]], ...] = (
+        (status == HTTPStatus.PAYMENT_REQUIRED or BALANCE.search(detail) is not None, NoBalance),
+        (CAPACITY.search(detail) is not None, NoCapacity),
+        (QUOTA.search(detail) is not None, QuotaExceeded),
+        (status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN), ApiAuth),
+        (status == HTTPStatus.REQUEST_TIMEOUT, Unavailable),
+    )
+    return next((kind for holds, kind in meanings if holds), BadSpec)(text)
+
+
+def _object(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{what} is not an object")
+    return value
+
+
+def _optional_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object of that name; an empty one for null, and for a name that is missing."""
+    return {} if fields.get(name) is None else _object(fields[name], name)
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise Malformed(name)
+    return value
+
+
+def _optional_text(fields: Mapping[str, Any], name: str) -> str | None:
+    return None if fields.get(name) is None else _text(fields, name)
+
+
+def _whole(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Malformed(name)
+    return value
+
+
+def _port(fields: Mapping[str, Any], name: str) -> int:
+    value = _whole(fields, name)
+    if not 1 <= value <= MAX_PORT:
+        raise Malformed(name)
+    return value
+
+
+def _price(fields: Mapping[str, Any]) -> float | None:
+    value = fields.get("cost")
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise Malformed("cost")
+    return float(value)
+
+
+def _moment(fields: Mapping[str, Any]) -> datetime | None:
+    text = _optional_text(fields, "createdAt")
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Malformed("createdAt") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
