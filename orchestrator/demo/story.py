@@ -25,7 +25,8 @@ LADDER = """
 """
 ENDED = """
     select a.task_id::text as id, a.attempt, a.worker_id, a.outcome, a.failure_code, t.task_type,
-           t.params ->> 'index' as n, extract(epoch from a.ended_at - a.started_at)::float as seconds, t.status::text as status
+           t.params ->> 'index' as n, t.status::text as status,
+           extract(epoch from a.ended_at - a.started_at)::float as seconds
       from task_attempts a join tasks t on t.id = a.task_id
      where a.ended_at is not null order by a.ended_at
 """

@@ -1,0 +1,25 @@
+"""What benchmarks say of a list of seconds."""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def spread(values: Sequence[float], unit: str = "s") -> dict[str, float]:
+    """Median, p99 and the worst."""
+    return {
+        f"p50_{unit}": round(quantile(values, 0.5), 4),
+        f"p99_{unit}": round(quantile(values, 0.99), 4),
+        f"max_{unit}": round(max(values), 4),
+    }
+
+
+def epoch(moment: float | str) -> float:
+    """Seconds since 1970 of the emulator's times."""
+    return moment if isinstance(moment, (int, float)) else datetime.fromisoformat(moment).timestamp()

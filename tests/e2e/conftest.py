@@ -1,0 +1,58 @@
+"""A stack of one's own for each test: Postgres, S3 and the emulator, with the schema in place."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from orchestrator.demo.stack import Stack
+
+POLL_S = 0.1
+HANDLERS = {
+    "WORKER_CODE_DIR": str(Path(__file__).parent / "handlers"),
+    "WORKER_HANDLERS": "work=plain:work",
+    "GPU_IDLE_TIMEOUT_SEC": "2",
+    "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "2",
+    "SPAWNING_GRACE_PERIOD_SEC": "1",
+    "SCALE_DOWN_GRACE_PERIOD_SEC": "1",
+}
+Until = Callable[..., Awaitable[Sequence[dict[str, Any]]]]
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    """Everything but the orchestrator itself."""
+    async with Stack(tmp_path / "stack", boot_s=(1, 2)) as it:
+        it.environment |= HANDLERS
+        await it.migrate()
+        yield it
+
+
+@pytest.fixture
+async def sql(stack: Stack) -> AsyncIterator[AsyncConnection[dict[str, Any]]]:
+    """A connection beside the orchestrator's."""
+    async with await stack.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def until(sql: AsyncConnection[dict[str, Any]]) -> Until:
+    """Wait until a query returns a row; its rows."""
+
+    async def wait(query: str, *values: object, timeout_s: float = 60.0) -> Sequence[dict[str, Any]]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            rows = await (await sql.execute(query, values)).fetchall()
+            if rows:
+                return rows
+            if time.monotonic() > deadline:
+                state = await (await sql.execute("select id, status, stage, state_reason from workers")).fetchall()
+                tasks = await (await sql.execute("select status, count(*) from tasks group by 1")).fetchall()
+                raise AssertionError(f"not within {timeout_s:.0f} s: {query}; workers {state}; tasks {tasks}")
+            await asyncio.sleep(POLL_S)
+
+    return wait
