@@ -10,11 +10,13 @@ from psycopg import AsyncConnection
 from orchestrator.demo.stack import Stack
 
 POLL_S = 0.1
-TRIES = 5  # the task may end in the moment between our look and the kill
+TRIES = 3  # the task may end in the moment between our look and the kill
+FRAMES_LEFT = 120  # so much work left that it will not
 VICTIM = """
     select t.id::text as task, t.task_type, w.id as worker, w.pod_id
       from tasks t join workers w on w.id = t.worker_id
      where t.status = 'In Progress' and w.status = 'active' and w.pod_id is not null
+       and (t.params ->> 'frames')::int * (1 - coalesce((t.progress ->> 'fraction')::float, 0)) >= %s
      order by t.generation_started_at desc
      limit 1
 """
@@ -38,7 +40,7 @@ async def kill_a_busy_pod(
     killed: list[Mischief] = []
     while len(killed) < TRIES:
         await _until_done(sql, after_done)
-        victim = await (await sql.execute(VICTIM)).fetchone()
+        victim = await (await sql.execute(VICTIM, [FRAMES_LEFT])).fetchone()
         if victim is None:
             if await _all_ended(sql):
                 return killed

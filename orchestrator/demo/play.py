@@ -90,7 +90,7 @@ async def _prepare(stack: Stack, options: Options) -> Job:
     else:
         images = paint(stack.directory / "images", SAMPLE_IMAGES, options.seed)
     await stack.migrate()
-    return plan_job(await upload(stack.blobs(), images), options.tasks, options.seed)
+    return plan_job(await upload(stack.blobs(), images), options.tasks)
 
 
 def _explain(story: Story, stack: Stack, orchestrator: Child) -> None:

@@ -1,5 +1,6 @@
 """The job: images go to S3, and every consecutive pair becomes a task; one more joins what they make."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from orchestrator.ports import Blobs
 
 URL_TTL_S = 6 * 3600  # longer than any demo
 FPS = 24
-# Frames in the whole film: few segments are made long enough to be interrupted, many short enough for two cores.
-FRAMES = 1200
-FRAMES_PER_SEGMENT = (8, 96)
-SIZE, SMALL = (640, 432), (240, 160)  # pixels; even, as the encoder demands
-MANY = 24  # segments from which on the frames are SMALL
+# Few segments are long enough to be interrupted; of many only some are, and they are small: two cores are enough.
+LONG, SHORT = 192, 24  # frames
+LONG_EVERY = 12
+SIZE, SMALL = (960, 640), (480, 320)  # pixels; even, as the encoder demands
+MANY = 24  # segments from which on
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +40,23 @@ async def upload(blobs: Blobs, images: Sequence[Path]) -> list[str]:
     return urls
 
 
-def plan_job(urls: Sequence[str], total: int | None, seed: int) -> Job:
-    """One segment per consecutive pair, or `total` tasks in all: then the journey goes round, differently each time."""
+def plan_job(urls: Sequence[str], total: int | None) -> Job:
+    """One segment per consecutive pair, or `total` tasks in all: then the journey goes round."""
     segments = len(urls) - 1 if total is None else total - 1
-    low, high = FRAMES_PER_SEGMENT
-    frames = max(low, min(high, FRAMES // segments))
-    width, height = SIZE if segments < MANY else SMALL
+    few = segments < MANY
+    lengths = [LONG if few or number % LONG_EVERY == 0 else SHORT for number in range(segments)]
     tasks: list[dict[str, Any]] = []
-    for number in range(segments):
+    for number, frames in enumerate(lengths):
         start, end = number % len(urls), (number + 1) % len(urls)
         params: Mapping[str, Any] = {
             "index": number,
-            "start": urls[start],
-            "end": urls[end],
+            "start_url": urls[start],
+            "end_url": urls[end],
             "frames": frames,
             "fps": FPS,
-            "width": width,
-            "height": height,
-            "seed": seed + number // len(urls),
+            "size": list(SIZE if few else SMALL),
         }
-        tasks.append({"task_type": "travel_segment", "params": params})
-    stitch = {"task_type": "travel_stitch", "params": {"fps": FPS}, "depends_on": [f"#{i}" for i in range(segments)]}
-    return Job([*tasks, stitch], segments * frames / FPS)
+        tasks.append({"id": str(uuid.uuid4()), "task_type": "travel_segment", "params": params})
+    order = [task["id"] for task in tasks]
+    stitch = {"task_type": "travel_stitch", "params": {"order": order}, "depends_on": order}
+    return Job([*tasks, stitch], sum(lengths) / FPS)
