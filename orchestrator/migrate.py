@@ -1,0 +1,149 @@
+"""Bring a database to this version's schema.
+
+Migrations are the files `migrations/<14 digits>_<name>.sql`: append-only, applied in order, each in a transaction of its
+own under one advisory lock, so that any number of migrators may start at once. What was applied is a row of
+`schema_migrations` with the file's checksum. A database that is newer than the files, or was made from other files, is
+refused untouched.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from orchestrator.ports import SchemaMismatch, Unavailable
+
+DIRECTORY = Path(__file__).resolve().parent.parent / "migrations"
+FILE_NAME = re.compile(r"(\d{14})_([a-z0-9_]+)\.sql")
+LOCK_KEY = 0x6F72_6368_6573_7472  # "orchestr": pg_advisory_xact_lock(bigint)
+LOCK_TIMEOUT_S = 60  # how long to wait for another migrator, or for a table that somebody is using
+CONNECT_TIMEOUT_S = 15
+NOTE = "OR100"  # the SQLSTATE of notices that are meant for the operator
+
+LEDGER = """
+create table if not exists public.schema_migrations (
+    version text primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default now()
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file."""
+
+    version: str
+    name: str
+    sql: str
+    checksum: str  # sha256 of the text with Unix line ends
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """What a run did: the versions it applied (none: the schema was current) and what an operator should know."""
+
+    applied: tuple[str, ...]
+    notes: tuple[str, ...]
+    version: str  # the schema's version now
+
+
+def read_migrations(directory: Path = DIRECTORY) -> tuple[Migration, ...]:
+    """All migrations in a directory, in order; files of other names are no migrations."""
+    found = []
+    for path in sorted(directory.glob("*.sql")):
+        match = FILE_NAME.fullmatch(path.name)
+        if match:
+            sql = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+            found.append(Migration(match[1], match[2], sql, hashlib.sha256(sql.encode()).hexdigest()))
+    if not found:
+        raise SchemaMismatch(f"no migrations in {directory}")
+    if len({migration.version for migration in found}) != len(found):
+        raise SchemaMismatch(f"two migrations in {directory} have the same version")
+    return tuple(found)
+
+
+async def migrate(url: str, *, directory: Path = DIRECTORY) -> MigrationReport:
+    """Apply what is missing. SchemaMismatch if the database is not a prefix of the files; Unavailable if it is away."""
+    migrations = read_migrations(directory)
+    applied: list[str] = []
+    notes: list[str] = []
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        if diagnostic.sqlstate == NOTE and diagnostic.message_primary:
+            notes.append(diagnostic.message_primary)
+
+    try:
+        async with await psycopg.AsyncConnection.connect(
+            url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
+        ) as connection:
+            connection.add_notice_handler(note)
+            while await _apply_next(connection, migrations, applied):
+                pass
+    except psycopg.OperationalError as error:
+        raise Unavailable(f"the database cannot be migrated now: {error}") from error
+    return MigrationReport(tuple(applied), tuple(notes), migrations[-1].version)
+
+
+async def _apply_next(
+    connection: psycopg.AsyncConnection[TupleRow], migrations: tuple[Migration, ...], applied: list[str]
+) -> bool:
+    """Apply the first migration that is missing, in one transaction; False when none is."""
+    async with connection.transaction():
+        await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
+        await connection.execute("set local statement_timeout = 0")
+        await connection.execute("set local search_path = public, pg_catalog")
+        await connection.execute("select pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+        await connection.execute(LEDGER)
+        missing = _missing(migrations, await _ledger(connection))
+        if not missing:
+            return False
+        migration = missing[0]
+        try:
+            await connection.execute(migration.sql.encode())
+        except psycopg.errors.OperationalError:
+            raise
+        except psycopg.Error as error:
+            hint = f"; fix: {error.diag.message_hint}" if error.diag.message_hint else ""
+            raise SchemaMismatch(
+                f"migration {migration.version}_{migration.name} does not fit this database, which stays as it was: "
+                f"{error.diag.message_primary}: {error.diag.message_detail or ''}{hint}"
+            ) from error
+        await connection.execute(
+            "insert into public.schema_migrations (version, name, checksum) values (%s, %s, %s)",
+            (migration.version, migration.name, migration.checksum),
+        )
+        await connection.execute("notify pgrst, 'reload schema'")  # a PostgREST in front learns of the new functions
+    applied.append(migration.version)
+    return True
+
+
+async def _ledger(connection: psycopg.AsyncConnection[TupleRow]) -> dict[str, str]:
+    try:
+        rows = await (await connection.execute("select version, checksum from public.schema_migrations")).fetchall()
+    except psycopg.errors.UndefinedColumn as error:
+        raise SchemaMismatch(
+            "the database has a table schema_migrations that is another tool's; rename it, or use another database"
+        ) from error
+    return {str(version): str(checksum) for version, checksum in rows}
+
+
+def _missing(migrations: tuple[Migration, ...], ledger: dict[str, str]) -> list[Migration]:
+    known = {migration.version: migration for migration in migrations}
+    strangers = sorted(ledger.keys() - known.keys())
+    if strangers:
+        raise SchemaMismatch(
+            f"the database is newer than this version: it has migration {strangers[-1]}, and {migrations[-1].version} "
+            "is the last one known here; fix: run the version that migrated it, or a newer one"
+        )
+    for version, checksum in sorted(ledger.items()):
+        if known[version].checksum != checksum:
+            raise SchemaMismatch(
+                f"migration {version}_{known[version].name} was applied with another text; fix: restore the file: "
+                "migrations are append-only"
+            )
+    return [migration for migration in migrations if migration.version not in ledger]
