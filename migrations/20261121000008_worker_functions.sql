@@ -129,7 +129,7 @@ begin
             update public.workers w set status = v_status, claim_no = p_claim_no where w.id = p_worker_id;
         end if;
     end if;
-    return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted,
+    return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
                               'tasks', public.internal_claimed(p_worker_id, p_nonce, p_claim_no));
 end
 $$;

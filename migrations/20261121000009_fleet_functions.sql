@@ -141,14 +141,24 @@ begin
 end
 $$;
 
--- Gives up what a worker holds, or (null) what nobody's lease covers any more. Those that somebody is just ending are
--- waited for where the worker is named, and left for the next time where it is not.
+-- Whether nobody's lease covers a running task any more; a task without one belongs to whoever claimed it by other means,
+-- until its worker has terminated.
+create function public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamptz, p_now timestamptz)
+returns boolean language sql stable security definer set search_path = '' as $$
+    select coalesce(p_lease_expires_at <= p_now, exists (
+        select from public.workers w
+         where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
+$$;
+
+-- Gives up what a worker holds, or (null) what is abandoned. Tasks that somebody is just ending are waited for where the
+-- worker is named, and left for the next time where it is not.
 create function public.internal_rescue(p_worker_id text, p_now timestamptz) returns jsonb
 language plpgsql security definer set search_path = '' as $$
 declare
     v_task record;
     v_tasks jsonb := '[]';
     v_ids uuid[];
+    v_why text := case when p_worker_id is null then 'LEASE_EXPIRED' else 'WORKER_LOST' end;
 begin
     if p_worker_id is not null then
         select array_agg(l.id) into v_ids from (
@@ -158,21 +168,18 @@ begin
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
              where t.status = 'In Progress'
-               and (t.lease_expires_at <= p_now
-                    or exists (select from public.workers w where w.id = t.worker_id and w.status = 'terminated'
-                                and w.terminated_at <= p_now and t.lease_expires_at is null))
-             order by t.id for update of t skip locked) l;
+               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now)
+             order by t.id for update skip locked) l;
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
                    where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
         v_tasks := v_tasks || jsonb_build_object(
             'id', v_task.id, 'worker_id', v_task.worker_id,
             'outcome', public.internal_give_up(v_task.id, 'lost', jsonb_build_object(
-                'code', case when p_worker_id is null then 'LEASE_EXPIRED' else 'WORKER_LOST' end,
-                'message', case when p_worker_id is null
-                                then format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
-                                            v_task.lease_expires_at)
-                                else format('Worker %s is gone', v_task.worker_id) end,
+                'code', v_why,
+                'message', case when p_worker_id is not null then format('Worker %s is gone', v_task.worker_id)
+                                else format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
+                                            v_task.lease_expires_at) end,
                 'point', 'Processing', 'exit_class', 'lost'), true, false, p_now));
     end loop;
     return v_tasks;

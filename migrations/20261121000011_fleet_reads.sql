@@ -35,6 +35,10 @@ begin
                            'pool', d.pool, 'claimable', d.claimable, 'running', d.running,
                            'blocked', jsonb_build_object('dependencies', d.dependencies, 'scheduled', d.scheduled),
                            'oldest_claimable_at', d.oldest) order by d.pool) from demand d), '[]'),
+            'expired_leases', (
+                select count(*) from public.tasks t
+                 where t.status = 'In Progress'
+                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),

@@ -1,0 +1,260 @@
+"""The direct transport: a psycopg pool on DATABASE_URL.
+
+Every call is one statement in a transaction of its own, with a deadline on both sides. One more connection listens, for
+all who wait for notifications in this process.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Self
+from uuid import UUID
+
+import psycopg
+import psycopg_pool
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
+
+from orchestrator.adapters.store import refusal
+from orchestrator.ports import PortError, Unavailable
+
+CHANNELS = ("orchestrator_tasks", "orchestrator_fleet")
+CONNECTED = ("connected", "")  # listeners may have missed something: look for yourself
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
+JSON_ARGS = frozenset(
+    {
+        "p_tasks",
+        "p_agent",
+        "p_health",
+        "p_logs",
+        "p_result_data",
+        "p_failure",
+        "p_items",
+        "p_worker",
+        "p_fields",
+        "p_evidence",
+        "p_decision",
+    }
+)
+TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no prepared statements
+DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
+DEADLOCK_TRIES = 4
+CONNECT_TIMEOUT_S = 10
+SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
+LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
+LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+LISTEN_BACKLOG = 1000  # notifications a slow listener may leave unread; past it, it is told to look for itself
+
+
+class PostgresDb:
+    """Db over psycopg; see ports.Db. Use `open`, or call `start` once inside a running loop."""
+
+    def __init__(
+        self, url: str, *, application_name: str = "orchestrator", pool_size: int = 8, call_timeout_s: float = 15
+    ) -> None:
+        pooled = str(conninfo_to_dict(url).get("port", "")) == str(TRANSACTION_POOLER_PORT)
+        self._conninfo = make_conninfo(
+            url,
+            application_name=application_name,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            keepalives_idle=20,
+            keepalives_interval=5,
+            keepalives_count=3,
+        )
+        self._call_timeout_s = call_timeout_s
+        self._in_session_mode = not pooled
+        self._pool = psycopg_pool.AsyncConnectionPool(
+            self._conninfo,
+            min_size=1,
+            max_size=pool_size,
+            open=False,
+            timeout=call_timeout_s,
+            kwargs={"autocommit": True, "prepare_threshold": None if pooled else 5},
+            configure=self._configure,
+        )
+        self._listeners: set[asyncio.Queue[tuple[str, str]]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls, url: str, *, application_name: str = "orchestrator", pool_size: int = 8, call_timeout_s: float = 15
+    ) -> Self:
+        """A started Db. It does not wait for the database: a call does."""
+        db = cls(url, application_name=application_name, pool_size=pool_size, call_timeout_s=call_timeout_s)
+        await db.start()
+        return db
+
+    async def start(self) -> None:
+        """Open the pool."""
+        await self._pool.open(wait=False)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for task in (self._listening, self._checking):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._listening = self._checking = None
+        await self._pool.close(timeout=5)
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        """The function's jsonb, decoded. Raises port errors by SQLSTATE; Unavailable where there is no clear answer."""
+        return await self._bounded(None, function, args)
+
+    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
+        """Call as a pod: role gpu_worker and its token's claims, for one transaction, as PostgREST would."""
+        return await self._bounded(claims, function, args)
+
+    async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
+        statement = _statement(function, args)
+        values = {name: _bind(name, value) for name, value in args.items()}
+        for attempt in range(1, DEADLOCK_TRIES + 1):
+            try:
+                async with asyncio.timeout(self._call_timeout_s):
+                    return await self._once(claims, statement, values)
+            except TimeoutError as error:
+                raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error
+            except psycopg_pool.PoolTimeout as error:
+                raise Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s") from error
+            except psycopg.Error as error:
+                if error.sqlstate == DEADLOCK and attempt < DEADLOCK_TRIES:
+                    continue
+                if error.sqlstate is None:  # the connection broke: others in the pool may have gone with it
+                    self._check_pool()
+                raise _port_error(function, error) from error
+        raise AssertionError("unreachable")
+
+    async def _once(self, claims: Mapping[str, Any] | None, statement: sql.Composed, values: Mapping[str, Any]) -> Any:
+        async with self._pool.connection() as connection:
+            if claims is None:
+                return await _value(connection, statement, values)
+            async with connection.transaction():
+                await connection.execute("set local role gpu_worker")
+                await connection.execute(
+                    "select set_config('request.jwt.claims', %s::text, true)", (Jsonb(dict(claims)),)
+                )
+                return await _value(connection, statement, values)
+
+    async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        if self._in_session_mode:
+            limit_ms = int(self._call_timeout_s * 1000 * SERVER_SHARE)
+            await connection.execute("select set_config('statement_timeout', %s, false)", (str(limit_ms),))
+            await connection.execute(
+                "select set_config('idle_in_transaction_session_timeout', %s, false)", (str(limit_ms),)
+            )
+
+    def _check_pool(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._pool.check(), name="database_pool_check")
+
+    async def notifications(self) -> AsyncIterator[tuple[str, str]]:
+        """(channel, payload) as they come, reconnecting for ever; CONNECTED first, and after each gap."""
+        queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(LISTEN_BACKLOG)
+        self._listeners.add(queue)
+        try:
+            if self._listening is None or self._listening.done():
+                self._listening = asyncio.create_task(self._listen(), name="database_listener")
+            else:
+                queue.put_nowait(CONNECTED)
+            while True:
+                yield await queue.get()
+        finally:
+            self._listeners.discard(queue)
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with await self._listening_connection() as connection:
+                    failures = 0
+                    self._tell(CONNECTED)
+                    while True:
+                        async for notice in connection.notifies(timeout=LISTEN_PROBE_S):
+                            self._tell((notice.channel, notice.payload))
+                        async with asyncio.timeout(self._call_timeout_s):
+                            await connection.execute("select 1")
+            except (psycopg.Error, TimeoutError):
+                await asyncio.sleep(LISTEN_BACKOFF_S[min(failures, len(LISTEN_BACKOFF_S) - 1)])
+                failures += 1
+
+    async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                for channel in CHANNELS:
+                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def _tell(self, event: tuple[str, str]) -> None:
+        for queue in self._listeners:
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(CONNECTED)
+            queue.put_nowait(event)
+
+
+async def _value(
+    connection: psycopg.AsyncConnection[TupleRow], statement: sql.Composed, values: Mapping[str, Any]
+) -> Any:
+    row = await (await connection.execute(statement, values)).fetchone()
+    if row is None:
+        raise Unavailable("a function answered without a row")
+    return row[0]
+
+
+def _statement(function: str, args: Mapping[str, Any]) -> sql.Composed:
+    for name in (function, *args):
+        if not NAME.fullmatch(name):
+            raise ValueError(f"not the name of a function or argument: {name!r}")
+    named = [
+        sql.SQL("{} => {}{}").format(
+            sql.Identifier(name), sql.Placeholder(name), sql.SQL("::text[]" if name in ARRAYS else "")
+        )
+        for name in args
+    ]
+    return sql.SQL("select {}({})").format(sql.Identifier("public", function), sql.SQL(", ").join(named))
+
+
+def _bind(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name in JSON_ARGS:
+        return Jsonb(_plain(value))
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, float):
+        return Decimal(str(value))  # numeric arguments take no double precision
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types, for mappings, times, enums and ids at any depth."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    return value
+
+
+def _port_error(function: str, error: psycopg.Error) -> PortError:
+    what = error.diag.message_primary or str(error).strip() or type(error).__name__
+    return refusal(error.sqlstate, f"{function}: {what}", error.diag.message_detail, error.diag.message_hint)

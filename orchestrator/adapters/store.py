@@ -1,0 +1,403 @@
+"""The Store port over any Db: names the SQL functions and their arguments, decodes their rows.
+
+Rows for people (the methods of `SqlStore` after `retention`) stay as the JSON that the database made, times as ISO 8601.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from orchestrator.core.model import Demand, OfferState, Worker
+from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.ports import (
+    Attempt,
+    BadArgument,
+    BadToken,
+    DatabaseHalf,
+    Db,
+    Lease,
+    LogRange,
+    LostRace,
+    NotLeader,
+    OverBudget,
+    PortError,
+    SchemaMismatch,
+    Unavailable,
+    UnknownWorker,
+)
+
+Row = Mapping[str, Any]
+
+# How a refusal is named by the database (SQLSTATE; PostgREST's `code`) and by the ports. The longest prefix that fits
+# holds; what is not here gave no clear answer.
+REFUSALS: Mapping[str, type[PortError]] = MappingProxyType(
+    {
+        "OR001": NotLeader,
+        "OR002": LostRace,
+        "OR003": OverBudget,
+        "OR005": UnknownWorker,
+        "OR006": BadToken,
+        "OR007": BadArgument,
+        "42501": BadToken,  # insufficient_privilege: this role may not call this
+        "42883": SchemaMismatch,  # undefined_function
+        "42P01": SchemaMismatch,  # undefined_table
+        "42703": SchemaMismatch,  # undefined_column
+        "PGRST202": SchemaMismatch,  # PostgREST: no function with these arguments
+        "22": BadArgument,  # data exceptions: a value that cannot be what its argument is
+        "23": BadArgument,  # integrity constraints
+    }
+)
+
+# What this version calls: function -> its arguments without `p_now`. Compared with fleet_describe() at start.
+FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "task_submit": ("p_tasks",),
+        "task_cancel": ("p_id",),
+        "task_retry": ("p_id",),
+        "task_get": ("p_id",),
+        "task_list": ("p_status", "p_task_type", "p_limit"),
+        "worker_register": ("p_worker_id", "p_nonce", "p_agent"),
+        "worker_claim": ("p_worker_id", "p_nonce", "p_claim_no", "p_batch", "p_wait_s"),
+        "worker_heartbeat": ("p_worker_id", "p_nonce", "p_tasks", "p_health", "p_logs"),
+        "worker_complete": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_output_location", "p_result_data"),
+        "worker_fail": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_failure"),
+        "worker_release": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_reason"),
+        "worker_grants": ("p_worker_id", "p_nonce", "p_items"),
+        "fleet_lead": ("p_fleet", "p_holder", "p_ttl_s"),
+        "fleet_resign": ("p_fleet", "p_holder", "p_term"),
+        "fleet_snapshot": ("p_fleet",),
+        "fleet_spawn": ("p_fleet", "p_term", "p_worker"),
+        "fleet_move": ("p_fleet", "p_term", "p_worker_id", "p_from", "p_to", "p_stage", "p_reason", "p_fields"),
+        "fleet_rescue": ("p_fleet", "p_term", "p_worker_id"),
+        "fleet_attempt_open": ("p_fleet", "p_term", "p_worker_id", "p_stage"),
+        "fleet_attempt_close": (
+            "p_fleet",
+            "p_term",
+            "p_id",
+            "p_outcome",
+            "p_failure_code",
+            "p_exception_type",
+            "p_evidence",
+        ),
+        "fleet_note_offer": ("p_fleet", "p_term", "p_key", "p_refused", "p_code"),
+        "fleet_record_decision": ("p_fleet", "p_term", "p_decision"),
+        "fleet_log_begin": (
+            "p_fleet",
+            "p_term",
+            "p_worker_id",
+            "p_boot_id",
+            "p_stream",
+            "p_seq",
+            "p_first",
+            "p_last",
+            "p_sha256",
+            "p_key",
+        ),
+        "fleet_log_shipped": (
+            "p_fleet",
+            "p_term",
+            "p_worker_id",
+            "p_boot_id",
+            "p_stream",
+            "p_seq",
+            "p_first",
+            "p_last",
+            "p_sha256",
+            "p_key",
+        ),
+        "fleet_log_pieces": ("p_fleet", "p_worker_id"),
+        "fleet_log_lost": (
+            "p_fleet",
+            "p_term",
+            "p_worker_id",
+            "p_boot_id",
+            "p_stream",
+            "p_first",
+            "p_last",
+            "p_reason",
+        ),
+        "fleet_retention": ("p_fleet", "p_term"),
+        "fleet_workers": ("p_fleet", "p_all", "p_limit"),
+        "fleet_worker": ("p_fleet", "p_worker_id"),
+        "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
+        "fleet_decisions": ("p_fleet", "p_limit"),
+        "fleet_pause": ("p_fleet", "p_reason"),
+        "fleet_describe": (),
+    }
+)
+
+
+def refusal(code: str | None, what: str, why: str | None = None, fix: str | None = None) -> PortError:
+    """The port error that a SQLSTATE stands for; Unavailable where it stands for none."""
+    text = what + (f": {why}" if why else "") + (f"; fix: {fix}" if fix else "")
+    for length in range(len(code or ""), 1, -1):
+        kind = REFUSALS.get((code or "")[:length])
+        if kind is not None:
+            return kind(text)
+    return Unavailable(f"{code}: {text}" if code else text)
+
+
+class SqlStore:
+    """The rows of one fleet."""
+
+    def __init__(self, db: Db, fleet_id: str) -> None:
+        self._db = db
+        self._fleet = fleet_id
+
+    async def _call(self, function: str, /, **args: Any) -> Any:
+        return await self._db.call(function, p_fleet=self._fleet, **args)
+
+    async def lead(self, holder: str, ttl_s: float) -> Lease:
+        """Take or renew the lead of the fleet, or learn who has it."""
+        row = await self._call("fleet_lead", p_holder=holder, p_ttl_s=ttl_s)
+        return Lease(row["leader"], row["term"], row["holder"], _time(row["expires_at"]), _time(row["since"]))
+
+    async def resign(self, holder: str, term: int) -> None:
+        """Give the lead up at once, if it is still ours."""
+        await self._call("fleet_resign", p_holder=holder, p_term=term)
+
+    async def snapshot(self) -> DatabaseHalf:
+        """One statement's view of the fleet and its queue."""
+        row = await self._call("fleet_snapshot")
+        return DatabaseHalf(
+            now=_time(row["now"]),
+            workers=tuple(worker_of(worker) for worker in row["workers"]),
+            demand=tuple(_demand(demand) for demand in row["demand"]),
+            expired_leases=int(row["expired_leases"]),
+            offers={offer["key"]: _offer(offer) for offer in row["offers"]},
+            last_spawn_at={pool: _time(at) for pool, at in row["last_spawn_at"].items()},
+            paused=row["paused"],
+        )
+
+    async def spawn(self, term: int, worker: Row) -> bool:
+        """Insert an intent; False if the id exists already."""
+        return bool((await self._call("fleet_spawn", p_term=term, p_worker=worker))["created"])
+
+    async def move(
+        self,
+        term: int,
+        worker_id: str,
+        *,
+        from_states: Sequence[State],
+        to_state: State | None = None,
+        stage: Stage | None = None,
+        reason: str,
+        fields: Row | None = None,
+    ) -> Worker:
+        """Compare-and-set on one worker. LostRace if its state is not among `from_states`."""
+        row = await self._call(
+            "fleet_move",
+            p_term=term,
+            p_worker_id=worker_id,
+            p_from=[str(state) for state in from_states],
+            p_to=to_state,
+            p_stage=stage,
+            p_reason=reason,
+            p_fields=fields or {},
+        )
+        return worker_of(row["worker"])
+
+    async def open_attempt(self, term: int, worker_id: str, stage: Stage) -> int:
+        """Write down that a stage of bring-up is being tried; the attempt's id."""
+        row = await self._call("fleet_attempt_open", p_term=term, p_worker_id=worker_id, p_stage=stage)
+        return int(row["id"])
+
+    async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None:
+        """Write down how it ended."""
+        await self._call(
+            "fleet_attempt_close",
+            p_term=term,
+            p_id=attempt_id,
+            p_outcome=result.outcome,
+            p_failure_code=result.failure_code,
+            p_exception_type=result.exception_type,
+            p_evidence=result.evidence,
+        )
+
+    async def rescue(self, term: int, *, worker_id: str | None = None) -> Sequence[Row]:
+        """Requeue (or fail, at the last attempt) tasks whose lease ran out; all of one worker's when it is named."""
+        return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id))["tasks"])
+
+    async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
+        """Remember that an offer was refused or granted."""
+        await self._call("fleet_note_offer", p_term=term, p_key=key, p_refused=refused, p_code=code)
+
+    async def record_decision(self, term: int, decision: Row) -> None:
+        """Keep a decision, unless it is the same as the pool's last one."""
+        await self._call("fleet_record_decision", p_term=term, p_decision=decision)
+
+    async def log_begin(self, term: int, piece: LogRange) -> None:
+        """Ledger row before the upload. LostRace if the range does not follow the one before."""
+        await self._call("fleet_log_begin", p_term=term, **_piece(piece))
+
+    async def log_shipped(self, term: int, piece: LogRange) -> None:
+        """The begun piece lies in S3."""
+        await self._call("fleet_log_shipped", p_term=term, **_piece(piece))
+
+    async def log_pieces(self, worker_id: str) -> Sequence[Row]:
+        """The ledger of one worker, in the order of boot, stream and seq."""
+        return list((await self._call("fleet_log_pieces", p_worker_id=worker_id))["pieces"])
+
+    async def log_lost(
+        self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
+    ) -> None:
+        """Declare bytes from `first` on lost. LostRace unless everything before has arrived and nothing after."""
+        await self._call(
+            "fleet_log_lost",
+            p_term=term,
+            p_worker_id=worker_id,
+            p_boot_id=boot_id,
+            p_stream=stream,
+            p_first=first,
+            p_last=last,
+            p_reason=reason,
+        )
+
+    async def retention(self, term: int) -> Mapping[str, int]:
+        """Delete a bounded number of rows past their age; table -> rows."""
+        return dict(await self._call("fleet_retention", p_term=term))
+
+    async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - the operator's word
+        """Live workers, newest first, with tasks and costs; with `all`, ended ones too."""
+        return list((await self._call("fleet_workers", p_all=all, p_limit=limit))["workers"])
+
+    async def worker(self, worker_id: str) -> Row:
+        """One worker with its events, bring-up attempts and tasks; its "worker" is None if there is none."""
+        return dict(await self._call("fleet_worker", p_worker_id=worker_id))
+
+    async def request_spawn(self, worker: Row) -> bool:
+        """An operator's intent: the leader's next tick asks the provider for its pod."""
+        return bool((await self._call("fleet_spawn", p_term=None, p_worker=worker))["created"])
+
+    async def request_termination(self, worker_id: str, reason: str, *, now_not_drain: bool = False) -> Row:
+        """Ask for a worker to be drained, or stopped at once: {outcome: requested, already or not_found}."""
+        return dict(
+            await self._call(
+                "fleet_request_termination", p_worker_id=worker_id, p_reason=reason, p_now_not_drain=now_not_drain
+            )
+        )
+
+    async def decisions(self, limit: int = 100) -> Sequence[Row]:
+        """The newest decisions first."""
+        return list((await self._call("fleet_decisions", p_limit=limit))["decisions"])
+
+    async def pause(self, reason: str | None) -> None:
+        """Stop spawning for a reason; None goes on."""
+        await self._call("fleet_pause", p_reason=reason)
+
+    async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
+        """Queue tasks, at most 2000 at once; {id, created} of each. BadArgument names the first that is not valid."""
+        return list((await self._db.call("task_submit", p_tasks=list(tasks)))["tasks"])
+
+    async def task(self, task_id: UUID | str) -> Row:
+        """One task ("task" is None if there is none) with its attempts."""
+        return dict(await self._db.call("task_get", p_id=str(task_id)))
+
+    async def tasks(self, status: str | None = None, task_type: str | None = None, limit: int = 100) -> Row:
+        """Tasks, newest first, and the counts of all by status."""
+        return dict(await self._db.call("task_list", p_status=status, p_task_type=task_type, p_limit=limit))
+
+    async def cancel(self, task_id: UUID | str) -> Row:
+        """Cancel a queued task now, a running one with its agent's next heartbeat: {outcome, status}."""
+        return dict(await self._db.call("task_cancel", p_id=str(task_id)))
+
+    async def retry(self, task_id: UUID | str) -> Row:
+        """Queue a failed or cancelled task again, and what failed only because of it: {outcome, tasks}."""
+        return dict(await self._db.call("task_retry", p_id=str(task_id)))
+
+    async def check_functions(self) -> str:
+        """The schema's version. SchemaMismatch names what this version calls and the database does not have."""
+        described = await self._db.call("fleet_describe")
+        there: Mapping[str, Sequence[str]] = described["functions"] or {}
+        missing = [
+            f"{name}({', '.join(args)})"
+            for name, args in FUNCTIONS.items()
+            if name not in there or [arg for arg in there[name] if arg != "p_now"] != list(args)
+        ]
+        if missing:
+            raise SchemaMismatch(
+                f"the database (schema {described['schema_version']}) lacks {', '.join(missing)}; "
+                "fix: orchestrator migrate"
+            )
+        return str(described["schema_version"])
+
+
+def worker_of(row: Row) -> Worker:
+    """A live `workers` row, decoded."""
+    return Worker(
+        id=row["id"],
+        pool=row["pool"],
+        state=State(row["status"]),
+        stage=Stage(row["stage"]),
+        state_since=_time(row["state_since"]),
+        stage_since=_time(row["stage_since"]),
+        created_at=_time(row["created_at"]),
+        deadline_at=_time(row["deadline_at"]),
+        next_attempt_at=_time(row["next_attempt_at"]),
+        waiting_on=WaitingOn(row["waiting_on"]),
+        waiting_for=row["waiting_for"],
+        pod_id=row["pod_id"],
+        ssh_host=row["ssh_host"],
+        ssh_port=row["ssh_port"],
+        host_key=row["host_key"],
+        gpu_type=row["gpu_type"],
+        gpu_count=row["gpu_count"],
+        data_center=row["data_center"],
+        price_usd_per_hour=None if row["price_usd_per_hour"] is None else float(row["price_usd_per_hour"]),
+        reserved_usd=float(row["reserved_usd"]),
+        nonce=row["nonce"],
+        code_sha=row["code_sha"],
+        token_jti=row["token_jti"],
+        last_heartbeat=_maybe_time(row["last_heartbeat"]),
+        drain_requested_at=_maybe_time(row["drain_requested_at"]),
+        stop_requested_at=_maybe_time(row["stop_requested_at"]),
+        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
+        failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
+        tasks_running=int(row["tasks_running"]),
+        own_program=row["own_program"],
+        metadata=row["metadata"],
+    )
+
+
+def _demand(row: Row) -> Demand:
+    return Demand(
+        pool=row["pool"],
+        claimable=int(row["claimable"]),
+        running=int(row["running"]),
+        blocked={cause: int(n) for cause, n in row["blocked"].items()},
+        oldest_claimable_at=_maybe_time(row["oldest_claimable_at"]),
+    )
+
+
+def _offer(row: Row) -> OfferState:
+    return OfferState(
+        key=row["key"],
+        cooldown_until=_maybe_time(row["cooldown_until"]),
+        refusals=row["refusals"],
+        last_refusal=_maybe_time(row["last_refusal"]),
+        last_success=_maybe_time(row["last_success"]),
+    )
+
+
+def _piece(piece: LogRange) -> dict[str, Any]:
+    return {
+        "p_worker_id": piece.worker_id,
+        "p_boot_id": piece.boot_id,
+        "p_stream": piece.stream,
+        "p_seq": piece.seq,
+        "p_first": piece.first,
+        "p_last": piece.last,
+        "p_sha256": piece.sha256,
+        "p_key": piece.key,
+    }
+
+
+def _time(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)  # an older project's column without a zone
+
+
+def _maybe_time(text: str | None) -> datetime | None:
+    return None if text is None else _time(text)
