@@ -1,7 +1,7 @@
 """Bring a database to this version's schema.
 
-Migrations are the files `migrations/<14 digits>_<name>.sql`: append-only, applied in order, each in a transaction of its
-own under one advisory lock, so that any number of migrators may start at once. What was applied is a row of
+Migrations are the files `migrations/<14 digits>_<name>.sql`: append-only, applied in order, each in a transaction of
+its own under one advisory lock, so that any number of migrators may start at once. What was applied is a row of
 `schema_migrations` with the file's checksum. A database that is newer than the files, or was made from other files, is
 refused untouched.
 """

@@ -1,6 +1,6 @@
 """The Store port over any Db: names the SQL functions and their arguments, decodes their rows.
 
-Rows for people (the methods of `SqlStore` after `retention`) stay as the JSON that the database made, times as ISO 8601.
+Rows for people (`SqlStore` from `workers` on) stay as the JSON that the database made, times as ISO 8601.
 """
 
 from collections.abc import Mapping, Sequence

@@ -39,7 +39,7 @@ STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": sig
 WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), 2)"
 
 
-class PostgresFailed(Exception):  # noqa: N818 - named by what happened, as the ports' errors are
+class PostgresFailed(Exception):
     """The server could not be initialised, started or stopped; the text ends with what it said."""
 
 
@@ -146,7 +146,7 @@ class EmbeddedPostgres:
     def _initialise(self, binaries: Path) -> None:
         command = [str(binaries / "initdb"), "-D", str(self._real), "-U", "postgres", "--auth=trust", "--no-sync"]
         command += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
-        done = subprocess.run(  # noqa: S603 - our own argv
+        done = subprocess.run(
             command, cwd="/", capture_output=True, check=False, timeout=START_TIMEOUT_S, **_as_user(self._account)
         )
         if done.returncode != 0:
@@ -169,7 +169,7 @@ class EmbeddedPostgres:
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         with self.log_file.open("ab") as log:
-            self._server = subprocess.Popen(  # noqa: S603 - our own argv
+            self._server = subprocess.Popen(
                 command,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -180,7 +180,7 @@ class EmbeddedPostgres:
                 **_as_user(self._account),
             )
         if sys.platform != "linux":
-            self._watch = subprocess.Popen(  # noqa: S603 - our own argv
+            self._watch = subprocess.Popen(
                 [sys.executable, "-I", "-c", WATCH, str(self._server.pid)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
