@@ -116,7 +116,7 @@ class Agent:
 
     def _work(self) -> None:
         pause_s = EMPTY_PAUSE_S
-        while not (self.life.ending or self.life.draining):
+        while not self.life.leaving():
             asked = time.monotonic()
             held = self._claim()
             for one in held:
@@ -131,12 +131,12 @@ class Agent:
         """Ask for work under the present claim number until answered; [] when there is none, or no more is wanted."""
         wait_s, tries = self._config.claim_wait_s, 0
         while True:
-            leaving = bool(self.life.ending or self.life.draining)
+            leaving = self.life.leaving()
             args = {"p_claim_no": self._claim_no, "p_batch": self._config.batch, "p_wait_s": 0 if leaving else wait_s}
             try:
                 answer = self._rpc.call(
                     protocol.CLAIM, args, deadline_s=FAREWELL_CALL_S if leaving else wait_s + CALL_S,
-                    interruptible=not leaving,
+                    unless=None if leaving else self.life.leaving,
                 )  # fmt: skip
             except Interrupted:
                 continue  # once more, without waiting: what was granted meanwhile must not be left lying

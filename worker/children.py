@@ -74,7 +74,11 @@ class Child:
             elif self._process.poll() is not None:
                 self.closed = True  # its own children may still hold the other end
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:  # the handler wrote to a descriptor that is not its own
+            self.closed = True
+            return []
 
     def _read(self) -> None:
         try:

@@ -54,7 +54,9 @@ def of_process(status: int | None, oom_kills: int | None, log: str) -> tuple[str
 
 def of_exception(kind: str, message: str, oom_kills: int | None, log: str) -> tuple[str, str, str]:
     """(exit class, code, message) of a handler that raised."""
-    if not oom_kills and (VRAM_WORDS in message or VRAM_WORDS in log):
+    if oom_kills:  # a child of the handler's was taken, and the handler noticed
+        return "oom", "OOM", f"{kind}: {message} (the memory limit's OOM killer struck {oom_kills} time(s))"
+    if VRAM_WORDS in message or VRAM_WORDS in log:
         return "vram_oom", "VRAM_OOM", f"{kind}: {message}"
     return "exception", "HANDLER_ERROR", f"{kind}: {message}"
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TRACEBACK_CHARS = 2_000  # of a failed handler's, innermost end
 OOM_SCORE = "500"  # the kernel should take the handler before the agent that reports it
-_PR_SET_PDEATHSIG = 1
 
 
 class Cancelled(BaseException):
@@ -85,7 +84,6 @@ def serve(fd: int) -> int:
     """Run what the agent asks for, one after the other; returns when told to end."""
     host = os.getpid()
     channel, terminate = Channel(socket.socket(fileno=fd)), threading.Event()
-    die_with_parent()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write(OOM_SCORE)
 
@@ -105,14 +103,6 @@ def serve(fd: int) -> int:
             channel.send(_run(request, channel, terminate))
     except Cancelled:
         return 143  # 128 + SIGTERM, as a shell would say
-
-
-def die_with_parent() -> None:
-    """Linux: have the kernel end this process with its parent, even while a handler holds the interpreter's lock."""
-    if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .life import Life
 
 MAX_HEAD_BYTES = 64 << 10
@@ -25,6 +27,24 @@ class Unreachable(Exception):
 
 class Interrupted(Exception):
     """The agent has something better to do than wait for this answer; it may or may not have been done."""
+
+
+class Patience:
+    """Waits for an answer as long as `over` says False, asking it at every wake-up."""
+
+    def __init__(self, life: Life, over: Callable[[], bool]) -> None:
+        self._life, self._over = life, over
+
+    def wait_readable(self, source: socket.socket, deadline: float) -> None:
+        """Until the first byte is here. Raises Interrupted, TimeoutError."""
+        while not self._over():
+            ready = select.select([source.fileno(), self._life.wake_fd], [], [], _left(deadline))[0]
+            if source.fileno() in ready:
+                return
+            if not ready:
+                raise TimeoutError("no answer in time")
+            self._life.drain_wake()
+        raise Interrupted
 
 
 class Connection:
@@ -44,15 +64,15 @@ class Connection:
         self._used = False
 
     def post(
-        self, path: str, headers: str, body: bytes, deadline: float, life: Life | None = None
+        self, path: str, headers: str, body: bytes, deadline: float, patience: Patience | None = None
     ) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises Unreachable, or Interrupted when `life` wants the waiting to end."""
+        """Status and body of the answer. Raises Unreachable, or Interrupted when `patience` is over."""
         head = f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         while True:
             reused = self._socket is not None
             try:
-                return self._exchange(head.encode("latin-1") + body, deadline, life)
+                return self._exchange(head.encode("latin-1") + body, deadline, patience)
             except (OSError, ValueError) as error:
                 untouched = self._socket is not None and not self._used
                 self.close()
@@ -68,14 +88,14 @@ class Connection:
             self._socket.close()
             self._socket = None
 
-    def _exchange(self, request: bytes, deadline: float, life: Life | None) -> tuple[int, bytes]:
+    def _exchange(self, request: bytes, deadline: float, patience: Patience | None) -> tuple[int, bytes]:
         self._used = False
         if self._socket is None:
             self._socket = self._connect(deadline)
         self._socket.settimeout(_left(deadline))
         self._socket.sendall(request)
-        if life is not None:
-            _wait_readable(self._socket, deadline, life)
+        if patience is not None:
+            patience.wait_readable(self._socket, deadline)
         answer = _Answer(self._socket, deadline)
         try:
             status, body, keep = answer.read()
@@ -175,18 +195,6 @@ class _Answer:
             raise ConnectionResetError("the server closed the connection")
         self.began = True
         self._buffer += more
-
-
-def _wait_readable(source: socket.socket, deadline: float, life: Life) -> None:
-    """Until the first byte of the answer is here, or the agent no longer wants to wait."""
-    while not life.impatient():
-        ready = select.select([source.fileno(), life.wake_fd], [], [], _left(deadline))[0]
-        if source.fileno() in ready:
-            return
-        if not ready:
-            raise TimeoutError("no answer in time")
-        life.drain_wake()
-    raise Interrupted
 
 
 def _left(deadline: float) -> float:

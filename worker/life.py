@@ -93,9 +93,13 @@ class Life:
         if silent_s >= self._deadman_s and self._failures >= MIN_FAILURES:
             self.end(f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)")
 
-    def impatient(self) -> bool:
-        """Whether a long wait for an answer should be broken off."""
-        return self.ending is not None or self.draining or (self.running is not None and self.running.unwanted)
+    def leaving(self) -> bool:
+        """Whether no more work should be asked for."""
+        return self.ending is not None or self.draining
+
+    def interrupting(self) -> bool:
+        """Whether the running task should be broken off."""
+        return self.ending is not None or (self.running is not None and self.running.unwanted)
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it is awake already

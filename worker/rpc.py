@@ -6,10 +6,11 @@ import json
 import time
 
 from . import protocol
-from .http1 import Connection, Unreachable
+from .http1 import Connection, Patience, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .config import Config
@@ -41,14 +42,19 @@ class Rpc:
         )
 
     def call(
-        self, function: str, args: dict[str, Any], *, deadline_s: float = CALL_S, interruptible: bool = False
+        self,
+        function: str,
+        args: dict[str, Any],
+        *,
+        deadline_s: float = CALL_S,
+        unless: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The answer. Raises Unreachable, Refused; Interrupted if `interruptible` and the agent is wanted elsewhere."""
+        """The answer. Raises Unreachable, Refused; Interrupted when `unless` becomes true before the answer comes."""
         body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
         try:
             status, content = self._connection.post(
                 f"/rest/v1/rpc/{function}", self._headers, body, time.monotonic() + deadline_s,
-                self._life if interruptible else None,
+                Patience(self._life, unless) if unless else None,
             )  # fmt: skip
             answer = _object(status, content)
         except Unreachable:

@@ -83,6 +83,8 @@ class Runner:
         child = self._warm.pop(key, None)
         while len(self._warm) >= MAX_WARM:
             self._warm.pop(next(iter(self._warm))).end()
+        if child:
+            child.receive(0.0, self._life)  # has it ended since?
         if child is None or child.closed:
             child = self.spawn(own=key == COMMAND)
         self._warm[key] = child
@@ -130,6 +132,8 @@ class Runner:
                 return None, failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
             for message in child.receive(min(POLL_S, deadline - time.monotonic()), self._life):
                 if message["op"] == "progress":
+                    if message["task"] != held.id:
+                        continue  # a thread that an earlier task left behind
                     held.progress = {"fraction": message["fraction"], "message": message["message"]}
                 elif message["op"] == "grants":
                     child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
@@ -141,7 +145,7 @@ class Runner:
     def _grants(self, items: list[dict[str, str]]) -> dict[str, Any]:
         """One try, so that a cancellation is never far away; the child asks again."""
         try:
-            answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, interruptible=True)
+            answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, unless=self._life.interrupting)
         except (Unreachable, Interrupted) as error:
             return {"error": f"{type(error).__name__}: {error}", "final": False}
         except Refused as error:

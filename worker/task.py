@@ -45,7 +45,7 @@ class Task:
                 return
             self._progress_at = now
         fraction = None if fraction is None else min(1.0, max(0.0, float(fraction)))
-        self._channel.send({"op": "progress", "fraction": fraction, "message": message})
+        self._channel.send({"op": "progress", "task": self.id, "fraction": fraction, "message": message})
 
     def upload(self, path: str | os.PathLike[str], name: str | None = None) -> str:
         """Store a file among the task's outputs; returns its location. Raises TransferError."""

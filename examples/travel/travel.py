@@ -102,7 +102,7 @@ def _view(picture: Image.Image, zoom: float, width: int, height: int) -> Image.I
 
 
 def _encoder(width: int, height: int, fps: float, target: Path) -> list[str]:
-    """Raw frames on stdin, H.264 in MP4 out; every segment has the same settings, so that they can be joined as they are."""
+    """Raw frames in, H.264 in MP4 out; all segments have the same settings, so that they can be joined as they are."""
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
     h264 = ["-c:v", "libx264", "-preset", "ultrafast", "-threads", "1", "-pix_fmt", "yuv420p", "-crf", "23"]
     return [*_ffmpeg(), *raw, *h264, "-video_track_timescale", "90000", str(target)]
