@@ -318,10 +318,8 @@ declare
     v_worker public.workers := public.internal_caller(p_worker_id, false);
     v_outcome text;
 begin
-    if jsonb_typeof(coalesce(p_failure, '{}')) <> 'object' then
-        perform public.internal_refuse('OR007', 'p_failure must be a JSON object', '',
-            '{code, message, point, exit_class, retryable, detail}');
-    end if;
+    perform public.internal_check_keys(coalesce(p_failure, '{}'),
+        array['code', 'message', 'point', 'exit_class', 'retryable', 'detail'], 'p_failure');
     perform public.internal_check_size(p_failure, 65536, 'p_failure');
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['failed', 'cancelled']);
     if v_outcome = 'held' then

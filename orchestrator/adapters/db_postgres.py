@@ -6,10 +6,10 @@ all who wait for notifications in this process.
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
 from enum import Enum
 from typing import Any, Self
 from uuid import UUID
@@ -229,15 +229,13 @@ def _statement(function: str, args: Mapping[str, Any]) -> sql.Composed:
 
 
 def _bind(name: str, value: Any) -> Any:
-    if value is None:
-        return None
+    """Numbers and the like go as text of no type: the function's own signature says what they are, as with PostgREST."""
+    if value is None or name in ARRAYS:
+        return value
     if name in JSON_ARGS:
         return Jsonb(_plain(value))
-    if isinstance(value, Enum):
-        return str(value.value)
-    if isinstance(value, float):
-        return Decimal(str(value))  # numeric arguments take no double precision
-    return value
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 def _plain(value: Any) -> Any:
