@@ -1,7 +1,8 @@
 """`list` and `status`: the workers as the database knows them, and the provider's word on one of them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ async def _watch(store: "SqlStore", output: Output, everyone: bool) -> None:
             await asyncio.sleep(WATCH_EVERY_S)
 
 
-def _listing(rows: list[Mapping[str, Any]], output: Output, now: datetime) -> RenderableType:
+def _listing(rows: Sequence[Mapping[str, Any]], output: Output, now: datetime) -> RenderableType:
     return cli_tables.workers(rows, output, now) if rows else Text(NOBODY)
 
 
@@ -180,14 +181,16 @@ def _last_failure(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 def _stages(found: Mapping[str, Any], now: datetime) -> list[tuple[str, float, int]]:
     """Seconds and attempts per stage, in the order of the climb; the stage it is in counts up to now."""
-    order = {stage.value: position for position, stage in enumerate(Stage)}
-    spent: dict[str, tuple[float, int]] = {}
-    for attempt in found.get("attempts", ()):
-        seconds, tries = spent.get(attempt["stage"], (0.0, 0))
-        ended = ago(attempt["ended_at"], now) if attempt.get("ended_at") else 0.0
-        took = (ago(attempt["started_at"], now) or 0.0) - (ended or 0.0)
-        spent[attempt["stage"]] = (seconds + max(0.0, took), tries + 1)
-    row = found["worker"]
-    if is_live(row) and row.get("stage") not in (*spent, None):
-        spent[row["stage"]] = (ago(row.get("stage_since"), now) or 0.0, 1)
-    return [(name, *spent[name]) for name in sorted(spent, key=lambda name: order.get(name, len(order)))]
+    row, order = found["worker"], {stage.value: position for position, stage in enumerate(Stage)}
+    seconds: dict[str, float] = defaultdict(float)
+    stage, since = Stage.INTENT.value, ago(row["created_at"], now) or 0.0
+    for event in found.get("events", ()):
+        at = ago(event["at"], now) or 0.0
+        seconds[stage] += max(0.0, since - at)
+        stage, since = event.get("to_stage") or stage, at
+    if is_live(row):
+        seconds[stage] += since
+    tries = Counter(attempt["stage"] for attempt in found.get("attempts", ()))
+    return [
+        (name, seconds[name], tries[name]) for name in sorted(seconds, key=lambda name: order.get(name, len(order)))
+    ]

@@ -74,7 +74,8 @@ class Output:
         if not self.interactive:
             raise Failure(CONFIRM, why=f"{question} Nobody can answer here")
         if not click.confirm(question, err=True):
-            raise click.Abort
+            self.say("Nothing was done.")
+            raise click.exceptions.Exit(1)
 
 
 def json_option(command: F) -> F:

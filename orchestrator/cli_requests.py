@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 INTENT_DEADLINE_S = 600.0  # an operator may have to start an orchestrator first
 FOLLOW_EVERY_S = 1.0
 FOLLOW_FOR_S = 1_800.0
+ASKER = "a terminal that asked who leads"
+ASKER_TTL_S = 0.001  # the only way to ask is to apply: for no longer than this, if nobody leads
 HOW_TO_LEAD = "Nobody leads: nothing happens until an orchestrator runs (python -m orchestrator run)."
 
 
@@ -93,16 +95,16 @@ async def terminate(
             output.confirm(
                 f"Terminate {row['id']} ({row['status']}, pod {row['pod_id'] or 'none'}; {what})?", force=force
             )
-        answer = await store.request_termination(row["id"], reason, now_not_drain=at_once)
-        if answer["outcome"] == "requested":
+        outcome = (await store.request_termination(row["id"], reason, now_not_drain=at_once))["outcome"]
+        if outcome == "requested":
             await _announce(store, output)
         if wait:
             row = await _follow(store, output, row["id"], _until_gone)
     if output.json:
-        output.document(outcome=answer["outcome"], worker_id=row["id"], status=row["status"])
+        output.document(outcome=outcome, worker_id=row["id"], status=row["status"])
         return
     says = {"requested": "its end is requested", "already": f"it was {row['status']} or asked to end already"}
-    output.show(f"{row['id']}: {row['status'] if wait else says[answer['outcome']]}")
+    output.show(f"{row['id']}: {row['status'] if wait else says[outcome]}")
 
 
 def _until_ready(row: Mapping[str, Any]) -> bool:
@@ -127,7 +129,7 @@ async def _follow(
     """Tell each change of state and stage until it is over. Raises Failure."""
     began, said = utcnow(), ""
     while True:
-        row = (await store.worker(worker_id))["worker"]
+        row: Mapping[str, Any] = (await store.worker(worker_id))["worker"]
         elapsed_s = (utcnow() - began).total_seconds()
         now_in = f"{row['status']} {row['stage']}"
         if now_in != said:
@@ -144,8 +146,9 @@ async def _follow(
 
 async def _announce(store: "SqlStore", output: Output) -> None:
     """Say who will carry the request out, or that nobody will."""
-    lease = await store.leader()
-    if lease is None:
+    lease = await store.lead(ASKER, ASKER_TTL_S)
+    if lease.leader:  # it was free, so nobody is there; given back at once
+        await store.resign(ASKER, lease.term)
         output.say(HOW_TO_LEAD, "yellow")
     else:
-        output.say(f"{lease['holder']} leads since {clock(lease['since'])} (term {lease['term']}) and will act on it.")
+        output.say(f"{lease.holder} leads since {clock(lease.since)} (term {lease.term}) and will act on it.")

@@ -61,7 +61,7 @@ async def submit(output: Output, task_type: str, params: str, depends: tuple[str
 async def list_tasks(output: Output, status: str | None, task_type: str | None, limit: int) -> None:
     """The newest tasks, one line each, and how many there are by status."""
     async with opened_store() as store:
-        found = await store.tasks(status, task_type, limit)
+        found = await store.tasks(status=status, task_type=task_type, limit=limit)
     rows, counts = found["tasks"], found["counts"]
     if output.json:
         output.document(tasks=rows, counts=counts)

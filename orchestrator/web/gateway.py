@@ -30,6 +30,7 @@ GRANT_TTL_S = 3_600
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
+SCALARS = _EVERY | {"p_claim_no", "p_batch", "p_wait_s", "p_attempt", "p_task_id", "p_output_location", "p_reason"}
 _TASK = _EVERY | {"p_task_id", "p_attempt"}
 # The open functions and the arguments they may be called with: the names are ours, no caller's text becomes SQL.
 FUNCTIONS: Mapping[str, frozenset[str]] = {
@@ -168,7 +169,7 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
     if unknown := sorted(set(arguments) - names):
         raise unknown_function(function, f"it has no argument {unknown[0][:80]!r}")
     _check(arguments)
-    return arguments
+    return {name: _as_text(value) if name in SCALARS else value for name, value in arguments.items()}
 
 
 async def _body(request: Request) -> bytes:
@@ -201,6 +202,11 @@ def _check(arguments: dict[str, Any]) -> None:
             raise Refusal(400, BAD_BODY, "A number is out of range")
 
 
+def _as_text(value: Any) -> str | None:
+    """A scalar as PostgREST hands it on: text, which the database reads as the argument's type or refuses."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
@@ -214,8 +220,12 @@ def _no_constant(name: str) -> None:
 
 
 def _wait_s(arguments: Mapping[str, Any]) -> float:
-    wait_s = arguments.get("p_wait_s")
-    return min(float(wait_s), MAX_WAIT_S) if isinstance(wait_s, int | float) and wait_s > 0 else 0.0
+    """How long a claim may wait; what the database would not read as a number is for it to refuse."""
+    try:
+        wait_s = float(arguments.get("p_wait_s") or 0)
+    except ValueError:
+        return 0.0
+    return min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0  # false for NaN too
 
 
 def _is_output(key: str) -> bool:

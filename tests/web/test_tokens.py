@@ -35,7 +35,7 @@ def test_a_minted_token_verifies() -> None:
         "." * 5_000,
         _signed(secret="another secret, also of more than 32 bytes"),
         _signed(secret=SECRET * 2, algorithm="HS512"),
-        jwt.encode({**GOOD, "iat": 1, "exp": 9e9}, None, algorithm="none"),
+        jwt.encode({**GOOD, "iat": 1, "exp": 9e9}, "", algorithm="none"),
         _signed(exp=int(time.time()) - CLOCK_LEEWAY_S - 1),
         _signed(exp=None),
         _signed(sub=None),

@@ -1,0 +1,129 @@
+"""The server under test over real HTTP, and workers that call it."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+
+from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.core.states import Stage, State
+from orchestrator.web.app import build_app
+from orchestrator.web.health import Health
+from orchestrator.web.signal import TaskSignal
+from orchestrator.web.tokens import mint, verifier
+
+SECRET = "a secret for tests, of more than 32 bytes"
+DEADLINE_S = 10.0  # of what should take milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One worker's side of the door."""
+
+    id: str
+    pool: str
+    jti: str
+    nonce: str
+    client: httpx.AsyncClient
+
+    @property
+    def token(self) -> str:
+        """Its current token."""
+        return mint(SECRET, self.id, self.jti, time.time(), 60)
+
+    async def call(self, function: str, *, token: str | None = None, **args: Any) -> httpx.Response:
+        """A call as the agent makes it."""
+        body = {"p_worker_id": self.id, "p_nonce": self.nonce, **args}
+        headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
+        return await self.client.post(f"/rest/v1/rpc/{function}", json=body, headers=headers)
+
+    async def claim(self, number: int = 1, *, wait_s: float = 0, batch: int = 1) -> Mapping[str, Any]:
+        """The answer to a claim, which must succeed."""
+        reply = await self.call("worker_claim", p_claim_no=number, p_batch=batch, p_wait_s=wait_s)
+        assert reply.status_code == 200, reply.text
+        answer: Mapping[str, Any] = reply.json()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The server under test, and the parts behind it."""
+
+    client: httpx.AsyncClient
+    store: SqlStore
+    signal: TaskSignal
+    health: Health
+    blobs: S3Blobs
+    term: int
+
+    async def worker(self, *, state: State = State.ACTIVE, pool: str | None = None) -> Caller:
+        """A worker in this state, with an agent that may call; its pool is its own unless named."""
+        name, jti, nonce = (uuid.uuid4().hex[:12] for _ in range(3))
+        caller = Caller(f"gpu-{name}", pool or f"pool-{name}", jti, nonce, self.client)
+        intent = {
+            "id": caller.id,
+            "pool": caller.pool,
+            "gpu_type": "NVIDIA GeForce RTX 4090",
+            "gpu_count": 1,
+        }
+        terms = {"data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60, "own_program": False}
+        why = {"deadline_s": 60, "actor": "test", "reason": "test", "metadata": {}}
+        assert await self.store.spawn(self.term, intent | terms | why)
+        await self.move(caller, (State.SPAWNING,), State.SPAWNING, nonce=nonce, token_jti=jti, pod_id=f"pod-{name}")
+        if state is not State.SPAWNING:
+            await self.move(caller, (State.SPAWNING,), State.ACTIVE)
+        return caller
+
+    async def move(self, caller: Caller, before: tuple[State, ...], after: State, **fields: Any) -> None:
+        """Move a worker as the loop does."""
+        stage = {State.ACTIVE: Stage.PROMOTED, State.TERMINATING: Stage.DRAINING, State.TERMINATED: Stage.GONE}
+        await self.store.move(
+            self.term,
+            caller.id,
+            from_states=before,
+            to_state=None if after in before else after,
+            stage=stage.get(after),
+            reason="test",
+            fields=fields,
+        )
+
+    async def submit(self, pool: str, count: int = 1, **fields: Any) -> list[str]:
+        """So many tasks; their ids."""
+        made = await self.store.submit([{"task_type": "t", "params": {}, "pool": pool, **fields} for _ in range(count)])
+        return [task["id"] for task in made]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that must come soon."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(db: PostgresDb, blobs: S3Blobs, signal: TaskSignal, health: Health) -> AsyncIterator[str]:
+    """The application behind uvicorn on a free port; its URL."""
+    app = build_app(db=db, blobs=blobs, verifier=verifier(SECRET), health=health, task_signal=signal)
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_config=None, access_log=False, lifespan="off"))
+    running = asyncio.create_task(server.serve())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                if server.started:
+                    break
+                await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        signal.close()
+        server.should_exit = server.force_exit = True
+        await running
