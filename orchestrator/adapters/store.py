@@ -358,6 +358,7 @@ def worker_of(row: Row) -> Worker:
         tasks_running=int(row["tasks_running"]),
         own_program=row["own_program"],
         metadata=row["metadata"],
+        log_bytes=row["log_bytes"] or {},
     )
 
 

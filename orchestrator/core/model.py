@@ -138,6 +138,7 @@ class Worker:
     tasks_running: int
     own_program: bool  # WORKER_START_COMMAND: it may claim tasks in its own way
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of
 
 
 @dataclass(frozen=True, slots=True)
