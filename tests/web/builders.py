@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import uvicorn
-from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.adapters.store import SqlStore
 
 from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
@@ -22,6 +22,11 @@ from orchestrator.web.tokens import mint, verifier
 
 SECRET = "a secret for tests, of more than 32 bytes"
 DEADLINE_S = 10.0  # of what should take milliseconds
+
+
+def done(task_id: str, location: str | None = None) -> dict[str, Any]:
+    """The arguments of a completion of a task's first attempt."""
+    return {"p_task_id": task_id, "p_attempt": 1, "p_output_location": location, "p_result_data": {"n": 1}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.states import State
 from orchestrator.web.gateway import FUNCTIONS, MAX_BODY_BYTES
 from orchestrator.web.tokens import mint
-from tests.web.builders import SECRET, Caller, Door
+from tests.web.builders import SECRET, Caller, Door, done
 from worker import protocol
 
 TASK = str(uuid.uuid4())
@@ -47,20 +47,11 @@ async def test_a_task_goes_through_the_door_and_back(door: Door) -> None:
     (task,) = (await worker.claim())["tasks"]
     assert set(protocol.CLAIMED) <= set(task)
     assert task["id"] == task_id
-    beat: dict[str, Any] = {
-        "p_tasks": [{"id": task_id, "attempt": task["attempt"], "progress": 0.5}],
-        "p_health": {},
-        "p_logs": {},
-    }
-    assert (await worker.call(protocol.HEARTBEAT, **beat)).json()["fenced"] == []
-    done: dict[str, Any] = {
-        "p_task_id": task_id,
-        "p_attempt": 1,
-        "p_output_location": "s3://x/y",
-        "p_result_data": {"n": 1},
-    }
-    assert (await worker.call(protocol.COMPLETE, **done)).json() == {"outcome": "ok"}
-    assert (await worker.call(protocol.COMPLETE, **done)).json() == {"outcome": "already"}
+    held = [{"id": task_id, "attempt": task["attempt"], "progress": 0.5}]
+    beat = await worker.call(protocol.HEARTBEAT, p_tasks=held, p_health={}, p_logs={})
+    assert beat.json()["fenced"] == []
+    assert (await worker.call(protocol.COMPLETE, **done(task_id, "s3://x/y"))).json() == {"outcome": "ok"}
+    assert (await worker.call(protocol.COMPLETE, **done(task_id, "s3://x/y"))).json() == {"outcome": "already"}
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from orchestrator.core.states import State
-from tests.web.builders import Caller, Door
+from tests.web.builders import Caller, Door, done
 from worker import protocol
 
 CONTENT = b"frames \x00\xff" * 1_000
@@ -31,13 +31,7 @@ async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(door: Door)
     async with httpx.AsyncClient() as pod:
         assert (await pod.put(put["url"], content=CONTENT)).status_code == 200
     assert await door.blobs.size(key) == len(CONTENT)
-    done: dict[str, Any] = {
-        "p_task_id": first,
-        "p_attempt": 1,
-        "p_output_location": put["location"],
-        "p_result_data": None,
-    }
-    assert (await worker.call(protocol.COMPLETE, **done)).json() == {"outcome": "ok"}
+    assert (await worker.call(protocol.COMPLETE, **done(first, put["location"]))).json() == {"outcome": "ok"}
 
     (task,) = (await worker.claim(2))["tasks"]
     assert task["id"] == second
@@ -95,8 +89,7 @@ async def test_no_grant_outlives_the_attempt(door: Door, ended: str) -> None:
     (task,) = (await worker.claim())["tasks"]
     item = {"method": "PUT", "key": task["output_prefix"] + "late"}
     if ended == "completed":
-        done: dict[str, Any] = {"p_task_id": task_id, "p_attempt": 1, "p_output_location": None, "p_result_data": None}
-        await worker.call(protocol.COMPLETE, **done)
+        await worker.call(protocol.COMPLETE, **done(task_id))
         assert (await _grants(worker, ("PUT", item["key"])))["refused"] == [item["key"]]
         return
     await door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="pod_lost")
