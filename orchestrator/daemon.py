@@ -6,9 +6,11 @@ the lease. SIGTERM: no new decisions, finish the write at hand, give the lease b
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import structlog
@@ -163,7 +165,7 @@ class Daemon:
     # --- tick
 
     async def _tick(self) -> None:
-        self._health.ticked(asyncio.get_running_loop().time())
+        self._health.ticked(time.monotonic())
         if self._stopping or not self._lease or not self._lease.leader:
             return
         self._ticking, self._woken = True, False
@@ -201,12 +203,13 @@ class Daemon:
 
     async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
         """A decision row when something is done, or the target or what blocks it has changed."""
-        here = [a for a in made.actions if isinstance(a, Spawn) and a.pool == verdict.pool]
-        leaving = [a for a in made.actions if isinstance(a, Terminate)]
+        changes = [
+            a for a in made.actions if isinstance(a, Terminate) or (isinstance(a, Spawn) and a.pool == verdict.pool)
+        ]
         gist = (verdict.target, verdict.blocked)
-        if not here and not leaving and self._recorded.get(verdict.pool) == gist:
+        if not changes and self._recorded.get(verdict.pool) == gist:
             return
-        described = [_described(a) for a in (*here, *leaving)]
+        described = [_described(a) for a in changes]
         row = {"pool": verdict.pool, "rule": verdict.rule, "target": verdict.target, "inputs": verdict.inputs}
         await self._store.record_decision(term, row | {"actions": described, "blocked": list(verdict.blocked)})
         self._recorded[verdict.pool] = gist
@@ -245,7 +248,10 @@ class Daemon:
             if due and worker.id not in self._shipments:
                 task = asyncio.create_task(self._ship_one(self._lease.term, worker), name=f"ship:{worker.id}")
                 self._shipments[worker.id] = task
-                task.add_done_callback(lambda _, key=worker.id: self._shipments.pop(key, None))
+                task.add_done_callback(partial(self._shipped, worker.id))
+
+    def _shipped(self, worker_id: str, _: asyncio.Task[None]) -> None:
+        self._shipments.pop(worker_id, None)
 
     async def _ship_one(self, term: int, worker: Worker) -> None:
         try:

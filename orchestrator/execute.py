@@ -204,7 +204,11 @@ class Executor:
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
-        fields = {"exit_cause": action.cause, "failure_code": action.code, "waiting_on": WaitingOn.WORKER}
+        fields: dict[str, Any] = {
+            "exit_cause": action.cause,
+            "failure_code": action.code,
+            "waiting_on": WaitingOn.WORKER,
+        }
         fields |= {"waiting_for": "its tasks to end", "deadline_s": self._policy.drain_grace_s, "next_attempt_s": 0}
         await self._store.move(
             term,

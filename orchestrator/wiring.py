@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 import uvicorn
@@ -33,7 +34,7 @@ from orchestrator.shipping import Shipper
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
-from orchestrator.web.tokens import mint
+from orchestrator.web.tokens import mint, verify
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
 log = structlog.get_logger()
@@ -104,7 +105,7 @@ async def run(settings: Settings) -> int:
         app = build_app(
             db=parts.db,
             blobs=parts.blobs,
-            verifier=secret.get_secret_value(),
+            verifier=partial(verify, secret.get_secret_value()),
             health=parts.health,
             task_signal=parts.signal,
         )
@@ -156,7 +157,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         shell = AsyncSshShell(key.get_secret_value())
         lines = SshLines(shell)
         stack.push_async_callback(lines.close)
-        shipper = Shipper(store, lines, blobs)
+        shipper = Shipper(store, lines, blobs, python=settings.worker_python)
         pods, workers = PodView(), WorkerView()
         heartbeat_s = policy.heartbeat_timeout_s / 3
         bringup = BringUp(
@@ -171,7 +172,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         task_signal = TaskSignal()
-        health = Health(started_at_s=asyncio.get_running_loop().time())
+        health = Health(started_at_s=time.monotonic())
         daemon = Daemon(
             store=store,
             db=db,
