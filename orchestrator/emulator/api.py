@@ -21,36 +21,48 @@ from orchestrator.emulator.pods import PodHost
 from orchestrator.emulator.replies import Reply, Transports, of_fault, problem, spoilt
 from orchestrator.emulator.world import PodRecord, Problem, World
 
-MINUTE_S, HOUR_S = 60, 3_600
 RATE_LIMIT_TEXT = "rate limit exceeded for the {window} window"
 Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class Window:
+    """Calls counted over a sliding window."""
+
+    name: str
+    length_s: int
+    allowed: int
+    made: deque[float] = field(default_factory=deque)
+
+    def left(self, now: float) -> int:
+        """How many calls may still be made."""
+        while self.made and self.made[0] <= now - self.length_s:
+            self.made.popleft()
+        return self.allowed - len(self.made)
 
 
 @dataclass(slots=True)
 class Limits:
     """How many calls the account may make."""
 
-    per_minute: int = 3_000
-    per_hour: int = 100_000
-    made: deque[float] = field(default_factory=deque)
+    minute: Window = field(default_factory=lambda: Window("minute", 60, 3_000))
+    hour: Window = field(default_factory=lambda: Window("hour", 3_600, 100_000))
 
     def take(self, now: float) -> dict[str, str]:
         """Count a call and return the rate-limit headers; Problem 429 when there were too many."""
-        while self.made and self.made[0] < now - HOUR_S:
-            self.made.popleft()
-        minute = sum(1 for moment in self.made if moment > now - MINUTE_S)
+        windows = (self.minute, self.hour)
         headers = {
-            "RateLimit-Policy": f'"minute";q={self.per_minute};w={MINUTE_S}, "hour";q={self.per_hour};w={HOUR_S}',
-            "RateLimit": f'"minute";r={max(0, self.per_minute - minute - 1)};t={MINUTE_S}',
+            "RateLimit-Policy": ", ".join(f'"{one.name}";q={one.allowed};w={one.length_s}' for one in windows),
+            "RateLimit": f'"minute";r={max(0, self.minute.left(now) - 1)};t={self.minute.length_s}',
         }
-        windows = (("minute", minute, self.per_minute, MINUTE_S), ("hour", len(self.made), self.per_hour, HOUR_S))
-        for window, made, allowed, length_s in windows:
-            if made >= allowed:
-                oldest = next(moment for moment in self.made if moment > now - length_s)
-                wait_s = max(1, round(oldest + length_s - now))
-                text = RATE_LIMIT_TEXT.format(window=window)
+        for window in windows:
+            if window.left(now) <= 0:
+                oldest = window.made[0] if window.made else now
+                wait_s = max(1, round(oldest + window.length_s - now))
+                text = RATE_LIMIT_TEXT.format(window=window.name)
                 raise Problem(429, text, headers={**headers, "Retry-After": str(wait_s)})
-        self.made.append(now)
+        for window in windows:
+            window.made.append(now)
         return headers
 
 

@@ -95,8 +95,8 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
         core.create_s = float(body.get("create_s", core.create_s))
         world.balance_usd = float(body.get("balance_usd", world.balance_usd))
         core.page_size = int(body.get("page_size", core.page_size))
-        limits.per_minute = int(body.get("per_minute", limits.per_minute))
-        limits.per_hour = int(body.get("per_hour", limits.per_hour))
+        limits.minute.allowed = int(body.get("per_minute", limits.minute.allowed))
+        limits.hour.allowed = int(body.get("per_hour", limits.hour.allowed))
         for offer in body.get("offers", []):
             world.set_offer(offer)
         if "volumes" in body:
@@ -108,8 +108,8 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
         "create_s": core.create_s,
         "balance_usd": world.balance_usd,
         "page_size": core.page_size,
-        "per_minute": limits.per_minute,
-        "per_hour": limits.per_hour,
+        "per_minute": limits.minute.allowed,
+        "per_hour": limits.hour.allowed,
     }
 
 

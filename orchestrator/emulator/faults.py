@@ -75,6 +75,7 @@ KINDS: Mapping[str, Kind] = {
     "empty_list": Kind(Moment.VIEW, "list"),  # well-formed, and false
     "flicker_runtime": Kind(Moment.VIEW, "list"),
     "missing_from_list": Kind(Moment.VIEW, "list"),
+    "odd_fields": Kind(Moment.VIEW, "list"),  # `fields` instead of the pod's own
     "listing_lag": Kind(Moment.POD, "create"),  # not in the list for `seconds`
     "early_404": Kind(Moment.POD, "create"),  # GET answers 404 for `seconds`
     "slow_boot": Kind(Moment.POD, "create"),  # boots in `seconds`
@@ -125,6 +126,7 @@ class Fault:
     seconds: float = 0.0
     detail: str | None = None
     retry_after_s: float | None = None
+    fields: Mapping[str, Any] | None = None
     asked: int = 0
     struck: int = 0
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
@@ -44,15 +44,21 @@ async def list_pods(asked: Asked) -> Reply:
     chosen, pagination = views.page([] if "empty_list" in views_of_this else shown, cursor, limit)
     if "repeated_cursor" in views_of_this:
         pagination = {"nextCursor": cursor or "MA==", "hasNextPage": True}
-    flicker = views_of_this.get("flicker_runtime")
-    return Reply(
-        200, {"pods": [views.pod_json(pod, flicker=_named(flicker, pod)) for pod in chosen], "pagination": pagination}
-    )
+    flicker, odd = views_of_this.get("flicker_runtime"), views_of_this.get("odd_fields")
+    rows = [
+        {**views.pod_json(pod, flicker=_named(flicker, pod)), **(_fields(odd) if _named(odd, pod) else {})}
+        for pod in chosen
+    ]
+    return Reply(200, {"pods": rows, "pagination": pagination})
 
 
 def _lags(pod: PodRecord, kind: str, now: float) -> bool:
     fault = pod.fault(kind)
     return fault is not None and now < pod.created_at + fault.seconds
+
+
+def _fields(fault: Fault | None) -> Mapping[str, Any]:
+    return (fault.fields if fault is not None else None) or {}
 
 
 def _named(fault: Fault | None, pod: PodRecord) -> bool:

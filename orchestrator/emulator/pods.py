@@ -190,7 +190,7 @@ class PodHost:
         if how == "vanish":
             self.world.end(pod)
         else:
-            pod.status, pod.started_at = "EXITED", pod.started_at
+            pod.status = "EXITED"  # its ports are still shown
             pod.log("container exited")
         await self.stop(pod)
 

@@ -57,11 +57,20 @@ class _NotSsh(asyncio.Protocol):
 class _Session(asyncssh.SSHServerProcess[bytes]):
     """One exec or SFTP channel; a signal goes to the command's whole session, as sshd sends it."""
 
+    early_signal: str | None = None  # came before the command was started
+
     def signal_received(self, signal: str) -> None:
         number = getattr(signals, f"SIG{signal}", None)
-        if self.redirect_pid and number is not None:
+        if not self.redirect_pid:
+            self.early_signal = signal
+        elif number is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.redirect_pid, number)
+
+    def set_redirect_pid(self, pid: int | None) -> None:
+        super().set_redirect_pid(pid)
+        if self.early_signal:
+            self.signal_received(self.early_signal)
 
 
 class _Files(asyncssh.SFTPServer):

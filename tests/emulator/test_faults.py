@@ -1,0 +1,201 @@
+"""The faults that pods are born with, and how calls are matched."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncssh
+import pytest
+
+from orchestrator.emulator.faults import KINDS, Call, FaultTable, Moment
+from tests.emulator.build import Api, emulated, request, ssh, until
+
+
+@pytest.fixture(scope="module")
+async def account(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
+    """One emulator for all of these tests."""
+    async with emulated(tmp_path_factory.mktemp("account")) as made:
+        yield made
+
+
+@pytest.fixture
+async def api(account: Api) -> AsyncIterator[Api]:
+    """The account without faults, and without pods once the test is over."""
+    yield account
+    await account.emulator.control("DELETE", "/faults")
+    for pod in account.emulator.core.world.live():
+        account.emulator.core.end_pod(pod)
+
+
+async def inject(api: Api, kind: str, **fields: Any) -> None:
+    """Make something go wrong."""
+    await api.emulator.control("POST", "/faults", {"kind": kind, **fields})
+
+
+async def first_words(port: int) -> bytes:
+    """What a server says first, within a moment; nothing if it says nothing."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        return await asyncio.wait_for(reader.read(8), 0.3)
+    except TimeoutError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def booted(api: Api) -> int:
+    """Create a pod and wait until it would be reachable; its port."""
+    pod = await api.create()
+    port = await api.ssh_port(pod["id"])
+
+    async def opened() -> bool:
+        return any("sshd listens" in line for _, line in api.emulator.core.world.pods[pod["id"]].system_log)
+
+    await until(opened, "sshd was opened")
+    return port
+
+
+async def test_ssh_can_be_silent_something_else_or_refused(api: Api) -> None:
+    """What a client finds at the port."""
+    for kind, said in {"ssh_silent": b"", "ssh_not_ssh": b"HTTP/1.1"}.items():
+        await inject(api, kind, times=1)
+        assert await first_words(await booted(api)) == said
+    await inject(api, "ssh_refused", times=1)
+    with pytest.raises(ConnectionRefusedError):
+        await first_words(await booted(api))
+    assert await first_words(await booted(api)) == b"SSH-2.0-"
+
+
+async def test_ssh_can_refuse_the_right_key(api: Api) -> None:
+    """Sshd runs, and lets nobody in."""
+    await inject(api, "ssh_auth_refused")
+    port = await booted(api)
+    with pytest.raises(asyncssh.PermissionDenied):
+        await ssh(port)
+
+
+async def test_ssh_can_change_its_host_key(api: Api) -> None:
+    """As when another machine got the address."""
+    port = await booted(api)
+    keys = []
+    for mode in ("wrong_key", "wrong_key"):
+        async with ssh(port) as connection:
+            keys.append(connection.get_server_host_key().public_data)
+        pod_id = next(iter(api.emulator.core.world.live())).id
+        await api.emulator.control("POST", f"/pods/{pod_id}/ssh", {"mode": mode})
+    assert keys[0] != keys[1]
+
+
+async def test_ssh_can_drop_in_the_middle_of_a_command(api: Api) -> None:
+    """The command goes on without its client."""
+    await inject(api, "ssh_dropped", seconds=0.1)
+    port = await booted(api)
+    async with ssh(port) as connection:
+        result = await connection.run("sleep 0.3; echo done > finished")
+    assert result.exit_status is None
+    home = next(iter(api.emulator.core.world.live())).home
+
+    async def finished() -> bool:
+        return (home / "finished").exists()
+
+    await until(finished, "the command finished")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("stuck_provisioning", "PROVISIONING"), ("stuck_starting", "STARTING"), ("boot_error", "ERROR")],
+)
+async def test_a_boot_can_get_stuck(api: Api, kind: str, status: str) -> None:
+    """The pod stays where it is, while another one boots through."""
+    await inject(api, kind, name="^stuck$")
+    stuck, fine = await api.create("stuck"), await api.create("fine")
+    await api.ssh_port(fine["id"])
+    await api.status(stuck["id"], status)
+
+
+async def test_a_pod_can_run_without_runtime_or_ssh_details(api: Api) -> None:
+    """RUNNING alone proves nothing."""
+    await inject(api, "no_runtime", name="^bare$")
+    await inject(api, "no_ssh_details", name="^hidden$")
+    bare, hidden, fine = [await api.create(name) for name in ("bare", "hidden", "fine")]
+    await api.ssh_port(fine["id"])
+    assert (await api.status(bare["id"], "RUNNING"))["runtime"] is None
+    assert (await api.status(hidden["id"], "RUNNING"))["ssh"]["direct"] is None
+
+
+async def test_a_pod_can_exit_vanish_or_flicker_by_itself(api: Api) -> None:
+    """Some seconds after RUNNING."""
+    await inject(api, "exits", name="^exits$", seconds=0.05)
+    await inject(api, "vanishes", name="^vanishes$", seconds=0.05)
+    await inject(api, "flickers", name="^flickers$", seconds=0.2)
+    exits, _, flickers = [await api.create(name) for name in ("exits", "vanishes", "flickers")]
+    assert (await api.status(flickers["id"], "RUNNING"))["runtime"] is None
+    await api.status(exits["id"], "EXITED")
+
+    async def gone_and_back() -> bool:
+        return (await api.pod(flickers["id"]))["runtime"] is not None and "vanishes" not in await api.names()
+
+    await until(gone_and_back, "one has vanished, one has its runtime back")
+
+
+async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
+    """Seen by `date` and nvidia-smi."""
+    await inject(api, "clock_skew", seconds=3600)
+    await inject(api, "old_driver")
+    async with ssh(await booted(api)) as connection:
+        skewed = int((await connection.run("date +%s")).stdout) - int((await connection.run("/bin/date +%s")).stdout)
+        driver = (await connection.run("nvidia-smi --query-gpu=driver_version --format=csv,noheader")).stdout
+    assert 3598 <= skewed <= 3602
+    assert driver.startswith("470.")
+
+
+async def test_a_fresh_pod_can_be_unknown_to_a_read(api: Api) -> None:
+    """An early 404 is not absence."""
+    await inject(api, "early_404", seconds=0.2)
+    pod = await api.create()
+    await api.call("GET", f"/v2/pods/{pod['id']}", status=404)
+
+    async def known() -> bool:
+        return bool((await api.client.get(f"/v2/pods/{pod['id']}")).status_code == 200)
+
+    await until(known, "the pod is known")
+
+
+async def test_an_offer_can_run_dry_alone(api: Api) -> None:
+    """Only create calls that could go nowhere else are refused."""
+    await inject(api, "no_capacity", gpu_type="NVIDIA L40S")
+    await api.call("POST", "/v2/pods", request(gpu={"id": "NVIDIA L40S", "count": 1}), status=400)
+    await api.create()
+
+
+def test_nth_times_probability_and_name_choose_the_calls() -> None:
+    """And a seed gives the same choice again."""
+    table = FaultTable(1)
+    table.inject({"kind": "internal_error", "operation": "list", "nth": [2, 4]})
+    hits = [bool(table.strike(Call("list"), Moment.BEFORE)) for _ in range(5)]
+    assert hits == [False, True, False, True, False]
+    table.clear()
+    table.inject({"kind": "no_capacity", "name": "-b$", "times": 1})
+    assert [len(table.strike(Call("create", name), Moment.BEFORE)) for name in ("x-a", "x-b", "x-b")] == [0, 1, 0]
+    chosen = []
+    for _ in range(2):
+        table = FaultTable(5)
+        table.inject({"kind": "commit_then_500", "probability": 0.5})
+        chosen.append([len(table.strike(Call("create"), Moment.AFTER)) for _ in range(40)])
+    assert chosen[0] == chosen[1]
+    assert 5 < sum(chosen[0]) < 35
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "none"}, {"kind": "quota", "often": 1}, {"kind": "quota", "struck": 3}])
+def test_a_fault_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    """Rather than never striking."""
+    with pytest.raises(ValueError, match="unknown fault"):
+        FaultTable(0).inject(wrong)
+
+
+def test_every_kind_can_be_injected() -> None:
+    """The table has no row that the parser refuses."""
+    table = FaultTable(0)
+    for kind in KINDS:
+        table.inject({"kind": kind})
+    assert len(table.faults) == len(KINDS)
