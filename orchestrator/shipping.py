@@ -1,0 +1,250 @@
+"""Worker logs to S3: by byte offset, compressed, without a gap and never twice.
+
+A stream is an append-only file of one launch on the pod. Its bytes go out in pieces [first, last); the ledger decides
+what the next piece is, and a piece's row is written before its upload:
+
+    read -> log_begin -> put -> log_shipped
+
+A crash in between leaves a begun piece, which the next shipment finishes first: from S3 if it had arrived, else from
+the pod, the same range with the same sha256. What went with its host is declared lost, with what is known of its size.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+import structlog
+
+from orchestrator import launch, remote
+from orchestrator.core.model import Worker
+from orchestrator.ports import Blobs, Lines, LogRange, NotFound, PortError, Store, Unavailable
+from worker.protocol import STREAMS
+
+PIECE_BYTES = 4 * 1024 * 1024
+LEVEL = 6
+CONTENT_TYPE = "application/gzip"
+CONNECT_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 30.0
+STOP_GRACE_S = 5.0  # for an agent to give up what it holds; the tasks had the drain before
+LAST_PASSES = 8  # over files that nobody should be writing to any more
+LAUNCHES = 100  # directories looked at on one pod, in case somebody makes more
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _End:
+    """Where the ledger of one stream ends."""
+
+    seq: int = 0  # the next piece's
+    last: int = 0  # bytes given to pieces so far
+    shipped: int = 0  # where the last piece that arrived ends
+    begun: LogRange | None = None  # a piece without proof of arrival
+    closed: bool = False  # declared lost to the end
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """What is known of one worker's pieces, so that they are read from the database once and not every few seconds."""
+
+    term: int
+    ends: dict[tuple[str, str], _End] = field(default_factory=dict)
+    launches: frozenset[str] = frozenset()  # seen on the pod
+
+    @property
+    def unfinished(self) -> set[str]:
+        """Launches with a piece that has begun, whether or not the pod still shows them."""
+        return {boot_id for (boot_id, _), end in self.ends.items() if end.begun is not None}
+
+    def end(self, boot_id: str, stream: str) -> _End:
+        return self.ends.setdefault((boot_id, stream), _End())
+
+
+class Shipper:
+    """Ships the logs of workers; one shipment a worker at a time."""
+
+    def __init__(self, store: Store, lines: Lines, blobs: Blobs, *, python: str = "python3") -> None:
+        self._store, self._lines, self._blobs, self._python = store, lines, blobs, python
+        self._ledgers: dict[str, _Ledger] = {}
+        self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ship(self, term: int, worker: Worker) -> int:
+        """Ship what was there when it began; the bytes that are proven in S3 by this call."""
+        async with self._gate(worker.id):
+            return await self._ship(term, worker)
+
+    async def finish(self, term: int, worker: Worker, reachable: bool) -> None:
+        """Stop the agent and ship everything, or declare the rest lost; raises Unavailable while neither is done."""
+        async with self._gate(worker.id):
+            if reachable:
+                await self._drain(term, worker)
+            else:
+                await self._declare(term, worker)
+            self._ledgers.pop(worker.id, None)
+
+    def _gate(self, worker_id: str) -> asyncio.Lock:
+        return self._gates.setdefault(worker_id, asyncio.Lock())
+
+    async def _ship(self, term: int, worker: Worker, *, look_for_launches: bool = False) -> int:
+        shipped = 0
+        try:
+            ledger = await self._ledger(term, worker.id)
+            if look_for_launches or not ledger.launches:
+                ledger.launches = await self._launches(worker)
+            for boot_id in sorted(ledger.launches | ledger.unfinished | ({worker.nonce} if worker.nonce else set())):
+                sizes = await self._sizes(worker, boot_id)
+                for stream in STREAMS:
+                    end, size = ledger.end(boot_id, stream), sizes.get(f"{stream}.log", 0)
+                    if end.begun is not None:
+                        shipped += await self._complete(term, worker, end, end.begun)
+                    if size > end.last and not end.closed:
+                        shipped += await self._stream(term, worker, boot_id, stream, size)
+        except BaseException:  # cancellation too
+            self._ledgers.pop(worker.id, None)  # how far it got stands in the database
+            raise
+        return shipped
+
+    async def _stream(self, term: int, worker: Worker, boot_id: str, stream: str, size: int) -> int:
+        end = self._ledgers[worker.id].end(boot_id, stream)
+        began = end.last
+        while end.last < size:
+            first, last = end.last, min(size, end.last + PIECE_BYTES)
+            content = await self._read(worker, boot_id, stream, first, last)
+            if len(content) != last - first:
+                raise Unavailable(f"{stream}.log gave {len(content)} of the bytes {first} to {last}")
+            digest, packed = await asyncio.to_thread(_packed, content)
+            key = f"logs/{worker.id}/{boot_id}/{stream}/{end.seq:08d}-{first}-{last}.log.gz"
+            piece = LogRange(worker.id, boot_id, stream, end.seq, first, last, digest, key)
+            await self._store.log_begin(term, piece)
+            end.seq, end.last, end.begun = end.seq + 1, last, piece
+            await self._put(term, end, piece, packed)
+        return end.last - began
+
+    async def _put(self, term: int, end: _End, piece: LogRange, packed: bytes | None) -> None:
+        """The second half of a piece; without bytes it has arrived already."""
+        if packed is not None:
+            await self._blobs.put(piece.key, packed, content_type=CONTENT_TYPE)
+        await self._store.log_shipped(term, piece)
+        end.begun, end.shipped = None, piece.last
+
+    async def _complete(self, term: int, worker: Worker, end: _End, piece: LogRange) -> int:
+        """Bring a begun piece to its end; bytes that are no longer what they were are declared lost."""
+        packed = None
+        if not await self._has_arrived(piece):
+            content = await self._read(worker, piece.boot_id, piece.stream, piece.first, piece.last)
+            digest, packed = await asyncio.to_thread(_packed, content)
+            if digest != piece.sha256:
+                why = "the file was rewritten on the pod before this piece had arrived"
+                log.warning("log_rewritten", worker=worker.id, stream=piece.stream, first=piece.first, last=piece.last)
+                where = (worker.id, piece.boot_id, piece.stream, piece.first, piece.last)
+                await self._store.log_lost(term, *where, why)
+                end.begun = None
+                return 0
+        await self._put(term, end, piece, packed)
+        return piece.last - piece.first
+
+    async def _has_arrived(self, piece: LogRange) -> bool:
+        try:
+            packed = await self._blobs.get(piece.key)
+        except NotFound:
+            return False
+        return await asyncio.to_thread(_digest, packed) == piece.sha256
+
+    async def _drain(self, term: int, worker: Worker) -> None:
+        """Stop every launch, then ship until nothing is left; if one cannot be stopped, ship what is there."""
+        unstopped: PortError | None = None
+        for boot_id in sorted(await self._launches(worker)):
+            try:
+                await self._stop(worker, boot_id)
+            except PortError as error:
+                unstopped = error
+        for _ in range(LAST_PASSES):
+            if await self._ship(term, worker, look_for_launches=True) == 0:
+                break
+        else:
+            unstopped = unstopped or Unavailable("its logs are still being written to")
+        if unstopped is not None:
+            raise unstopped
+
+    async def _stop(self, worker: Worker, boot_id: str) -> None:
+        if worker.code_sha is None:
+            raise Unavailable(f"nothing is known of what runs on {worker.id}")
+        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+            await remote.stop(
+                session, python=self._python, agent_sha=worker.code_sha, nonce=boot_id, grace_s=STOP_GRACE_S
+            )
+
+    async def _declare(self, term: int, worker: Worker) -> None:
+        """Say what went with the host: up to the size last heard of, and whatever came after that."""
+        ledger = await self._ledger(term, worker.id)
+        launches = {boot_id for boot_id, _ in ledger.ends} | set(worker.log_bytes) | {worker.nonce or ""}
+        for boot_id in sorted(launches - {""}):
+            for stream in STREAMS:
+                end = ledger.end(boot_id, stream)
+                if not end.closed:
+                    told = worker.log_bytes.get(boot_id, {}).get(stream)
+                    await self._declare_stream(term, worker.id, (boot_id, stream), end, told)
+
+    async def _declare_stream(
+        self, term: int, worker_id: str, where: tuple[str, str], end: _End, told: int | None
+    ) -> None:
+        known = max(end.last, told or 0)
+        why = f"lost with its host; its last heartbeat told of {told if told is not None else 'no'} bytes"
+        try:
+            if end.begun is not None and await self._has_arrived(end.begun):
+                await self._put(term, end, end.begun, None)
+        except Unavailable as error:  # a pod is not kept, and paid for, until S3 answers again
+            why += f"; whether the last piece begun had arrived is unknown: {str(error)[:200]}"
+        if known > end.shipped:
+            log.warning("log_lost", worker=worker_id, stream=where[1], first=end.shipped, last=known)
+            await self._store.log_lost(term, worker_id, *where, end.shipped, known, why)
+        await self._store.log_lost(term, worker_id, *where, end.shipped, None, f"{why}; what came after is unknown")
+
+    async def _ledger(self, term: int, worker_id: str) -> _Ledger:
+        known = self._ledgers.get(worker_id)
+        if known is None or known.term != term:
+            known = _Ledger(term)
+            for row in await self._store.log_pieces(worker_id):
+                end = known.end(row["boot_id"], row["stream"])
+                end.seq = row["seq"] + 1
+                end.closed = row["last"] is None
+                end.last = end.last if row["last"] is None else row["last"]
+                end.shipped = end.last if row["shipped_at"] else end.shipped
+                if row["shipped_at"] is None and not row["declared_lost"]:
+                    names = ("boot_id", "stream", "seq", "first", "last", "sha256", "key")
+                    end.begun = LogRange(worker_id, *(row[name] for name in names))
+            self._ledgers[worker_id] = known
+        return known
+
+    async def _launches(self, worker: Worker) -> frozenset[str]:
+        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+            return frozenset(_names(await session.list(launch.RUNS_DIR, timeout_s=READ_TIMEOUT_S) or ()))
+
+    async def _sizes(self, worker: Worker, boot_id: str) -> dict[str, int]:
+        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+            return dict(await session.list(f"{launch.run_dir(boot_id)}/logs", timeout_s=READ_TIMEOUT_S) or {})
+
+    async def _read(self, worker: Worker, boot_id: str, stream: str, first: int, last: int) -> bytes:
+        path = f"{launch.run_dir(boot_id)}/logs/{stream}.log"
+        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+            return await session.read(path, first, last - first, timeout_s=READ_TIMEOUT_S) or b""
+
+
+def _names(found: Iterable[str]) -> list[str]:
+    """Directories that a launch of ours can have made."""
+    return sorted(name for name in found if launch.NONCE.fullmatch(name))[:LAUNCHES]
+
+
+def _packed(content: bytes) -> tuple[str, bytes]:
+    """sha256 and gzip, the same bytes for the same content."""
+    return hashlib.sha256(content).hexdigest(), gzip.compress(content, LEVEL, mtime=0)
+
+
+def _digest(packed: bytes) -> str | None:
+    try:
+        return hashlib.sha256(gzip.decompress(packed)).hexdigest()
+    except (EOFError, OSError, zlib.error):
+        return None
