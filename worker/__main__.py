@@ -13,6 +13,9 @@ USAGE = "usage: start --run-dir DIR | stop --run-dir DIR [--grace-s S] | probe -
 
 def main() -> int:
     """Run one subcommand; its answer is one JSON line on stdout and the exit status."""
+    if sys.version_info < (3, 9):
+        print(json.dumps({"error": f"Python {sys.version.split()[0]} is older than 3.9", "code": "EXEC_FAILED"}))
+        return 1
     command, options = (sys.argv[1] if len(sys.argv) > 1 else ""), _options(sys.argv[2:])
     if command == "handler-host" and "fd" in options:
         from .host import serve  # noqa: PLC0415 only the child that runs handlers needs it

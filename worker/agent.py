@@ -76,7 +76,7 @@ class Agent:
             from .program import supervise  # noqa: PLC0415 most workers have no program of their own
 
             reason = supervise(self._config, self._run, self.life, self._journal, self._runner)
-            self._heartbeat.beat()  # the last word: how the program ended
+            self._heartbeat.last_word(FAREWELL_S)
         else:
             self._work()
             reason = self.life.ending or "drained"
@@ -199,7 +199,7 @@ class Agent:
         while not (held and held.fenced):
             if self.life.ending:
                 farewell = farewell or time.monotonic() + FAREWELL_S
-                if held is None or self._forsaken() or time.monotonic() > farewell:
+                if held is None or self.life.forsaken or time.monotonic() > farewell:
                     return None
             try:
                 return self._rpc.call(function, args, deadline_s=FAREWELL_CALL_S if farewell else CALL_S)
@@ -217,17 +217,13 @@ class Agent:
     def _refused(self, function: str, error: Refused) -> None:
         self._journal.log("call_refused", function=function, why=str(error))
         if error.final:
-            self.life.end(f"refused by the orchestrator: {error}")
-
-    def _forsaken(self) -> bool:
-        """Whether there is nobody who would listen to a farewell."""
-        return (self.life.ending or "").startswith(("refused", "dead-man", "superseded"))
+            self.life.end(f"refused by the orchestrator: {error}", forsaken=True)
 
     def _farewell(self) -> None:
         """Hand back what is still held, so that another worker can have it at once."""
         until = time.monotonic() + FAREWELL_S
         for held in self.life.held():
-            if held.fenced or self._forsaken() or time.monotonic() > until:
+            if held.fenced or self.life.forsaken or time.monotonic() > until:
                 continue
             args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": self.life.ending or "drained"}
             try:

@@ -54,7 +54,7 @@ class Heartbeat(threading.Thread):
         except Refused as error:
             self._journal.log("heartbeat_refused", why=str(error))
             if error.final:
-                self._life.end(f"refused by the orchestrator: {error}")
+                self._life.end(f"refused by the orchestrator: {error}", forsaken=True)
             return False
         self.every_s = float(answer.get("heartbeat_s") or self.every_s)
         self._life.obey(answer)
@@ -68,6 +68,13 @@ class Heartbeat(threading.Thread):
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def last_word(self, timeout_s: float) -> None:
+        """One more beat, from the caller's thread, after the regular ones have ended."""
+        self.stop()
+        self.join(timeout_s)
+        if not self.is_alive():
+            self.beat()
 
 
 def _lease(task_id: str, attempt: int, progress: dict[str, Any] | None) -> dict[str, Any]:

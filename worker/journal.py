@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+MAX_LINE = 64_000  # characters of one line of the log
 MAX_TEXT = 8_000  # characters of one text that leaves this machine in a failure report
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 MIN_SECRET = 6  # characters; shorter values would blot out ordinary words
@@ -21,13 +22,20 @@ class Journal:
 
     def __init__(self, path: str, secrets: Iterable[str]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._lost = 0  # lines that a full disk did not take, told by the next one that it takes
         self._secrets = sorted({text for text in secrets if len(text) >= MIN_SECRET}, key=len, reverse=True)
 
     def log(self, event: str, **facts: Any) -> None:
         now = time.time()
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+        if self._lost:
+            facts["lines_lost"] = self._lost
         line = json.dumps({"at": at, "event": event, **facts}, default=str)
-        os.write(self._fd, self.clean(line, limit=64_000).encode() + b"\n")
+        try:
+            os.write(self._fd, self.clean(line, limit=MAX_LINE).encode() + b"\n")
+            self._lost = 0
+        except OSError:
+            self._lost += 1  # an agent that cannot write its log can still save the work
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
         """The text without configured secrets, NULs and lone surrogates, its middle left out beyond `limit`."""

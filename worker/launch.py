@@ -182,27 +182,35 @@ def _set_up(config: Config, run: RunDir, code_dir: str) -> None:
     """Run the set-up command once per pod, command and user code; its output goes to system.log."""
     import subprocess  # noqa: PLC0415 most launches have no set-up command
 
+    from .journal import Journal, secret_values  # noqa: PLC0415
     from .usercode import unpack  # noqa: PLC0415
 
     command = str(config.setup_command)
     sha = hashlib.sha256(f"{command}\0{config.user_code or ''}".encode()).hexdigest()
-    mark = os.path.join(code_dir, f"setup-{sha}.done")
-    if os.path.exists(mark):
+    done_file = os.path.join(code_dir, f"setup-{sha}.done")
+    if os.path.exists(done_file):
         return
     folder = unpack(code_dir, config.user_code) or run.path
+    mark = f"{run.path}#setup#"
+    env = {**os.environ, **config.env, processes.MARK: mark}
+    journal = Journal(run.log("agent"), secret_values(config.token, config.env))
+    journal.log("setup_started")
     with open(run.log("system"), "ab", buffering=0) as log:
-        done = subprocess.Popen(
-            ["/bin/sh", "-c", command], cwd=folder, env={**os.environ, **config.env}, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True,
+        setup = subprocess.Popen(
+            ["/bin/sh", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
         )  # fmt: skip
         try:
-            status: int | str = done.wait(SETUP_TIMEOUT_S)
+            status: int | str = setup.wait(SETUP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            processes.end(done.pid, run.path, 2.0)
+            processes.end(setup.pid, mark, 2.0)
             status = f"no end within {SETUP_TIMEOUT_S:.0f} s"
     if status != 0:
-        raise StartError("SETUP_FAILED", f"the set-up command ended with {status}: {tail(run.log('system'))}")
-    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT, 0o600))
+        why = journal.clean(f"the set-up command ended with {status}: {tail(run.log('system'))}")
+        journal.log("setup_failed", why=why)
+        raise StartError("SETUP_FAILED", why)
+    journal.log("setup_done")
+    os.close(os.open(done_file, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def tail(path: str) -> str:

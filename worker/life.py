@@ -45,6 +45,7 @@ class Life:
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._wake_end, False)
         self.ending: str | None = None  # why the agent must give up what it holds
+        self.forsaken = False  # there is nobody who would listen to a farewell
         self.draining = False
         self.running: Held | None = None
         self.health: dict[str, Any] = {}
@@ -66,8 +67,9 @@ class Life:
         with self._lock:
             return list(self._held.values())
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, *, forsaken: bool = False) -> None:
         """Give up what is held and exit; the first reason stays. Safe in a signal handler."""
+        self.forsaken = self.forsaken or forsaken
         if self.ending is None:
             self.ending = reason
         self.wake()
@@ -75,7 +77,7 @@ class Life:
     def obey(self, answer: dict[str, Any]) -> None:
         """Take `outcome` and `wanted` of an answer to register, claim or heartbeat to heart."""
         if answer.get("outcome") == protocol.FENCED:
-            self.end("superseded by another launch")
+            self.end("superseded by another launch", forsaken=True)
         elif answer.get("wanted") == protocol.STOP:
             self.end("told to stop")
         elif answer.get("wanted") == protocol.DRAIN:
@@ -91,7 +93,10 @@ class Life:
         self._failures += 1
         silent_s = time.monotonic() - self._heard_at
         if silent_s >= self._deadman_s and self._failures >= MIN_FAILURES:
-            self.end(f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)")
+            self.end(
+                f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)",
+                forsaken=True,
+            )
 
     def leaving(self) -> bool:
         """Whether no more work should be asked for."""

@@ -30,6 +30,7 @@ MAX_WARM = 4  # hosts kept at once; the one used longest ago goes first
 POLL_S = 0.5  # between looks at a child that says nothing
 LOG_TAIL_BYTES = 64 << 10  # of the attempt's own log that is searched for causes
 DETAIL_CHARS = 2_000  # of it that goes into the failure report
+PROGRESS_CHARS = 500
 COMMAND = "cmd:"
 
 
@@ -49,13 +50,13 @@ class Runner:
             why = f"this worker has no handler for the task type {held.task['task_type']!r}: see WORKER_HANDLERS"
             return failed("NO_HANDLER", why, "exception")
         key = COMMAND if handler.startswith(COMMAND) else handler.partition(":")[0]
-        try:
-            child = self._child(key)
-        except OSError as error:
-            return failed("HANDLER_NOT_STARTED", f"{type(error).__name__}: {error}", "exception")
         folder = self._run.at("tasks", re.sub(r"[^A-Za-z0-9_-]", "_", f"{held.id}-{held.attempt}"))
         shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder)
+        try:
+            os.makedirs(folder)
+            child = self._child(key)
+        except OSError as error:  # no such interpreter, or no space
+            return failed("HANDLER_NOT_STARTED", f"{type(error).__name__}: {error}", "exception")
         self._life.running = held
         try:
             outcome = self._attempt(child, held, handler, folder)
@@ -134,13 +135,18 @@ class Runner:
                 if message["op"] == "progress":
                     if message["task"] != held.id:
                         continue  # a thread that an earlier task left behind
-                    held.progress = {"fraction": message["fraction"], "message": message["message"]}
+                    held.progress = self._progress(message)
                 elif message["op"] == "grants":
                     child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
                 else:
                     return message, None
             if child.closed:
                 return None, None
+
+    def _progress(self, message: dict[str, Any]) -> dict[str, Any]:
+        text = message["message"]
+        clean = None if text is None else self._journal.clean(str(text), limit=PROGRESS_CHARS)
+        return {"fraction": message["fraction"], "message": clean}
 
     def _grants(self, items: list[dict[str, str]]) -> dict[str, Any]:
         """One try, so that a cancellation is never far away; the child asks again."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -111,12 +112,14 @@ class Orchestrator:
         found: dict[str, Any] = self.until(lambda: self.failures.get(task_id))[-1]["p_failure"]
         return found
 
-    def answer(self, function: str, args: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, function: str, args: dict[str, Any], gone: Callable[[], bool]) -> dict[str, Any]:
         with self.changed:
             self.calls.append((function, args))
             self.changed.notify_all()
+            if function == protocol.CLAIM:
+                return self._claim(args, gone)
             return {
-                protocol.REGISTER: self._register, protocol.CLAIM: self._claim, protocol.HEARTBEAT: self._heartbeat,
+                protocol.REGISTER: self._register, protocol.HEARTBEAT: self._heartbeat,
                 protocol.COMPLETE: self._complete, protocol.FAIL: self._fail, protocol.RELEASE: self._release,
                 protocol.GRANTS: self._grants,
             }[function](args)  # fmt: skip
@@ -124,11 +127,12 @@ class Orchestrator:
     def _register(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"outcome": "ok", "wanted": self.wanted}
 
-    def _claim(self, args: dict[str, Any]) -> dict[str, Any]:
-        number = args["p_claim_no"]
+    def _claim(self, args: dict[str, Any], gone: Callable[[], bool]) -> dict[str, Any]:
+        number, until = args["p_claim_no"], time.monotonic() + args["p_wait_s"]
         if number not in self.granted:
-            self.changed.wait_for(lambda: self.queued or self.wanted != protocol.RUN, args["p_wait_s"])
-            taken = [] if self.wanted != protocol.RUN else self.queued[: args["p_batch"]]
+            while not (self.queued or self.wanted != protocol.RUN or gone()) and time.monotonic() < until:
+                self.changed.wait(0.02)  # seconds between looks at whether the caller is still there
+            taken = [] if self.wanted != protocol.RUN or gone() else self.queued[: args["p_batch"]]
             del self.queued[: len(taken)]
             self.running.update({task["id"]: task for task in taken})
             self.granted = {number: taken}
@@ -211,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
             return
-        answer = orchestrator.answer(function, args)
+        answer = orchestrator.answer(function, args, self._gone)
         if function in orchestrator.lose_replies_to:
             orchestrator.lose_replies_to.remove(function)
             self.close_connection = True
@@ -236,6 +240,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _gone(self) -> bool:
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _key(self) -> str:
         return self.path.removeprefix("/store/").partition("?")[0]

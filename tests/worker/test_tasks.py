@@ -94,7 +94,7 @@ def test_returned_values(orchestrator: Orchestrator, make_pod: Callable[..., Pod
 
 
 def test_progress_and_leases_during_a_long_handler(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
-    """While a handler computes, heartbeats go on, name the attempt, and carry its progress and the sizes of the logs."""
+    """While a handler computes, heartbeats name the attempt and carry its progress and the sizes of the logs."""
     pod = make_pod({"various.py": VARIOUS})
     pod.start({"slow": "various:slow"}, heartbeat_s=0.1)
     orchestrator.submit("long", "slow", {"seconds": 0.8}, attempt=3)
@@ -134,8 +134,8 @@ def test_dependencies_are_downloaded(orchestrator: Orchestrator, make_pod: Calla
     pod = make_pod({"various.py": VARIOUS})
     pod.start({"join": "various:join"})
     given = [
-        {"id": one, "task_type": "x", "output_location": f"s3://bucket/x/outputs/{one}/1/o", "result_data": {"of": one}}
-        for one in ("one", "two")
+        {"id": i, "task_type": "x", "output_location": f"s3://bucket/x/outputs/{i}/1/o", "result_data": {"of": i}}
+        for i in ("one", "two")
     ]
     orchestrator.submit("both", "join", dependencies=given)
     assert orchestrator.completion("both")["p_result_data"]["from"] == [{"of": "one"}, {"of": "two"}]
