@@ -43,19 +43,25 @@ begin
 end
 $$;
 
--- Of tasks that have just ended: frees those that waited for them, or fails them, and theirs in turn.
+-- Of tasks that have just ended: frees those that waited for them, or fails them, and theirs in turn. Level by level, and
+-- not through the trigger that each level fires: a long chain would be a deep stack.
 create function public.internal_settle_dependants(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' as $$
 declare
+    v_ended uuid[] := p_ids;
     v_dependants uuid[];
 begin
-    select array_agg(l.id) into v_dependants from (
-        select t.id from public.tasks t
-         where t.blocked and t.status = 'Queued' and t.depends_on && p_ids
-         order by t.id for update) l;
-    if v_dependants is not null then
-        perform public.internal_settle(v_dependants);  -- its update comes back here for the next level
-    end if;
+    while v_ended is not null loop
+        select array_agg(l.id) into v_dependants from (
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on && v_ended
+             order by t.id for update) l;
+        exit when v_dependants is null;
+        perform set_config('orchestrator.settling', 'on', true);
+        perform public.internal_settle(v_dependants);
+        perform set_config('orchestrator.settling', '', true);
+        select array_agg(t.id) into v_ended from public.tasks t where t.id = any (v_dependants) and t.status = 'Failed';
+    end loop;
 end
 $$;
 
@@ -103,7 +109,7 @@ begin
            array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and a.status <> 'In Progress')
       into v_ended, v_waiting, v_pools, v_workers
       from changed a join was b on b.id = a.id;
-    if v_ended is not null then
+    if v_ended is not null and coalesce(current_setting('orchestrator.settling', true), '') = '' then
         perform public.internal_settle_dependants(v_ended);
     end if;
     if v_waiting is not null then

@@ -1,0 +1,271 @@
+"""How a task ends: once, by whoever holds it; or it goes back to the queue."""
+
+import asyncio
+from datetime import datetime, timedelta
+
+import pytest
+
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.ports import BadArgument
+from tests.conformance.builders import FLEET, Fleet
+
+
+async def attempts(fleet: Fleet, task_id: str) -> list[tuple[str | None, ...]]:
+    """(outcome, failure code, exit class) of each attempt."""
+    rows = (await fleet.call("task_get", p_id=task_id))["attempts"]
+    return [(row["outcome"], row["failure_code"], row["exit_class"]) for row in rows]
+
+
+async def test_a_completion_counts_once(fleet: Fleet) -> None:
+    """Repeated it is answered `already`, and changes nothing."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    fleet.wait(5)
+    assert await agent.complete(task, p_output_location="s3://b/o", p_result_data={"n": 1}) == "ok"
+    assert await agent.complete(task, p_output_location="s3://b/other", p_result_data={"n": 2}) == "already"
+    row = await fleet.task(task_id)
+    assert (row["status"], row["output_location"], row["result_data"]) == ("Complete", "s3://b/o", {"n": 1})
+    assert datetime.fromisoformat(row["generation_processed_at"]) == fleet.now
+    assert row["lease_expires_at"] is None
+    assert await attempts(fleet, task_id) == [("complete", None, None)]
+
+
+async def test_two_completions_at_the_same_moment_count_once(fleet: Fleet) -> None:
+    """One ok, seven already."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    outcomes = await asyncio.gather(*(agent.complete(task) for _ in range(8)))
+    assert sorted(outcomes) == ["already"] * 7 + ["ok"]
+
+
+async def test_a_stale_attempt_is_fenced(fleet: Fleet) -> None:
+    """Rescued and claimed elsewhere, the task no longer listens to the first worker."""
+    (task_id,) = await fleet.submit()
+    slow, quick = await fleet.agent(), await fleet.agent()
+    (first,) = await slow.claim()
+    fleet.wait(61)
+    assert (await fleet.fleet("rescue", p_worker_id=None))["tasks"] == [
+        {"id": task_id, "worker_id": slow.id, "outcome": "requeued"}
+    ]
+    (second,) = await quick.claim()
+    assert second["attempt"] == 2
+    assert (await slow.beat(first))["fenced"] == [task_id]
+    assert [await slow.complete(first), await slow.fail(first), await slow.release(first)] == ["fenced"] * 3
+    assert await quick.complete(first) == "fenced"  # its own task, another's token
+    assert await quick.complete(second) == "ok"
+    assert await slow.complete(first) == "fenced"
+    assert await attempts(fleet, task_id) == [("lost", "LEASE_EXPIRED", "lost"), ("complete", None, None)]
+
+
+async def test_a_failure_goes_back_with_a_doubling_delay_until_the_last_attempt(fleet: Fleet) -> None:
+    """30 s, then 60 s, each give or take a fifth; then Failed, with where and how."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    for expected_s in (30, 60):
+        (task,) = await agent.claim()
+        assert await agent.fail(task, code="E", message="boom", point="Processing", exit_class="oom") == "requeued"
+        assert await agent.fail(task) == "already"
+        row = await fleet.task(task_id)
+        delay_s = (datetime.fromisoformat(row["run_after"]) - fleet.now).total_seconds()
+        assert 0.8 * expected_s <= delay_s <= 1.2 * expected_s
+        assert (row["status"], row["worker_id"], row["error_message"]) == ("Queued", None, "boom")
+        assert await agent.claim() == []
+        fleet.wait(1.2 * expected_s)
+    (task,) = await agent.claim()
+    assert await agent.fail(task, code="E", message="boom", point="Completion", exit_class="exception") == "failed"
+    row = await fleet.task(task_id)
+    assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "E", "Completion")
+    assert [outcome for outcome, *_ in await attempts(fleet, task_id)] == ["failed"] * 3
+
+
+async def test_what_cannot_be_retried_fails_at_once(fleet: Fleet) -> None:
+    """The handler says so."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    assert await agent.fail(task, retryable=False, message="bad params") == "failed"
+    assert (await fleet.task(task_id))["status"] == "Failed"
+
+
+async def test_a_failure_that_is_none_is_refused(fleet: Fleet) -> None:
+    """A key that nobody reads is a mistake."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    with pytest.raises(BadArgument, match="surprise"):
+        await agent.fail(task, surprise=1)
+
+
+async def test_what_is_given_back_counts_as_no_attempt(fleet: Fleet) -> None:
+    """The token still grows, so that it stays unique; the attempts left do not shrink."""
+    (task_id,) = await fleet.submit({"max_attempts": 1})
+    agent = await fleet.agent()
+    for number in (1, 2, 3):
+        (task,) = await agent.claim()
+        assert task["attempt"] == number
+        assert await agent.release(task) == "ok"
+        assert await agent.release(task) == "already"
+        assert await agent.complete(task) == "fenced"
+    (task,) = await agent.claim()
+    assert await agent.fail(task) == "failed"
+    assert [outcome for outcome, *_ in await attempts(fleet, task_id)] == ["released"] * 3 + ["failed"]
+
+
+async def test_heartbeats_renew_the_leases_they_name_and_no_others(fleet: Fleet) -> None:
+    """The forgotten task is rescued, the named one is not."""
+    await fleet.submit(count=2)
+    agent = await fleet.agent()
+    named, forgotten = await agent.claim(batch=2)
+    fleet.wait(40)
+    assert (await agent.beat(named))["fenced"] == []
+    fleet.wait(40)
+    assert (await fleet.snapshot())["expired_leases"] == 1
+    rescued = (await fleet.fleet("rescue", p_worker_id=None))["tasks"]
+    assert [task["id"] for task in rescued] == [forgotten["id"]]
+    assert await agent.complete(named) == "ok"
+
+
+async def test_the_stuck_clock_moves_only_when_progress_changes(fleet: Fleet) -> None:
+    """A heartbeat that says the same again is no progress."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    seen = []
+    for progress in ({"fraction": 0.1}, {"fraction": 0.1}, None, {"fraction": 0.2}):
+        fleet.wait(20)
+        await agent.beat(dict(task) | {"progress": progress})
+        seen.append((await fleet.task(task_id))["progress_at"])
+    times = [datetime.fromisoformat(at) for at in seen]
+    assert times[0] == times[1] == times[2]
+    assert times[3] - times[0] == timedelta(seconds=60)
+    assert (await fleet.task(task_id))["progress"] == {"fraction": 0.2}
+
+
+async def test_rescue_counts_and_the_last_one_fails(fleet: Fleet) -> None:
+    """A task that kills its workers does not go round for ever."""
+    (task_id,) = await fleet.submit({"max_attempts": 2})
+    agent = await fleet.agent()
+    outcomes = []
+    for _ in range(2):
+        assert len(await agent.claim()) == 1
+        fleet.wait(60)
+        (rescued,) = (await fleet.fleet("rescue", p_worker_id=None))["tasks"]
+        outcomes.append(rescued["outcome"])
+    assert outcomes == ["requeued", "failed"]
+    row = await fleet.task(task_id)
+    assert (row["status"], row["failure_code"], row["worker_id"]) == ("Failed", "LEASE_EXPIRED", agent.id)
+
+
+async def test_a_named_workers_tasks_are_rescued_whatever_their_lease(fleet: Fleet) -> None:
+    """And nobody else's."""
+    await fleet.submit(count=3)
+    dead, alive = await fleet.agent(), await fleet.agent()
+    taken = {task["id"] for task in await dead.claim(batch=2)}
+    await alive.claim()
+    rescued = (await fleet.fleet("rescue", p_worker_id=dead.id))["tasks"]
+    assert {task["id"] for task in rescued} == taken
+    assert (await fleet.fleet("rescue", p_worker_id=None))["tasks"] == []
+    assert {task["id"] for task in await alive.claim(batch=9)} == taken  # at once, without a delay
+
+
+async def test_a_terminated_worker_leaves_no_task_behind(fleet: Fleet) -> None:
+    """Its last move rescues what it still held."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.POD_LOST)
+    assert (await fleet.task(task_id))["status"] == "In Progress"
+    row = await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert (row["tasks_running"], row["stage"]) == (0, Stage.GONE)
+    assert (await fleet.task(task_id))["status"] == "Queued"
+
+
+async def test_a_draining_worker_finishes_what_it_holds(fleet: Fleet) -> None:
+    """Its token stays good for that."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE)
+    assert (await agent.beat(task))["wanted"] == "drain"
+    assert await agent.complete(task) == "ok"
+    await fleet.move(agent.id, State.TERMINATING, stage=Stage.FLUSHING)
+    assert (await agent.beat())["wanted"] == "stop"
+
+
+async def test_cancelling(fleet: Fleet) -> None:
+    """A queued task at once; a running one through its agent; an ended one not at all."""
+    queued, running = await fleet.submit({"priority": 0}, {"priority": 1})
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    assert await fleet.call("task_cancel", p_id=queued) == {"outcome": "cancelled", "status": "Cancelled"}
+    assert await fleet.call("task_cancel", p_id=queued) == {"outcome": "already", "status": "Cancelled"}
+    for _ in range(2):
+        assert await fleet.call("task_cancel", p_id=running) == {"outcome": "cancelling", "status": "In Progress"}
+    assert (await agent.beat(task))["cancel"] == [running]
+    assert await agent.fail(task, exit_class="cancelled", message="killed on request") == "cancelled"
+    assert await agent.fail(task) == "already"
+    assert (await fleet.task(running))["status"] == "Cancelled"
+    nobody = "00000000-0000-0000-0000-000000000000"
+    assert (await fleet.call("task_cancel", p_id=nobody))["outcome"] == "not_found"
+
+
+async def test_a_cancelled_task_is_not_rescued_into_the_queue(fleet: Fleet) -> None:
+    """Its worker died before it was told."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.call("task_cancel", p_id=task_id)
+    fleet.wait(61)
+    assert [task["outcome"] for task in (await fleet.fleet("rescue", p_worker_id=None))["tasks"]] == ["cancelled"]
+    assert (await fleet.task(task_id))["status"] == "Cancelled"
+
+
+async def test_work_that_was_done_before_the_cancel_arrived_is_kept(fleet: Fleet) -> None:
+    """The completion wins."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await fleet.call("task_cancel", p_id=task_id)
+    assert await agent.complete(task) == "ok"
+    assert (await fleet.task(task_id))["status"] == "Complete"
+
+
+async def test_a_retry_has_all_its_attempts_again(fleet: Fleet) -> None:
+    """Only of what ended badly."""
+    (task_id,) = await fleet.submit({"max_attempts": 1})
+    agent = await fleet.agent()
+    assert (await fleet.call("task_retry", p_id=task_id))["outcome"] == "not_ended"
+    (task,) = await agent.claim()
+    assert await agent.fail(task, message="boom") == "failed"
+    assert (await fleet.call("task_retry", p_id=task_id))["outcome"] == "requeued"
+    row = await fleet.task(task_id)
+    assert (row["status"], row["error_message"], row["failure_code"]) == ("Queued", None, None)
+    (task,) = await agent.claim()
+    assert task["attempt"] == 2
+    assert await agent.complete(task) == "ok"
+    assert (await fleet.call("task_retry", p_id=task_id))["outcome"] == "not_ended"
+
+
+async def test_a_rescue_and_a_completion_at_the_same_moment_agree(fleet: Fleet) -> None:
+    """Either it completed, or it was requeued and the completion is fenced; never both."""
+    for _ in range(15):
+        (task_id,) = await fleet.submit()
+        agent = await fleet.agent()
+        (task,) = await agent.claim()
+        outcome, rescued = await asyncio.gather(agent.complete(task), fleet.fleet("rescue", p_worker_id=agent.id))
+        status = (await fleet.task(task_id))["status"]
+        assert (outcome, len(rescued["tasks"]), status) in {("ok", 0, "Complete"), ("fenced", 1, "Queued")}
+        await fleet.call("task_cancel", p_id=task_id)
+
+
+async def test_what_a_worker_did_is_counted_on_its_row(fleet: Fleet) -> None:
+    """Done, failed and running."""
+    await fleet.submit(count=3)
+    agent = await fleet.agent()
+    done, failed, _running = await agent.claim(batch=3)
+    await agent.complete(done)
+    await agent.fail(failed)
+    (row,) = (await fleet.call("fleet_workers", p_fleet=FLEET, p_all=False, p_limit=10))["workers"]
+    assert (row["tasks_done"], row["tasks_failed"], row["tasks_running"]) == (1, 1, 1)
