@@ -172,26 +172,30 @@ class Agent:
 
     def _report(self, held: Held, outcome: Outcome) -> None:
         """Say how the task ended, again and again until answered; a fenced task is dropped without a word."""
-        while not held.fenced and outcome.kind != "dropped":
-            function, args = _report_call(held, outcome, self._journal)
-            try:
-                answer = self._until_answered(function, args, held)
-            except Refused as error:
-                if error.final or outcome.kind == "failed":
-                    break
-                outcome = failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
-                continue
-            if answer is None and not held.fenced:
-                self._journal.log("task_undelivered", task=held.id, attempt=held.attempt, why=self.life.ending)
-            elif answer is not None:
-                why, accepted = (outcome.failure or {}).get("message"), answer.get("outcome")
-                self._journal.log(
-                    "task_reported", task=held.id, attempt=held.attempt, kind=outcome.kind, outcome=accepted, why=why
-                )
-            break
-        if held.fenced or outcome.kind == "dropped":
-            self._journal.log("task_dropped", task=held.id, attempt=held.attempt)
+        about = {"task": held.id, "attempt": held.attempt, "kind": outcome.kind}
+        try:
+            answer = None if outcome.kind == "dropped" else self._deliver(held, outcome)
+        except Refused as error:
+            self._journal.log("task_refused", **about, why=str(error))
+        else:
+            if answer is not None:
+                why = (outcome.failure or {}).get("message")
+                self._journal.log("task_reported", **about, outcome=answer.get("outcome"), why=why)
+            elif held.fenced:
+                self._journal.log("task_dropped", **about)  # somebody else has it, or its end has been heard already
+            else:
+                self._journal.log("task_undelivered", **about, why=self.life.ending)
         self.life.let_go(held)
+
+    def _deliver(self, held: Held, outcome: Outcome) -> dict[str, Any] | None:
+        """The answer to the task's end; a result that is refused is a failure instead. Raises Refused."""
+        try:
+            return self._until_answered(*_report_call(held, outcome, self._journal), held)
+        except Refused as error:
+            if error.final or outcome.kind == "failed":
+                raise
+            refused = failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
+            return self._until_answered(*_report_call(held, refused, self._journal), held)
 
     def _until_answered(self, function: str, args: dict[str, Any], held: Held | None = None) -> dict[str, Any] | None:
         """The answer; None if the agent must end first or `held` was fenced. Raises Refused when it is about `held`."""

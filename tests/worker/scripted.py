@@ -36,6 +36,7 @@ class Orchestrator:
         self.cancel: set[str] = set()
         self.fenced: set[str] = set()
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
+        self.refuse_results = False  # answer every completion with a 413
         self.lose_replies_to: list[
             str
         ] = []  # act on the next call to each, but cut the connection instead of answering
@@ -214,6 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
                 orchestrator.calls.append((function, args))
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
+            return
+        if orchestrator.refuse_results and function == protocol.COMPLETE:
+            self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
             return
         answer = orchestrator.answer(function, args, self._gone)
         if function in orchestrator.lose_replies_to:

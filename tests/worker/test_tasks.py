@@ -183,3 +183,16 @@ def test_commands_and_functions_side_by_side(orchestrator: Orchestrator, make_po
     orchestrator.completion("true")
     orchestrator.completion("nothing")
     assert orchestrator.failure("unknown")["code"] == "NO_HANDLER"
+
+
+def test_refused_result_is_a_failure(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """A result that the orchestrator refuses (too large, say) is reported as a failure, and the next task runs."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"nothing": "various:nothing"})
+    orchestrator.refuse_results = True
+    orchestrator.submit("refused", "nothing")
+    failure = orchestrator.failure("refused")
+    assert (failure["code"], failure["point"], failure["retryable"]) == ("RESULT_REFUSED", "Completion", False)
+    orchestrator.refuse_results = False
+    orchestrator.submit("next", "nothing")
+    orchestrator.completion("next")
