@@ -6,6 +6,7 @@ the lease. SIGTERM: no new decisions, finish the write at hand, give the lease b
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -37,6 +38,7 @@ CONCURRENT_SHIPMENTS = 16
 RETENTION_EVERY_S = 3600.0
 SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
 SETTLE_S = 2.0  # SIGTERM to exit takes at most 3 s
+DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
 log = structlog.get_logger()
 
 
@@ -206,7 +208,7 @@ class Daemon:
         changes = [
             a for a in made.actions if isinstance(a, Terminate) or (isinstance(a, Spawn) and a.pool == verdict.pool)
         ]
-        gist = (verdict.target, verdict.blocked)
+        gist = (verdict.target, tuple(DIGITS.sub("#", blocked) for blocked in verdict.blocked))
         if not changes and self._recorded.get(verdict.pool) == gist:
             return
         described = [_described(a) for a in changes]

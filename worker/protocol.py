@@ -49,4 +49,5 @@ EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled"
 STREAMS = ("agent", "handler", "system")
 
 # Where things lie on the pod, relative to the login directory.
-BASE_DIR = ".orchestrator"  # code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks}
+# There: code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks}.
+BASE_DIR = ".orchestrator"
