@@ -1,6 +1,7 @@
 """A real SSH server for tests: real shells and real files below one directory, and the ways it can go wrong."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +22,8 @@ class Sshd:
     commands: list[str] = field(default_factory=list)
     logins: list[str] = field(default_factory=list)
     handshakes: int = 0
-    cut_after: str | None = None  # a command with this text in it: the connection goes while it runs
+    shell: str = "/bin/sh"
+    cut_after: str | None = None  # a command with this text in it: the connection goes while it runs, once
     port: int = 0
     acceptor: asyncssh.SSHAcceptor | None = None
     connections: set[asyncssh.SSHServerConnection] = field(default_factory=set)
@@ -62,7 +64,7 @@ class Sshd:
         command = process.command or ""
         self.commands.append(command)
         child = await asyncio.create_subprocess_exec(
-            "/bin/sh",
+            self.shell,
             "-c",
             command,
             stdin=asyncio.subprocess.PIPE,
@@ -74,13 +76,15 @@ class Sshd:
         if self.cut_after and self.cut_after in command:
             self.cut_after = None
             self.cut()
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr, send_eof=False)
-        status = await child.wait()
-        await process.stdout.drain()
-        if status < 0:
-            process.exit_with_signal("KILL")
-        else:
-            process.exit(status)
+            child.kill()
+        stdout, stderr = await child.communicate(await process.stdin.read())
+        with contextlib.suppress(OSError):  # the caller has gone
+            process.stdout.write(stdout)
+            process.stderr.write(stderr)
+            if (child.returncode or 0) < 0:
+                process.exit_with_signal("KILL")
+            else:
+                process.exit(child.returncode or 0)
 
 
 class _Login(asyncssh.SSHServer):

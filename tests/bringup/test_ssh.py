@@ -281,7 +281,7 @@ async def test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet(sshd: S
     sshd.host_keys = [asyncssh.generate_private_key("ssh-ed25519")]
     await sshd.start()
     async with asyncio.timeout(SOON_S):
-        while not session.closed:  # noqa: ASYNC110  asyncssh tells nobody
+        while not session.closed:
             await asyncio.sleep(0.01)
     with pytest.raises(HostKeyChanged):
         async with lines.session(worker, timeout_s=SOON_S):

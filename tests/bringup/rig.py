@@ -1,0 +1,173 @@
+"""Everything a climb needs, real: database, workers' door, SSH servers in front of directories, the agent itself."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import uvicorn
+
+from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.lines import SshLines
+from orchestrator.adapters.ssh import AsyncSshShell
+from orchestrator.adapters.store import SqlStore
+from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.bundle import Bundle, build_bundle
+from orchestrator.core.model import Pod, Worker
+from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.web.app import build_app
+from orchestrator.web.health import Health
+from orchestrator.web.signal import TaskSignal
+from orchestrator.web.tokens import mint, verifier
+from tests.bringup.builders import a_pod
+from tests.bringup.sshd import Sshd, pem_of
+
+SECRET = "a secret for tests, of more than 32 bytes"
+DEADLINE_S = 20.0  # of what should take a second
+SNAPSHOT_EVERY_S = 0.05
+
+
+@dataclass
+class Rig:
+    """One orchestrator's parts, and the pods it can see."""
+
+    store: SqlStore
+    term: int
+    key: asyncssh.SSHKey
+    config: LaunchConfig
+    directory: Path
+    bundle: Bundle = field(default_factory=lambda: build_bundle(None))
+    pods: PodView = field(default_factory=PodView)
+    workers: WorkerView = field(default_factory=WorkerView)
+    tokens: list[str] = field(default_factory=list)
+    listed: dict[str, Pod] = field(default_factory=dict)
+    servers: dict[str, Sshd] = field(default_factory=dict)
+    lines: SshLines | None = None
+
+    def bring_up(self, *, pem: str | None = None, workers: WorkerView | None = None, **changed: Any) -> BringUp:
+        """A new process's bring-up: nothing is remembered but what the database has."""
+        shell = AsyncSshShell(pem_of(self.key) if pem is None else pem)
+        self.lines = SshLines(shell)
+        config = replace(self.config, **changed)
+        seen = workers or self.workers
+        return BringUp(self.store, self.lines, shell, self.bundle, self.pods, seen, config, token_for=self._token)
+
+    async def worker(self, *, server: bool = True, pod: Mapping[str, Any] | None = None) -> tuple[Worker, Sshd]:
+        """A worker whose pod was just created, and the pod."""
+        worker_id, pod_id = f"gpu-{uuid.uuid4().hex[:12]}", f"pod-{uuid.uuid4().hex[:8]}"
+        home = self.directory / pod_id
+        home.mkdir()
+        sshd = Sshd(home, self.key, [asyncssh.generate_private_key("ssh-ed25519")], {"RUNPOD_POD_ID": pod_id})
+        self.servers[worker_id] = sshd
+        await sshd.start()
+        if not server:
+            await sshd.stop()
+        intent = {"id": worker_id, "pool": worker_id, "gpu_type": "RTX", "gpu_count": 1, "reserved_usd": 0}
+        intent |= {"heartbeat_s": self.config.heartbeat_s, "lease_s": 60, "own_program": False, "deadline_s": 30}
+        await self.store.spawn(self.term, {**intent, "actor": "test", "reason": "test"})
+        fields = {"pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
+        row = await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
+        self.show(replace(a_pod(pod_id, worker_id, sshd.port), **(pod or {})))
+        return row, sshd
+
+    async def move(self, worker_id: str, **given: Any) -> Worker:
+        """Any move of a spawning worker."""
+        plain: dict[str, Any] = {"from_states": [State.SPAWNING], "reason": "test"}
+        return await self.store.move(self.term, worker_id, **(plain | given))
+
+    def show(self, pod: Pod) -> None:
+        """Put a pod into the provider's list."""
+        self.listed[pod.id] = pod
+        self.pods.update(self.listed.values())
+
+    async def row(self, worker_id: str) -> Mapping[str, Any]:
+        """The row as an operator sees it."""
+        found: Mapping[str, Any] = (await self.store.worker(worker_id))["worker"]
+        return found
+
+    async def attempts(self, worker_id: str) -> list[Mapping[str, Any]]:
+        """The attempts, in order."""
+        return sorted((await self.store.worker(worker_id))["attempts"], key=lambda row: int(row["id"]))
+
+    async def reaches(self, worker_id: str, stage: Stage) -> None:
+        """Wait until the row shows a stage."""
+        async with asyncio.timeout(DEADLINE_S):
+            while (await self.row(worker_id))["stage"] != stage:
+                await asyncio.sleep(SNAPSHOT_EVERY_S)
+
+    def install(self, sshd: Sshd, name: str, script: str) -> Path:
+        """Put a program of this name before the pod's own; its path."""
+        folder = sshd.home / "bin"
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        sshd.env["PATH"] = f"{folder}:/usr/local/bin:/usr/bin:/bin"
+        return path
+
+    def agents(self, sshd: Sshd) -> list[Mapping[str, Any]]:
+        """What the launches on a pod wrote down, alive or not."""
+        return [json.loads(path.read_text()) for path in sshd.home.glob(".orchestrator/run/*/agent.json")]
+
+    def _token(self, worker: Worker, jti: str) -> str:
+        self.tokens.append(mint(SECRET, worker.id, jti, time.time(), 600))
+        return self.tokens[-1]
+
+    async def _observe(self) -> None:
+        while True:
+            self.workers.update((await self.store.snapshot()).workers)
+            await asyncio.sleep(SNAPSHOT_EVERY_S)
+
+    async def _end(self) -> None:
+        for sshd in self.servers.values():
+            await sshd.stop()
+            for agent in self.agents(sshd):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(agent["pid"], signal.SIGKILL)
+
+
+@asynccontextmanager
+async def rigged(db: PostgresDb, api_url: str, directory: Path) -> AsyncIterator[Rig]:
+    """A rig; its agents end with it."""
+    store = SqlStore(db, "default")
+    lease = await store.lead("tests", 3_600)
+    config = LaunchConfig(api_url, python=sys.executable, heartbeat_s=2, lease_s=60, deadman_s=30, claim_wait_s=1)
+    rig = Rig(store, lease.term, asyncssh.generate_private_key("ssh-ed25519"), config, directory)
+    observing = asyncio.create_task(rig._observe())
+    try:
+        yield rig
+    finally:
+        observing.cancel()
+        await asyncio.gather(observing, return_exceptions=True)
+        await rig._end()
+        if rig.lines is not None:
+            await rig.lines.close()
+
+
+@asynccontextmanager
+async def door(db: PostgresDb) -> AsyncIterator[str]:
+    """The workers' door; its URL."""
+    blobs = S3Blobs("http://127.0.0.1:9", "nobody", "nothing", "none", "", "us-east-1")  # no test here stores anything
+    health = Health(started_at_s=time.monotonic())
+    app = build_app(db=db, blobs=blobs, verifier=verifier(SECRET), health=health, task_signal=TaskSignal())
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(DEADLINE_S):
+        while not server.started:
+            await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await serving
