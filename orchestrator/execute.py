@@ -16,7 +16,6 @@ from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.states import FAILURES, RUNGS, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, Store, Unavailable
 from orchestrator.renting import Renter
-from orchestrator.shipping import Shipper
 
 CONCURRENT_ACTIONS = 32
 RETRY_S = 5.0  # before a failed flush is tried again
@@ -39,16 +38,16 @@ class Executor:
         self,
         store: Store,
         cloud: Cloud,
-        shipper: Shipper,
         *,
         climb: Callable[[int, Worker], Awaitable[None]],
+        finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
         hang_up: Callable[[str], Awaitable[None]],
         policy: Policy,
         terms: Terms,
         wake: Callable[[], None],
     ) -> None:
-        self._store, self._cloud, self._shipper = store, cloud, shipper
-        self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
+        self._store, self._cloud = store, cloud
+        self._climb_up, self._finish_logs, self._hang_up, self._wake = climb, finish_logs, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
         self._renter = Renter(store, cloud, policy)
@@ -241,7 +240,7 @@ class Executor:
         if worker.nonce is not None:
             try:
                 async with asyncio.timeout(self._policy.flush_deadline_s):
-                    await self._shipper.finish(term, worker, action.reachable)
+                    await self._finish_logs(term, worker, action.reachable)
             except TimeoutError as error:
                 raise Unavailable("the last log bytes did not come in time") from error
         await self._move(

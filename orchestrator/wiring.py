@@ -180,8 +180,8 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             executor=lambda wake: Executor(
                 store,
                 cloud,
-                shipper,
                 climb=bringup.climb,
+                finish_logs=shipper.finish,
                 hang_up=lines.drop,
                 policy=policy,
                 terms=terms,
