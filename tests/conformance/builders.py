@@ -88,7 +88,7 @@ class Fleet:
     async def submit(self, *tasks: Row, count: int = 0, **every: Any) -> list[str]:
         """Queue these tasks, or `count` plain ones; their ids."""
         wanted = tasks or ({},) * (count or 1)
-        answer = await self.call("task_submit", p_tasks=[{"task_type": "t"} | every | task for task in wanted])
+        answer = await self.call("task_submit", p_tasks=[{"task_type": "t", **every, **task} for task in wanted])
         return [row["id"] for row in answer["tasks"]]
 
     async def task(self, task_id: str) -> Row:

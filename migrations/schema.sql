@@ -1,0 +1,2138 @@
+-- What the migrations make, as pg_dump shows it: for reading and for review. A test compares it with a migrated
+-- database; it is not applied by anything. Written by: python -m tests.conformance.schema_dump
+
+CREATE SCHEMA public;
+
+COMMENT ON SCHEMA public IS 'standard public schema';
+
+CREATE FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_close');
+    perform public.internal_check_size(p_evidence, 1048576, 'p_evidence');
+    update public.worker_attempts a
+       set ended_at = v_now, outcome = p_outcome, failure_code = p_failure_code, exception_type = p_exception_type,
+           evidence = p_evidence
+     where a.id = p_id and a.ended_at is null;
+    if not found and not exists (select from public.worker_attempts a where a.id = p_id) then
+        perform public.internal_refuse('OR007', format('there is no attempt %s', p_id));
+    end if;
+    return '{}';
+end
+$$;
+
+CREATE FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_id bigint;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_open');
+    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    if not found then
+        perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
+    end if;
+    update public.worker_attempts a set ended_at = v_now, outcome = 'lost'
+     where a.worker_id = p_worker_id and a.ended_at is null;
+    insert into public.worker_attempts (worker_id, stage, attempt, term, started_at)
+    select p_worker_id, p_stage, count(*) + 1, p_term, v_now
+      from public.worker_attempts a where a.worker_id = p_worker_id and a.stage = p_stage
+    returning id into v_id;
+    return jsonb_build_object('id', v_id);
+end
+$$;
+
+CREATE FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object('decisions', coalesce((
+        select jsonb_agg(to_jsonb(d) order by d.id desc) from (
+            select * from public.decisions d where d.fleet = p_fleet
+             order by d.id desc limit least(greatest(coalesce(p_limit, 100), 0), 10000)) d), '[]'))
+$$;
+
+CREATE FUNCTION public.fleet_describe() RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object(
+        'schema_version', (select max(m.version) from public.schema_migrations m),
+        'functions', (
+            select jsonb_object_agg(p.proname, to_jsonb(coalesce(p.proargnames, '{}'::text[])))
+              from pg_catalog.pg_proc p
+             where p.pronamespace = 'public'::regnamespace and p.prosecdef
+               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype))
+$$;
+
+CREATE FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz;
+    v_lease public.fleet_lease;
+begin
+    perform public.internal_check_id(p_fleet, 'p_fleet');
+    if coalesce(p_holder, '') = '' or p_ttl_s is null or p_ttl_s <= 0 or p_ttl_s > 3600 then
+        perform public.internal_refuse('OR007', 'p_holder must be named and p_ttl_s be from 0 to 3600 seconds');
+    end if;
+    insert into public.fleet_lease (fleet, holder, term, expires_at, since)
+    values (p_fleet, '', 0, 'epoch', 'epoch') on conflict do nothing;
+    select * into v_lease from public.fleet_lease l where l.fleet = p_fleet for update;
+    v_now := public.internal_clock(p_now);  -- after the wait for the lock, not before it
+    if v_lease.expires_at <= v_now then
+        update public.fleet_lease l
+           set holder = p_holder, term = l.term + 1, since = v_now,
+               expires_at = v_now + p_ttl_s * interval '1 second'
+         where l.fleet = p_fleet returning * into v_lease;
+    elsif v_lease.holder = p_holder then
+        update public.fleet_lease l set expires_at = v_now + p_ttl_s * interval '1 second'
+         where l.fleet = p_fleet returning * into v_lease;
+    end if;
+    return jsonb_build_object('leader', v_lease.holder = p_holder, 'term', v_lease.term, 'holder', v_lease.holder,
+                              'expires_at', v_lease.expires_at, 'since', v_lease.since);
+end
+$$;
+
+CREATE FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_piece public.log_objects;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_log_begin');
+    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    if not found then
+        perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
+    end if;
+    select * into v_piece from public.log_objects o
+     where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream and o.seq = p_seq;
+    if found then
+        if (v_piece.first_byte, v_piece.last_byte, v_piece.sha256, v_piece.key)
+           is distinct from (p_first, p_last, p_sha256, p_key) then
+            perform public.internal_refuse('OR002', format('piece %s of %s/%s is another one', p_seq, p_boot_id, p_stream),
+                format('it is [%s, %s)', v_piece.first_byte, v_piece.last_byte), 'Read the ledger again.');
+        end if;
+        return '{}';
+    end if;
+    select * into v_piece from public.log_objects o
+     where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream order by o.seq desc limit 1;
+    if v_piece.seq is null and (p_first <> 0 or p_seq not in (0, 1))
+       or v_piece.seq is not null and (p_seq <> v_piece.seq + 1 or p_first is distinct from v_piece.last_byte) then
+        perform public.internal_refuse('OR002', format('piece %s of %s/%s does not follow the one before', p_seq, p_boot_id, p_stream),
+            format('it starts at %s, the ledger ends with piece %s at %s', p_first, v_piece.seq, v_piece.last_byte),
+            'Read the ledger again.');
+    end if;
+    insert into public.log_objects (worker_id, boot_id, stream, seq, first_byte, last_byte, sha256, key, begun_at)
+    values (p_worker_id, p_boot_id, p_stream, p_seq, p_first, p_last, p_sha256, p_key, v_now);
+    return '{}';
+end
+$$;
+
+CREATE FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_shipped bigint;
+    v_piece public.log_objects;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_log_lost');
+    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    if not found then
+        perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
+    end if;
+    select coalesce(max(o.last_byte), 0) into v_shipped from public.log_objects o
+     where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream and o.shipped_at is not null;
+    if p_first is distinct from v_shipped then
+        perform public.internal_refuse('OR002', format('%s/%s has arrived up to byte %s, not %s', p_boot_id, p_stream,
+            v_shipped, p_first), '', 'Read the ledger again.');
+    end if;
+    update public.log_objects o set declared_lost = true, reason = coalesce(p_reason, 'no reason given')
+     where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream and o.shipped_at is null
+       and not o.declared_lost;
+    select * into v_piece from public.log_objects o
+     where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream order by o.seq desc limit 1;
+    if v_piece.seq is null or v_piece.last_byte is not null and coalesce(p_last > v_piece.last_byte, true) then
+        if p_last is null or p_last > coalesce(v_piece.last_byte, 0) then
+            insert into public.log_objects (worker_id, boot_id, stream, seq, first_byte, last_byte, begun_at,
+                                            declared_lost, reason)
+            values (p_worker_id, p_boot_id, p_stream, coalesce(v_piece.seq + 1, 0), coalesce(v_piece.last_byte, 0),
+                    p_last, v_now, true, coalesce(p_reason, 'no reason given'));
+        end if;
+    end if;
+    return '{}';
+end
+$$;
+
+CREATE FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(
+               'boot_id', o.boot_id, 'stream', o.stream, 'seq', o.seq, 'first', o.first_byte, 'last', o.last_byte,
+               'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
+               'declared_lost', o.declared_lost, 'reason', o.reason) order by o.boot_id, o.stream, o.seq), '[]'))
+      from public.log_objects o
+     where o.worker_id = p_worker_id
+       and exists (select from public.workers w where w.id = o.worker_id and w.fleet = p_fleet)
+$$;
+
+CREATE FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_log_shipped');
+    update public.log_objects o set shipped_at = coalesce(o.shipped_at, v_now)
+     where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream and o.seq = p_seq
+       and o.first_byte = p_first and o.last_byte = p_last and o.sha256 = p_sha256 and o.key = p_key
+       and not o.declared_lost;
+    if not found then
+        perform public.internal_refuse('OR002', format('piece %s of %s/%s was not begun like this', p_seq, p_boot_id, p_stream),
+            '', 'Read the ledger again.');
+    end if;
+    return '{}';
+end
+$$;
+
+CREATE FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_fields jsonb := coalesce(nullif(p_fields, 'null'), '{}');
+    v_old public.workers;
+    v_new public.workers;
+begin
+    perform public.internal_check_keys(v_fields, array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
+        'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'waiting_on', 'waiting_for',
+        'exit_cause', 'failure_code', 'metadata', 'deadline_s', 'next_attempt_s'], 'p_fields');
+    if coalesce(p_reason, '') = '' then
+        perform public.internal_refuse('OR007', 'a move needs a reason');
+    end if;
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_move');
+    select * into v_old from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    if not found then
+        perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
+    elsif v_old.status <> all (p_from) then
+        perform public.internal_refuse('OR002', format('%s is %s', p_worker_id, v_old.status),
+            format('expected it to be %s', array_to_string(p_from, ' or ')), 'Observe again.');
+    end if;
+    v_new := jsonb_populate_record(v_old, v_fields - array['metadata', 'deadline_s', 'next_attempt_s']);
+    v_new.status := coalesce(p_to, v_old.status);
+    v_new.stage := coalesce(p_stage, case when p_to = 'terminated' then 'gone' end, v_old.stage);
+    if v_new.status in ('terminating', 'terminated') and v_new.exit_cause is null then
+        perform public.internal_refuse('OR007', format('%s cannot be %s without an exit_cause', p_worker_id, p_to), '',
+            'put exit_cause into p_fields');
+    end if;
+    perform public.internal_because('orchestrator', p_term, p_reason);
+    update public.workers w
+       set status = v_new.status, stage = v_new.stage, state_reason = p_reason, pod_id = v_new.pod_id,
+           billing_since = case when v_old.pod_id is null and v_new.pod_id is not null then v_now
+                                else v_old.billing_since end,
+           ssh_host = v_new.ssh_host, ssh_port = v_new.ssh_port, host_key = v_new.host_key, nonce = v_new.nonce,
+           code_sha = v_new.code_sha, token_jti = v_new.token_jti, price_usd_per_hour = v_new.price_usd_per_hour,
+           gpu_type = v_new.gpu_type, data_center = v_new.data_center, machine_id = v_new.machine_id,
+           waiting_on = v_new.waiting_on, waiting_for = v_new.waiting_for, exit_cause = v_new.exit_cause,
+           failure_code = v_new.failure_code,
+           metadata = w.metadata || coalesce(nullif(v_fields->'metadata', 'null'), '{}'),
+           deadline_at = case when v_fields->>'deadline_s' is null then w.deadline_at
+                              else v_now + (v_fields->>'deadline_s')::numeric * interval '1 second' end,
+           next_attempt_at = case when v_fields->>'next_attempt_s' is null then w.next_attempt_at
+                                  else v_now + (v_fields->>'next_attempt_s')::numeric * interval '1 second' end
+     where w.id = p_worker_id returning * into v_new;
+    if v_new.status = 'terminated' and v_old.status <> 'terminated' then
+        perform public.internal_rescue(p_worker_id, v_now);
+        update public.worker_attempts a set ended_at = v_now, outcome = 'lost'
+         where a.worker_id = p_worker_id and a.ended_at is null;
+    end if;
+    return jsonb_build_object('worker', public.internal_worker_json(v_new));
+end
+$$;
+
+CREATE FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_note_offer');
+    insert into public.offers as o (fleet, key, cooldown_until, refusals, last_refusal, last_code, last_success)
+    values (p_fleet, p_key, case when p_refused then v_now + interval '30 seconds' end,
+            case when p_refused then 1 else 0 end, case when p_refused then v_now end,
+            case when p_refused then p_code end, case when not p_refused then v_now end)
+    on conflict (fleet, key) do update
+       set refusals = case when p_refused then o.refusals + 1 else 0 end,
+           cooldown_until = case when p_refused
+                                 then v_now + least(30 * 2 ^ least(o.refusals, 10), 600) * interval '1 second' end,
+           last_refusal = coalesce(excluded.last_refusal, o.last_refusal),
+           last_code = coalesce(excluded.last_code, o.last_code),
+           last_success = coalesce(excluded.last_success, o.last_success);
+    return '{}';
+end
+$$;
+
+CREATE FUNCTION public.fleet_pause(p_fleet text, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_id(p_fleet, 'p_fleet');
+    if p_reason is null then
+        delete from public.fleet_settings s where s.fleet = p_fleet and s.name = 'paused';
+    else
+        insert into public.fleet_settings (fleet, name, value, reason, set_at)
+        values (p_fleet, 'paused', 'true', p_reason, v_now)
+        on conflict (fleet, name) do update
+           set value = excluded.value, reason = excluded.reason, set_at = excluded.set_at, expires_at = null;
+    end if;
+    perform pg_notify('orchestrator_fleet', '');
+    return jsonb_build_object('paused', p_reason);
+end
+$$;
+
+CREATE FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_last public.decisions;
+    v_id bigint;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_record_decision');
+    perform public.internal_check_keys(p_decision, array['pool', 'rule', 'target', 'inputs', 'actions', 'blocked'],
+                                       'p_decision');
+    select * into v_last from public.decisions d
+     where d.fleet = p_fleet and d.pool = p_decision->>'pool' order by d.id desc limit 1;
+    if v_last.id is null or v_last.rule is distinct from p_decision->>'rule'
+       or v_last.target is distinct from (p_decision->>'target')::int
+       or v_last.actions is distinct from coalesce(p_decision->'actions', '[]')
+       or v_last.blocked is distinct from coalesce(p_decision->'blocked', '[]') then
+        insert into public.decisions (fleet, pool, term, at, rule, target, inputs, actions, blocked)
+        values (p_fleet, p_decision->>'pool', p_term, v_now, p_decision->>'rule', (p_decision->>'target')::int,
+                coalesce(p_decision->'inputs', '{}'), coalesce(p_decision->'actions', '[]'),
+                coalesce(p_decision->'blocked', '[]'))
+        returning id into v_id;
+    end if;
+    return jsonb_build_object('id', v_id);
+end
+$$;
+
+CREATE FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers;
+    v_drain timestamptz;
+    v_stop timestamptz;
+begin
+    select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    if not found then
+        return jsonb_build_object('outcome', 'not_found');
+    end if;
+    v_drain := coalesce(v_worker.drain_requested_at, v_now);
+    v_stop := case when p_now_not_drain then coalesce(v_worker.stop_requested_at, v_now)
+                   else v_worker.stop_requested_at end;
+    if v_worker.status = 'terminated' or v_stop is not distinct from v_worker.stop_requested_at
+       and (v_worker.drain_requested_at is not null or v_worker.status = 'terminating') then
+        return jsonb_build_object('outcome', 'already', 'status', v_worker.status);
+    end if;
+    update public.workers w set drain_requested_at = v_drain, stop_requested_at = v_stop where w.id = p_worker_id;
+    insert into public.worker_events
+        (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, actor, at)
+    values (p_worker_id, p_fleet, v_worker.status, v_worker.status, v_worker.stage, v_worker.stage,
+            format('termination requested%s: %s', case when p_now_not_drain then ' at once' else '' end,
+                   coalesce(p_reason, 'no reason given')), 'operator', v_now);
+    return jsonb_build_object('outcome', 'requested', 'status', v_worker.status);
+end
+$$;
+
+CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
+    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+end
+$$;
+
+CREATE FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    update public.fleet_lease l set expires_at = v_now
+     where l.fleet = p_fleet and l.holder = p_holder and l.term = p_term and l.expires_at > v_now;
+    if found then  -- a standby that listens takes over at once
+        perform pg_notify('orchestrator_fleet', '');
+        return jsonb_build_object('resigned', true);
+    end if;
+    return jsonb_build_object('resigned', false);
+end
+$$;
+
+CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_bite constant int := 10000;  -- rows per table and call
+    v_decisions int;
+    v_events int;
+    v_attempts int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_retention');
+    delete from public.decisions d where d.id in (
+        select o.id from public.decisions o
+         where o.fleet = p_fleet and o.at < v_now - interval '30 days'
+           and exists (select from public.decisions n where n.fleet = o.fleet and n.pool = o.pool and n.id > o.id)
+         limit c_bite);
+    get diagnostics v_decisions = row_count;
+    delete from public.worker_events e where e.id in (
+        select o.id from public.worker_events o join public.workers w on w.id = o.worker_id
+         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
+    get diagnostics v_events = row_count;
+    delete from public.worker_attempts a where a.id in (
+        select o.id from public.worker_attempts o join public.workers w on w.id = o.worker_id
+         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
+    get diagnostics v_attempts = row_count;
+    return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
+end
+$$;
+
+CREATE FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return (
+        with running as (
+            select t.worker_id, t.pool, count(*) as n from public.tasks t
+             where t.status = 'In Progress' group by t.worker_id, t.pool
+        ), queued as (
+            select t.pool,
+                   count(*) as total,
+                   count(*) filter (where t.blocked) as dependencies,
+                   count(*) filter (where not t.blocked and t.run_after > v_now) as scheduled,
+                   count(*) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as claimable,
+                   min(t.created_at) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as oldest
+              from public.tasks t where t.status = 'Queued' group by t.pool
+        ), demand as (
+            select p.pool, coalesce(q.claimable, 0) as claimable, coalesce(r.n, 0) as running,
+                   coalesce(q.dependencies, 0) as dependencies, coalesce(q.scheduled, 0) as scheduled, q.oldest
+              from (select pool from queued union select pool from running) p
+              left join queued q on q.pool = p.pool
+              left join (select pool, sum(n) as n from running group by pool) r on r.pool = p.pool
+        )
+        select jsonb_build_object(
+            'now', v_now,
+            'workers', coalesce((
+                select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce((
+                           select sum(r.n) from running r where r.worker_id = w.id), 0)) order by w.id)
+                  from public.workers w where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
+            'demand', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'pool', d.pool, 'claimable', d.claimable, 'running', d.running,
+                           'blocked', jsonb_build_object('dependencies', d.dependencies, 'scheduled', d.scheduled),
+                           'oldest_claimable_at', d.oldest) order by d.pool) from demand d), '[]'),
+            'expired_leases', (
+                select count(*) from public.tasks t
+                 where t.status = 'In Progress'
+                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
+            'offers', coalesce((
+                select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
+                 where o.fleet = p_fleet), '[]'),
+            'last_spawn_at', coalesce((
+                select jsonb_object_agg(s.pool, s.at) from (
+                    select w.pool, max(w.created_at) as at from public.workers w
+                     where w.fleet = p_fleet and w.stage is not null group by w.pool) s), '{}'),
+            'paused', (select s.reason from public.fleet_settings s
+                        where s.fleet = p_fleet and s.name = 'paused' and coalesce(s.expires_at > v_now, true)),
+            'queued_total', (select coalesce(sum(q.total), 0) from queued q))
+    );
+end
+$$;
+
+CREATE FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_created int;
+begin
+    perform public.internal_check_id(p_fleet, 'p_fleet');
+    perform public.internal_check_keys(p_worker, array['id', 'pool', 'gpu_type', 'gpu_count', 'data_center', 'reserved_usd',
+        'heartbeat_s', 'lease_s', 'own_program', 'deadline_s', 'actor', 'reason', 'metadata'], 'p_worker');
+    perform public.internal_check_id(p_worker->>'id', 'the worker id');
+    perform public.internal_check_id(coalesce(p_worker->>'pool', 'default'), 'the pool');
+    if p_term is not null then
+        perform public.internal_check_term(p_fleet, p_term, 'fleet_spawn');
+    end if;
+    perform public.internal_because(
+        coalesce(p_worker->>'actor', case when p_term is null then 'operator' else 'orchestrator' end), p_term,
+        coalesce(p_worker->>'reason', 'spawn requested'));
+    insert into public.workers (
+        id, fleet, pool, status, stage, waiting_on, deadline_at, next_attempt_at, instance_type, gpu_type, gpu_count,
+        data_center, reserved_usd, heartbeat_s, lease_s, own_program, metadata, created_at, last_heartbeat)
+    values (
+        p_worker->>'id', p_fleet, coalesce(p_worker->>'pool', 'default'), 'spawning', 'intent', 'orchestrator',
+        v_now + coalesce((p_worker->>'deadline_s')::numeric, 30) * interval '1 second', v_now,
+        coalesce(p_worker->>'gpu_type', 'unknown'), p_worker->>'gpu_type',
+        coalesce((p_worker->>'gpu_count')::int, 1), p_worker->>'data_center',
+        coalesce((p_worker->>'reserved_usd')::numeric, 0), coalesce((p_worker->>'heartbeat_s')::numeric, 20),
+        coalesce((p_worker->>'lease_s')::numeric, 60), coalesce((p_worker->>'own_program')::boolean, false),
+        coalesce(nullif(p_worker->'metadata', 'null'), '{}'), v_now, null)
+    on conflict (id) do nothing;
+    get diagnostics v_created = row_count;
+    return jsonb_build_object('created', v_created = 1);
+end
+$$;
+
+CREATE FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers;
+begin
+    select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
+    if not found then
+        return jsonb_build_object('now', v_now, 'worker', null, 'events', '[]'::jsonb, 'attempts', '[]'::jsonb,
+                                  'tasks', '[]'::jsonb);
+    end if;
+    return jsonb_build_object(
+        'now', v_now,
+        'worker', public.internal_worker_report(v_worker, v_now),
+        'events', coalesce((select jsonb_agg(to_jsonb(e) order by e.id)
+                              from public.worker_events e where e.worker_id = p_worker_id), '[]'),
+        'attempts', coalesce((select jsonb_agg(to_jsonb(a) order by a.id)
+                                from public.worker_attempts a where a.worker_id = p_worker_id), '[]'),
+        'tasks', coalesce((select jsonb_agg(to_jsonb(a) order by a.started_at, a.task_id)
+                             from (select * from public.task_attempts a where a.worker_id = p_worker_id
+                                    order by a.started_at desc limit 1000) a), '[]'));
+end
+$$;
+
+CREATE FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return jsonb_build_object('now', v_now, 'workers', coalesce((
+        select jsonb_agg(public.internal_worker_report(w, v_now) order by w.created_at desc, w.id)
+          from (select * from public.workers w
+                 where w.fleet = p_fleet and (coalesce(p_all, false) or w.status <> 'terminated')
+                 order by w.created_at desc, w.id limit least(greatest(coalesce(p_limit, 1000), 0), 10000)) w), '[]'));
+end
+$$;
+
+CREATE FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select set_config('orchestrator.actor', coalesce(p_actor, ''), true),
+           set_config('orchestrator.term', coalesce(p_term::text, ''), true),
+           set_config('orchestrator.reason', coalesce(p_reason, ''), true)
+$$;
+
+CREATE TABLE public.workers (
+    id text NOT NULL,
+    instance_type text DEFAULT 'unknown'::text NOT NULL,
+    status text DEFAULT 'spawning'::text NOT NULL,
+    last_heartbeat timestamp with time zone,
+    metadata jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    fleet text DEFAULT 'default'::text NOT NULL,
+    pool text DEFAULT 'default'::text NOT NULL,
+    state_since timestamp with time zone DEFAULT now() NOT NULL,
+    state_reason text,
+    stage text,
+    stage_since timestamp with time zone DEFAULT now() NOT NULL,
+    waiting_on text,
+    waiting_for text,
+    deadline_at timestamp with time zone,
+    next_attempt_at timestamp with time zone,
+    exit_cause text,
+    failure_code text,
+    drain_requested_at timestamp with time zone,
+    stop_requested_at timestamp with time zone,
+    terminated_at timestamp with time zone,
+    pod_id text,
+    ssh_host text,
+    ssh_port integer,
+    host_key text,
+    gpu_type text,
+    gpu_count integer DEFAULT 1 NOT NULL,
+    data_center text,
+    machine_id text,
+    price_usd_per_hour numeric,
+    reserved_usd numeric DEFAULT 0 NOT NULL,
+    billing_since timestamp with time zone,
+    nonce text,
+    code_sha text,
+    token_jti text,
+    claim_no bigint DEFAULT 0 NOT NULL,
+    own_program boolean DEFAULT false NOT NULL,
+    heartbeat_s numeric DEFAULT 20 NOT NULL,
+    lease_s numeric DEFAULT 60 NOT NULL,
+    agent jsonb,
+    health jsonb,
+    log_bytes jsonb DEFAULT '{}'::jsonb NOT NULL,
+    CONSTRAINT workers_exit_cause_known CHECK ((exit_cause = ANY (ARRAY['idle_timeout'::text, 'scale_down'::text, 'manual'::text, 'shutdown'::text, 'max_lifetime'::text, 'budget'::text, 'superseded'::text, 'spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text]))),
+    CONSTRAINT workers_exit_has_cause CHECK (((status <> ALL (ARRAY['terminating'::text, 'terminated'::text])) OR (exit_cause IS NOT NULL))),
+    CONSTRAINT workers_fleet_named CHECK ((fleet ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT workers_live_waits CHECK (((status = 'terminated'::text) OR ((stage IS NOT NULL) AND (waiting_on IS NOT NULL) AND (deadline_at IS NOT NULL) AND (next_attempt_at IS NOT NULL)))),
+    CONSTRAINT workers_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT workers_stage_known CHECK ((stage = ANY (ARRAY['intent'::text, 'pod_created'::text, 'pod_running'::text, 'ssh_details'::text, 'tcp'::text, 'ssh_auth'::text, 'exec'::text, 'identity'::text, 'platform'::text, 'gpu_inventory'::text, 'gpu_health'::text, 'gpu_fabric'::text, 'deploy'::text, 'process'::text, 'heartbeat'::text, 'promoted'::text, 'draining'::text, 'flushing'::text, 'deleting'::text, 'gone'::text]))),
+    CONSTRAINT workers_status_known CHECK ((status = ANY (ARRAY['spawning'::text, 'active'::text, 'idle'::text, 'terminating'::text, 'terminated'::text]))),
+    CONSTRAINT workers_waiting_on_known CHECK ((waiting_on = ANY (ARRAY['orchestrator'::text, 'provider'::text, 'worker'::text, 'operator'::text, 'capacity'::text, 'budget'::text])))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON COLUMN public.workers.last_heartbeat IS 'Of the current launch; never defaulted to now';
+
+COMMENT ON COLUMN public.workers.state_since IS 'When status last changed; the idle clock';
+
+COMMENT ON COLUMN public.workers.drain_requested_at IS 'An operator or the planner wants it gone, its tasks finished';
+
+COMMENT ON COLUMN public.workers.stop_requested_at IS 'It is wanted gone now, its tasks given up';
+
+COMMENT ON COLUMN public.workers.billing_since IS 'When its pod id became known: costs count from here';
+
+COMMENT ON COLUMN public.workers.nonce IS 'The current launch of its agent; any other is fenced';
+
+COMMENT ON COLUMN public.workers.token_jti IS 'The one token that is accepted; null revokes it';
+
+COMMENT ON COLUMN public.workers.claim_no IS 'The highest claim number of the current launch';
+
+COMMENT ON COLUMN public.workers.agent IS 'What the agent said of itself when it registered';
+
+COMMENT ON COLUMN public.workers.log_bytes IS '{launch: {stream: bytes}} as heartbeats last told';
+
+CREATE FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) RETURNS public.workers
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_claims jsonb;
+    v_worker public.workers;
+begin
+    if public.internal_is_pod() then
+        v_claims := nullif(current_setting('request.jwt.claims', true), '')::jsonb;
+        if v_claims->>'sub' is null or v_claims->>'sub' is distinct from p_worker_id then
+            perform public.internal_refuse('OR006', 'the token is not of this worker');
+        end if;
+    end if;
+    if p_lock then
+        select * into v_worker from public.workers w where w.id = p_worker_id for update;
+    else
+        select * into v_worker from public.workers w where w.id = p_worker_id;
+    end if;
+    if v_worker.id is null or v_worker.status = 'terminated' then
+        perform public.internal_refuse('OR005', 'no such worker, or it has terminated', '', 'stop');
+    end if;
+    if v_claims is not null and (v_worker.token_jti is null or v_claims->>'jti' is distinct from v_worker.token_jti) then
+        perform public.internal_refuse('OR006', 'the token was revoked');
+    end if;
+    return v_worker;
+end
+$$;
+
+CREATE FUNCTION public.internal_check_id(p_id text, p_what text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+begin
+    if p_id is null or p_id !~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$' then
+        perform public.internal_refuse('OR007', format('%s is not a valid id', p_what), format('got %L', left(p_id, 100)),
+            'letters, digits, _ and -, at most 63, the first one a letter or digit');
+    end if;
+end
+$_$;
+
+CREATE FUNCTION public.internal_check_keys(p_object jsonb, p_allowed text[], p_what text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_key text;
+begin
+    if p_object is null or jsonb_typeof(p_object) <> 'object' then
+        perform public.internal_refuse('OR007', format('%s must be a JSON object', p_what));
+    end if;
+    select k into v_key from jsonb_object_keys(p_object) k where k <> all (p_allowed) limit 1;
+    if v_key is not null then
+        perform public.internal_refuse('OR007', format('%s has an unknown key %L', p_what, v_key), '',
+            'known are: ' || array_to_string(p_allowed, ', '));
+    end if;
+end
+$$;
+
+CREATE FUNCTION public.internal_check_size(p_value jsonb, p_limit_bytes integer, p_what text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    if octet_length(p_value::text) > p_limit_bytes then
+        perform public.internal_refuse('OR007', format('%s is too large', p_what),
+            format('%s bytes, the limit is %s', octet_length(p_value::text), p_limit_bytes),
+            'Upload it and pass its location.');
+    end if;
+end
+$$;
+
+CREATE FUNCTION public.internal_check_task(p_task jsonb, p_index integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    v_what text := format('task %s', p_index);
+    v_key text;
+    v_value jsonb;
+    v_fine boolean;
+begin
+    perform public.internal_check_keys(p_task, array['id', 'task_type', 'params', 'pool', 'priority', 'max_attempts',
+        'run_after', 'depends_on', 'dedupe_key', 'timeout_s'], v_what);
+    if coalesce(p_task->>'task_type', '') = '' then
+        perform public.internal_refuse('OR007', v_what || ' has no task_type', '', 'say what kind of work it is');
+    end if;
+    for v_key, v_value in select key, value from jsonb_each(p_task) loop
+        if v_value = 'null' then
+            continue;
+        end if;
+        begin  -- a value that does not even parse is refused like one out of bounds
+            v_fine := case v_key
+                when 'id' then jsonb_typeof(v_value) = 'string' and (v_value #>> '{}')::uuid is not null
+                when 'task_type' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') <= 200
+                when 'params' then jsonb_typeof(v_value) = 'object' and octet_length(v_value::text) <= 1048576
+                when 'pool' then jsonb_typeof(v_value) = 'string'
+                                 and v_value #>> '{}' ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'
+                when 'priority' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int is not null
+                when 'max_attempts' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int between 1 and 100
+                when 'run_after' then jsonb_typeof(v_value) = 'string' and isfinite((v_value #>> '{}')::timestamptz)
+                when 'depends_on' then jsonb_typeof(v_value) = 'array' and jsonb_array_length(v_value) <= 10000
+                when 'dedupe_key' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 500
+                when 'timeout_s' then jsonb_typeof(v_value) = 'number'
+                                      and (v_value #>> '{}')::numeric between 0.001 and 2592000
+            end;
+        exception when data_exception then
+            v_fine := false;
+        end;
+        if not v_fine then
+            perform public.internal_refuse('OR007', format('%s: %s is not valid', v_what, v_key),
+                'got ' || left(v_value::text, 200),
+                case v_key
+                    when 'id' then 'a uuid'
+                    when 'task_type' then 'text of at most 200 characters'
+                    when 'params' then 'a JSON object of at most 1 MiB'
+                    when 'pool' then 'letters, digits, _ and -, at most 63'
+                    when 'priority' then 'a whole number; higher goes first'
+                    when 'max_attempts' then 'a whole number from 1 to 100'
+                    when 'run_after' then 'a time in ISO 8601, with its offset'
+                    when 'depends_on' then 'a list of at most 10000 task ids, or "#0" for the first task of the batch'
+                    when 'dedupe_key' then 'text of at most 500 characters'
+                    else 'seconds, at most 2592000'
+                end);
+        end if;
+    end loop;
+end
+$_$;
+
+CREATE FUNCTION public.internal_check_term(p_fleet text, p_term bigint, p_what text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_term bigint;
+begin
+    select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for share;
+    if v_term is distinct from p_term or p_term is null then
+        perform public.internal_refuse('OR001', format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
+            format('the present term is %s', v_term), 'Another orchestrator leads; call fleet_lead and observe again.');
+    end if;
+end
+$$;
+
+CREATE FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'id', t.id, 'task_type', t.task_type, 'params', t.params, 'attempt', t.attempts,
+               'max_attempts', t.max_attempts, 'timeout_s', t.timeout_s,
+               'output_prefix', format('outputs/%s/%s/', t.id, t.attempts),
+               'dependencies', coalesce((
+                    select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
+                                                        'output_location', d.output_location,
+                                                        'result_data', d.result_data) order by n.place)
+                      from unnest(t.depends_on) with ordinality n (id, place) join public.tasks d on d.id = n.id), '[]')
+           ) order by t.priority desc, t.created_at, t.id), '[]')
+      from public.task_attempts a
+      join public.tasks t on t.id = a.task_id and t.attempts = a.attempt
+     where a.worker_id = p_worker_id and a.nonce = p_nonce and a.claim_no = p_claim_no and a.ended_at is null
+       and t.status = 'In Progress' and t.worker_id = p_worker_id
+$$;
+
+CREATE FUNCTION public.internal_clock(p_now timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    if p_now is not null and not public.internal_is_pod() then
+        v_now := p_now;
+    end if;
+    perform set_config('orchestrator.now', v_now::text, true);
+    return v_now;
+end
+$$;
+
+CREATE FUNCTION public.internal_events_are_final() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    perform public.internal_refuse('OR007', 'worker_events is append-only');
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_task public.tasks;
+    v_outcome text := 'requeued';
+    v_status public.tasks.status%type := 'Queued';
+    v_used int;
+    v_jitter numeric;
+    v_run_after timestamptz;
+begin
+    select * into v_task from public.tasks t where t.id = p_task_id;
+    v_used := v_task.attempts - v_task.uncounted;
+    if v_task.cancel_requested_at is not null then
+        v_outcome := 'cancelled';
+        v_status := 'Cancelled';
+    elsif p_counted and (v_used >= v_task.max_attempts or p_failure->'retryable' = 'false') then
+        v_outcome := 'failed';
+        v_status := 'Failed';
+    elsif p_backoff then  -- 30 s, doubling up to an hour; +-20 % from the id, so that a crowd does not come back at once
+        v_jitter := 0.8 + 0.4 * ('x' || substr(md5(p_task_id::text || v_task.attempts), 1, 7))::bit(28)::int / 268435455.0;
+        v_run_after := p_now + least(30 * 2 ^ least(v_used - 1, 20), 3600) * v_jitter * interval '1 second';
+    end if;
+    update public.tasks t
+       set status = v_status, run_after = v_run_after, lease_expires_at = null,
+           uncounted = t.uncounted + case when p_counted then 0 else 1 end,
+           worker_id = case when v_outcome = 'requeued' then null else t.worker_id end,
+           generation_processed_at = case when v_outcome = 'requeued' then null else p_now end,
+           error_message = left(p_failure->>'message', 4000), failure_code = left(p_failure->>'code', 100),
+           failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
+                                  then p_failure->>'point' end
+     where t.id = p_task_id;
+    update public.task_attempts a
+       set ended_at = p_now,
+           outcome = case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end,
+           failure_code = left(p_failure->>'code', 100), exit_class = left(p_failure->>'exit_class', 100),
+           failed_at_point = left(p_failure->>'point', 100), message = left(p_failure->>'message', 4000),
+           detail = p_failure->'detail',
+           log_last = (select (w.log_bytes #>> array[a.nonce, 'handler'])::bigint
+                         from public.workers w where w.id = a.worker_id)
+     where a.task_id = p_task_id and a.attempt = v_task.attempts and a.ended_at is null;
+    return v_outcome;
+end
+$$;
+
+CREATE FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_held boolean;
+begin
+    if p_worker.nonce is distinct from p_nonce then
+        return 'fenced';
+    end if;
+    select t.status = 'In Progress' and t.worker_id = p_worker.id and t.attempts = p_attempt into v_held
+      from public.tasks t where t.id = p_task_id for update;
+    if v_held then
+        return 'held';
+    elsif exists (select from public.task_attempts a
+                   where a.task_id = p_task_id and a.attempt = p_attempt and a.worker_id = p_worker.id
+                     and a.outcome = any (p_outcomes)) then
+        return 'already';
+    end if;
+    return 'fenced';
+end
+$$;
+
+CREATE FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select coalesce(p_lease_expires_at <= p_now, exists (
+        select from public.workers w
+         where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
+$$;
+
+CREATE FUNCTION public.internal_is_pod() RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    -- Inside a security definer function current_user is the owner; the role that the request runs under is still here.
+    select coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker'
+$$;
+
+CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select coalesce(nullif(current_setting('orchestrator.now', true), '')::timestamptz, clock_timestamp())
+$$;
+
+CREATE FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) RETURNS uuid
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    v_id uuid;
+begin
+    if p_reference ~ '^#[0-9]{1,9}$' then
+        if substr(p_reference, 2)::int < p_index then
+            return p_ids[substr(p_reference, 2)::int + 1];
+        end if;
+    elsif p_reference ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
+        v_id := p_reference::uuid;
+        if v_id = any (p_ids[1:p_index]) or exists (select from public.tasks t where t.id = v_id) then
+            return v_id;
+        end if;
+    end if;
+    perform public.internal_refuse('OR007', format('task %s depends on %L, which does not exist', p_index, left(p_reference, 100)),
+        'a dependency is an existing task, or an entry before it in the batch',
+        'submit it first, or name it "#0", "#1", … by its place in the batch');
+    return null;
+end
+$_$;
+
+CREATE FUNCTION public.internal_refuse(p_code text, p_what text, p_why text DEFAULT ''::text, p_fix text DEFAULT ''::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    raise exception '%', p_what using errcode = p_code, detail = p_why, hint = p_fix;
+end
+$$;
+
+CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_task record;
+    v_tasks jsonb := '[]';
+    v_ids uuid[];
+    v_why text := case when p_worker_id is null then 'LEASE_EXPIRED' else 'WORKER_LOST' end;
+begin
+    if p_worker_id is not null then
+        select array_agg(l.id) into v_ids from (
+            select t.id from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'
+             order by t.id for update) l;
+    else
+        select array_agg(l.id) into v_ids from (
+            select t.id from public.tasks t
+             where t.status = 'In Progress'
+               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now)
+             order by t.id for update skip locked) l;
+    end if;
+    for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
+                   where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+        v_tasks := v_tasks || jsonb_build_object(
+            'id', v_task.id, 'worker_id', v_task.worker_id,
+            'outcome', public.internal_give_up(v_task.id, 'lost', jsonb_build_object(
+                'code', v_why,
+                'message', case when p_worker_id is not null then format('Worker %s is gone', v_task.worker_id)
+                                else format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
+                                            v_task.lease_expires_at) end,
+                'point', 'Processing', 'exit_class', 'lost'), true, false, p_now));
+    end loop;
+    return v_tasks;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle(p_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    update public.tasks t
+       set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
+           error_message = (select format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status)
+                              from public.tasks d
+                             where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled') limit 1)
+     where t.id = any (p_ids) and t.status = 'Queued'
+       and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
+    update public.tasks t
+       set blocked = not t.blocked
+     where t.id = any (p_ids) and t.status = 'Queued'
+       and t.blocked is distinct from exists (
+               select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
+                where d.status is distinct from 'Complete');
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_dependants(p_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_ended uuid[] := p_ids;
+    v_dependants uuid[];
+begin
+    while v_ended is not null loop
+        select array_agg(l.id) into v_dependants from (
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on && v_ended
+             order by t.id for update) l;
+        exit when v_dependants is null;
+        perform set_config('orchestrator.settling', 'on', true);
+        perform public.internal_settle(v_dependants);
+        perform set_config('orchestrator.settling', '', true);
+        select array_agg(t.id) into v_ended from public.tasks t where t.id = any (v_dependants) and t.status = 'Failed';
+    end loop;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_new(p_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    perform from public.tasks d
+      where d.id in (select unnest(t.depends_on) from public.tasks t where t.id = any (p_ids))
+      order by d.id for share;
+    perform public.internal_settle(p_ids);
+end
+$$;
+
+CREATE FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_task jsonb;
+    v_ref text;
+    v_index int := 0;
+    v_id uuid;
+    v_ids uuid[] := '{}';
+    v_new boolean[] := '{}';
+    v_keys jsonb := '{}';  -- dedupe key or id in this batch -> the id it stands for
+    v_depends uuid[];
+    v_rows jsonb[] := '{}';
+    v_inserted int;
+begin
+    for v_task in select value from jsonb_array_elements(p_tasks) loop
+        perform public.internal_check_task(v_task, v_index);
+        v_id := null;
+        if v_task->>'dedupe_key' is not null then
+            v_id := (v_keys->>(v_task->>'dedupe_key'))::uuid;
+            if v_id is null then
+                select t.id into v_id from public.tasks t
+                 where t.dedupe_key = v_task->>'dedupe_key' and t.status in ('Queued', 'In Progress');
+            end if;
+        end if;
+        if v_id is null and v_task->>'id' is not null then
+            select t.id into v_id from public.tasks t where t.id = (v_task->>'id')::uuid;
+            if v_id is null and (v_task->>'id')::uuid = any (v_ids) then
+                v_id := (v_task->>'id')::uuid;
+            end if;
+        end if;
+        v_new := v_new || (v_id is null);
+        v_id := coalesce(v_id, (v_task->>'id')::uuid, gen_random_uuid());
+        v_ids := v_ids || v_id;
+        if v_task->>'dedupe_key' is not null then
+            v_keys := v_keys || jsonb_build_object(v_task->>'dedupe_key', v_id);
+        end if;
+        if v_new[v_index + 1] then
+            v_depends := '{}';
+            for v_ref in select value from jsonb_array_elements_text(coalesce(nullif(v_task->'depends_on', 'null'), '[]')) loop
+                v_depends := v_depends || public.internal_reference(v_ref, v_ids, v_index);
+            end loop;
+            v_rows := v_rows || (jsonb_strip_nulls(v_task - 'params') || jsonb_build_object(
+                'id', v_id, 'depends_on', v_depends, 'params', coalesce(nullif(v_task->'params', 'null'), '{}'),
+                'at', p_now + v_index * interval '1 microsecond'));  -- claimed in the order of the batch
+        end if;
+        v_index := v_index + 1;
+    end loop;
+
+    insert into public.tasks (id, task_type, params, pool, priority, max_attempts, run_after, depends_on, dedupe_key,
+                              timeout_s, created_at, updated_at)
+    select (r->>'id')::uuid, r->>'task_type', r->'params', coalesce(r->>'pool', 'default'),
+           coalesce((r->>'priority')::int, 0), coalesce((r->>'max_attempts')::int, 3), (r->>'run_after')::timestamptz,
+           array(select jsonb_array_elements_text(r->'depends_on')::uuid), r->>'dedupe_key', (r->>'timeout_s')::numeric,
+           (r->>'at')::timestamptz, p_now
+      from unnest(v_rows) r
+    on conflict do nothing;
+    get diagnostics v_inserted = row_count;
+    if v_inserted <> cardinality(v_rows) then
+        raise exception 'a key was taken meanwhile' using errcode = 'ORBSY';
+    end if;
+    return jsonb_build_object('tasks', coalesce((
+        select jsonb_agg(jsonb_build_object('id', i.id, 'created', i.created) order by i.n)
+          from unnest(v_ids, v_new) with ordinality i (id, created, n)), '[]'));
+end
+$$;
+
+CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_sort TO 'off'
+    AS $$
+declare
+    v_taken int;
+begin
+    with taken as (
+        update public.tasks t
+           set status = 'In Progress', worker_id = p_worker.id, attempts = t.attempts + 1,
+               lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
+               progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
+               failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
+         where t.id = any (array(
+                   select q.id from public.tasks q
+                    where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
+                      and (q.run_after is null or q.run_after <= p_now)
+                    order by q.priority desc, q.created_at, q.id
+                    limit p_batch for update skip locked))
+        returning t.id, t.attempts
+    ), noted as (
+        insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
+        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now,
+               (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint
+          from taken k
+        returning 1
+    )
+    select count(*) into v_taken from noted;
+    return v_taken;
+end
+$$;
+
+CREATE FUNCTION public.internal_task_touched() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    new.updated_at := public.internal_now();
+    return new;
+end
+$$;
+
+CREATE FUNCTION public.internal_tasks_added() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_waiting uuid[];
+    v_ended uuid[];
+begin
+    select array_agg(a.id) filter (where a.depends_on <> '{}' and a.status = 'Queued'),
+           array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled'))
+      into v_waiting, v_ended from added a;
+    if v_waiting is not null then
+        perform public.internal_settle_new(v_waiting);
+    end if;
+    if v_ended is not null then
+        perform public.internal_settle_dependants(v_ended);
+    end if;
+    perform pg_notify('orchestrator_tasks', p.pool)
+       from (select distinct a.pool from added a
+              where a.status = 'Queued'
+                and (a.depends_on = '{}'
+                     or exists (select from public.tasks t where t.id = a.id and t.status = 'Queued' and not t.blocked))
+            ) p;
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_tasks_changed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_ended uuid[];
+    v_waiting uuid[];
+    v_pools text[];
+    v_workers text[];
+begin
+    select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status <> b.status),
+           array_agg(a.id) filter (where a.status = 'Queued' and a.depends_on <> '{}'
+                                     and (b.status <> 'Queued' or a.depends_on <> b.depends_on)),
+           array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
+                                                and (b.status <> 'Queued' or b.blocked
+                                                     or b.run_after > coalesce(a.run_after, '-infinity'))),
+           array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and a.status <> 'In Progress')
+      into v_ended, v_waiting, v_pools, v_workers
+      from changed a join was b on b.id = a.id;
+    if v_ended is not null and coalesce(current_setting('orchestrator.settling', true), '') = '' then
+        perform public.internal_settle_dependants(v_ended);
+    end if;
+    if v_waiting is not null then
+        perform public.internal_settle_new(v_waiting);
+    end if;
+    perform pg_notify('orchestrator_tasks', p) from unnest(v_pools) p;
+    perform pg_notify('orchestrator_fleet', w) from unnest(v_workers) w where w is not null;
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+    select case when p_worker.stop_requested_at is not null then 'stop'
+                when p_worker.status = 'terminating' and p_worker.stage in ('flushing', 'deleting', 'gone') then 'stop'
+                when p_worker.status = 'terminating' or p_worker.drain_requested_at is not null then 'drain'
+                else 'run' end
+$$;
+
+CREATE FUNCTION public.internal_worker_changing() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_now();
+    v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
+    v_actor text := coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user);
+    v_term bigint := nullif(current_setting('orchestrator.term', true), '')::bigint;
+    v_from timestamptz;
+begin
+    if tg_op = 'INSERT' then
+        if new.status <> 'spawning' then
+            perform public.internal_refuse('OR007', format('a worker cannot begin as %s', new.status),
+                'every worker is spawned, by an intent', 'insert it as spawning');
+        end if;
+        new.state_since := v_now;
+        new.stage_since := v_now;
+        new.state_reason := v_reason;
+    else
+        if new.status <> old.status then
+            if not exists (select from public.worker_transitions t
+                            where t.from_state = old.status and t.to_state = new.status) then
+                perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
+                    'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
+            end if;
+            new.state_since := v_now;
+            new.state_reason := v_reason;
+            if new.status = 'terminated' then
+                new.terminated_at := v_now;
+                new.token_jti := null;
+            end if;
+            v_from := greatest(old.state_since, new.billing_since);
+            if new.billing_since is not null and v_from < v_now then
+                insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+                values (old.id, old.fleet,
+                        case old.status when 'spawning' then 'booting' when 'active' then 'busy'
+                                        when 'idle' then 'idle' else 'draining' end,
+                        v_from, v_now,
+                        coalesce(new.price_usd_per_hour, 0) * extract(epoch from v_now - v_from) / 3600);
+            end if;
+        end if;
+        if new.stage is distinct from old.stage then
+            new.stage_since := v_now;
+        end if;
+        if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
+            new.last_heartbeat := null;
+            new.claim_no := 0;
+        end if;
+        if new.status = old.status and new.stage is not distinct from old.stage then
+            if new.drain_requested_at is distinct from old.drain_requested_at
+               or new.stop_requested_at is distinct from old.stop_requested_at then
+                perform pg_notify('orchestrator_fleet', new.id);
+            end if;
+            return new;
+        end if;
+    end if;
+    insert into public.worker_events
+        (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
+    values (new.id, new.fleet, case when tg_op = 'UPDATE' then old.status end, new.status,
+            case when tg_op = 'UPDATE' then old.stage end, new.stage, v_reason, v_term, v_actor, v_now,
+            jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
+                                                 'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
+    perform pg_notify('orchestrator_fleet', new.id);
+    return new;
+end
+$$;
+
+CREATE FUNCTION public.internal_worker_costs(p_worker public.workers, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    with spent (kind, usd) as (
+        select c.kind, c.usd from public.costs c where c.worker_id = p_worker.id
+        union all  -- the interval that is still open
+        select case p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+                                    else 'draining' end,
+               coalesce(p_worker.price_usd_per_hour, 0)
+                   * greatest(extract(epoch from p_now - greatest(p_worker.state_since, p_worker.billing_since)), 0) / 3600
+         where p_worker.status <> 'terminated' and p_worker.billing_since is not null
+    ), by_kind as (select kind, sum(usd) as usd from spent group by kind)
+    select jsonb_build_object(
+        'cost_usd', coalesce((select round(sum(k.usd), 6) from by_kind k), 0),
+        'cost_by_kind', coalesce((select jsonb_object_agg(k.kind, round(k.usd, 6)) from by_kind k), '{}'))
+$$;
+
+CREATE FUNCTION public.internal_worker_json(p_worker public.workers) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select to_jsonb(p_worker) || jsonb_build_object('tasks_running', (
+        select count(*) from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress'))
+$$;
+
+CREATE FUNCTION public.internal_worker_report(p_worker public.workers, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select public.internal_worker_json(p_worker) || public.internal_worker_costs(p_worker, p_now) || (
+        select jsonb_build_object('tasks_done', count(*) filter (where a.outcome = 'complete'),
+                                  'tasks_failed', count(*) filter (where a.outcome in ('failed', 'lost')))
+          from public.task_attempts a where a.worker_id = p_worker.id)
+$$;
+
+CREATE FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+begin
+    select * into v_task from public.tasks t where t.id = p_id for update;
+    if not found then
+        return jsonb_build_object('outcome', 'not_found', 'status', null);
+    elsif v_task.status = 'Queued' then
+        update public.tasks t set status = 'Cancelled', blocked = false, cancel_requested_at = v_now where t.id = p_id;
+        return jsonb_build_object('outcome', 'cancelled', 'status', 'Cancelled');
+    elsif v_task.status = 'In Progress' then  -- its agent is told with the next heartbeat
+        update public.tasks t set cancel_requested_at = v_now where t.id = p_id and t.cancel_requested_at is null;
+        return jsonb_build_object('outcome', 'cancelling', 'status', 'In Progress');
+    end if;
+    return jsonb_build_object('outcome', 'already', 'status', v_task.status);
+end
+$$;
+
+CREATE FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object(
+        'task', (select to_jsonb(t) from public.tasks t where t.id = p_id),
+        'attempts', coalesce((select jsonb_agg(to_jsonb(a) order by a.attempt)
+                                from public.task_attempts a where a.task_id = p_id), '[]'))
+$$;
+
+CREATE FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object(
+        'tasks', coalesce((
+            select jsonb_agg(to_jsonb(t) order by t.created_at desc, t.id) from (
+                select * from public.tasks t
+                 where (p_status is null or t.status::text = p_status)
+                   and (p_task_type is null or t.task_type = p_task_type)
+                 order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
+        'counts', coalesce((
+            select jsonb_object_agg(c.status, c.n)
+              from (select t.status, count(*) as n from public.tasks t
+                     where p_task_type is null or t.task_type = p_task_type group by t.status) c), '{}'))
+$$;
+
+CREATE FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+    v_ids uuid[];
+begin
+    select * into v_task from public.tasks t where t.id = p_id for update;
+    if not found then
+        return jsonb_build_object('outcome', 'not_found');
+    elsif v_task.status not in ('Failed', 'Cancelled') then
+        return jsonb_build_object('outcome', 'not_ended', 'status', v_task.status);
+    end if;
+    with recursive revived (id) as (
+        select p_id
+        union
+        select t.id from revived r join public.tasks t on t.depends_on @> array[r.id]
+         where t.status = 'Failed' and t.failure_code = 'DEPENDENCY_FAILED'
+    )
+    select array_agg(l.id) into v_ids from (
+        select t.id from public.tasks t where t.id in (select r.id from revived r) order by t.id for update) l;
+    update public.tasks t
+       set status = 'Queued', uncounted = t.attempts, run_after = null, worker_id = null, lease_expires_at = null,
+           cancel_requested_at = null, error_message = null, failure_code = null, failed_at_point = null,
+           progress = null, progress_at = null, blocked = t.depends_on <> '{}'
+     where t.id = any (v_ids);
+    return jsonb_build_object('outcome', 'requeued', 'tasks', to_jsonb(v_ids));
+exception when unique_violation then
+    perform public.internal_refuse('OR007', 'a task with the same dedupe_key is already queued or running',
+        format('dedupe_key %L', v_task.dedupe_key), 'wait for that one, or cancel it');
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_batch constant int := 2000;
+    c_tries constant int := 5;
+begin
+    if p_tasks is null or jsonb_typeof(p_tasks) <> 'array' or jsonb_array_length(p_tasks) > c_batch then
+        perform public.internal_refuse('OR007', 'p_tasks must be a list of tasks', '', format('at most %s at once', c_batch));
+    end if;
+    for v_try in 1..c_tries loop
+        begin
+            return public.internal_submit(p_tasks, v_now);
+        exception when sqlstate 'ORBSY' then
+            continue;  -- the other submission has committed: now its task is found
+        end;
+    end loop;
+    perform public.internal_refuse('OR002', 'the same keys are being submitted and ended by others all the time');
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_wanted text := public.internal_wanted(v_worker);
+    v_taken int := 0;
+    v_status text := v_worker.status;
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
+    end if;
+    if p_claim_no is null or p_claim_no < 1 or p_batch is null or p_batch not between 1 and 100 then
+        perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
+            format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
+    end if;
+    if v_wanted = 'run' and v_worker.status in ('active', 'idle')
+       and (p_claim_no > v_worker.claim_no
+            or p_claim_no = v_worker.claim_no
+               and not exists (select from public.task_attempts a where a.worker_id = p_worker_id
+                                  and a.nonce = p_nonce and a.claim_no = p_claim_no)) then
+        v_taken := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
+        if v_taken > 0 then
+            v_status := 'active';
+        elsif v_worker.status = 'active' and not exists (
+                select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
+            v_status := 'idle';
+        end if;
+        if v_status <> v_worker.status or p_claim_no > v_worker.claim_no then
+            perform public.internal_because('worker', null, case v_status
+                when 'active' then format('claimed %s of pool %s', v_taken, v_worker.pool)
+                else format('asked for work of pool %s and there was none', v_worker.pool) end);
+            update public.workers w set status = v_status, claim_no = p_claim_no where w.id = p_worker_id;
+        end if;
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
+                              'tasks', public.internal_claimed(p_worker_id, p_nonce, p_claim_no));
+end
+$$;
+
+CREATE FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_outcome text;
+begin
+    perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
+    perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
+    v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']);
+    if v_outcome = 'held' then
+        update public.tasks t
+           set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
+               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null
+         where t.id = p_task_id;
+        update public.task_attempts a
+           set ended_at = v_now, outcome = 'complete',
+               log_last = (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint
+         where a.task_id = p_task_id and a.attempt = p_attempt;
+        v_outcome := 'ok';
+    end if;
+    return jsonb_build_object('outcome', v_outcome);
+end
+$$;
+
+CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_outcome text;
+begin
+    perform public.internal_check_keys(coalesce(p_failure, '{}'),
+        array['code', 'message', 'point', 'exit_class', 'retryable', 'detail'], 'p_failure');
+    perform public.internal_check_size(p_failure, 65536, 'p_failure');
+    v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['failed', 'cancelled']);
+    if v_outcome = 'held' then
+        v_outcome := public.internal_give_up(p_task_id, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
+    end if;
+    return jsonb_build_object('outcome', v_outcome);
+end
+$$;
+
+CREATE FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_item jsonb;
+    v_key text;
+    v_granted jsonb := '[]';
+    v_refused jsonb := '[]';
+begin
+    perform public.internal_clock(p_now);
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'items', '[]'::jsonb, 'refused', '[]'::jsonb);
+    end if;
+    if p_items is null or jsonb_typeof(p_items) <> 'array' or jsonb_array_length(p_items) > 1000 then
+        perform public.internal_refuse('OR007', 'p_items must be a list of at most 1000 {method, key}');
+    end if;
+    for v_item in select value from jsonb_array_elements(p_items) loop
+        v_key := v_item->>'key';
+        if v_key ~ '^outputs/[^/]+/[0-9]+/[^/]' and v_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]' and length(v_key) <= 900
+           and exists (
+               select from public.tasks t
+                where t.worker_id = p_worker_id and t.status = 'In Progress'
+                  and case v_item->>'method'
+                          when 'PUT' then starts_with(v_key, format('outputs/%s/%s/', t.id, t.attempts))
+                          when 'GET' then exists (
+                              select from public.tasks d
+                               where d.id = any (t.depends_on) and starts_with(v_key, format('outputs/%s/', d.id))
+                                 and right(d.output_location, length(v_key) + 1) = '/' || v_key)
+                          else false
+                      end) then
+            v_granted := v_granted || jsonb_build_object('method', v_item->>'method', 'key', v_key);
+        else
+            v_refused := v_refused || jsonb_build_array(v_key);
+        end if;
+    end loop;
+    return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused);
+end
+$_$;
+
+CREATE FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_held uuid[];
+    v_cancel jsonb;
+    v_fenced jsonb;
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'cancel', '[]'::jsonb, 'fenced', '[]'::jsonb);
+    end if;
+    if jsonb_typeof(coalesce(p_tasks, '[]')) <> 'array' or jsonb_array_length(coalesce(p_tasks, '[]')) > 1000 then
+        perform public.internal_refuse('OR007', 'p_tasks must be a list of at most 1000 {id, attempt, progress}');
+    end if;
+    perform public.internal_check_size(p_tasks, 1048576, 'p_tasks');
+    perform public.internal_check_size(p_health, 65536, 'p_health');
+    perform public.internal_check_size(p_logs, 4096, 'p_logs');
+    if p_logs is not null and p_logs <> 'null' and (
+           jsonb_typeof(p_logs) <> 'object'
+           or exists (select from jsonb_each(p_logs) l
+                       where jsonb_typeof(l.value) <> 'number' or l.value::text !~ '^[0-9]{1,15}$')) then
+        perform public.internal_refuse('OR007', 'p_logs must be {stream: bytes}', left(p_logs::text, 200));
+    end if;
+
+    update public.workers w
+       set last_heartbeat = v_now, health = coalesce(p_health, w.health),
+           log_bytes = case when jsonb_typeof(p_logs) = 'object'
+                            then w.log_bytes || jsonb_build_object(p_nonce, p_logs) else w.log_bytes end,
+           agent = case when w.agent->>'nonce' = p_nonce then w.agent
+                        else coalesce(w.agent, '{}') || jsonb_build_object('nonce', p_nonce) end
+     where w.id = p_worker_id;
+    if v_worker.last_heartbeat is null then
+        perform pg_notify('orchestrator_fleet', p_worker_id);
+    end if;
+
+    select array_agg(l.id) into v_held from (
+        select t.id from jsonb_array_elements(coalesce(p_tasks, '[]')) n
+          join public.tasks t on t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int
+         where t.worker_id = p_worker_id and t.status = 'In Progress'
+         order by t.id for update of t) l;
+    if v_held is not null then
+        update public.tasks t
+           set lease_expires_at = v_now + v_worker.lease_s * interval '1 second',
+               progress = coalesce(nullif(n->'progress', 'null'), t.progress),
+               progress_at = case when coalesce(nullif(n->'progress', 'null'), t.progress) is distinct from t.progress
+                                  then v_now else t.progress_at end
+          from jsonb_array_elements(p_tasks) n
+         where t.id = any (v_held) and t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int;
+    end if;
+    select coalesce(jsonb_agg(t.id), '[]') into v_cancel
+      from public.tasks t where t.id = any (v_held) and t.cancel_requested_at is not null;
+    select coalesce(jsonb_agg(n->>'id'), '[]') into v_fenced
+      from jsonb_array_elements(coalesce(p_tasks, '[]')) n where (n->>'id')::uuid <> all (coalesce(v_held, '{}'));
+    return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker), 'cancel', v_cancel,
+                              'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s);
+end
+$_$;
+
+CREATE FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop');
+    end if;
+    if p_agent is null or jsonb_typeof(p_agent) <> 'object' then
+        perform public.internal_refuse('OR007', 'p_agent must be a JSON object');
+    end if;
+    perform public.internal_check_size(p_agent, 65536, 'p_agent');
+    update public.workers w
+       set last_heartbeat = v_now, agent = p_agent || jsonb_build_object('nonce', p_nonce)
+     where w.id = p_worker_id;
+    perform pg_notify('orchestrator_fleet', p_worker_id);
+    return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker),
+                              'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s);
+end
+$$;
+
+CREATE FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_outcome text := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['released', 'cancelled']);
+begin
+    if v_outcome = 'held' then
+        perform public.internal_give_up(p_task_id, 'released',
+            jsonb_build_object('code', 'RELEASED', 'message', p_reason), false, false, v_now);
+        v_outcome := 'ok';
+    end if;
+    return jsonb_build_object('outcome', v_outcome);
+end
+$$;
+
+CREATE TABLE public.costs (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    fleet text NOT NULL,
+    kind text NOT NULL,
+    from_at timestamp with time zone NOT NULL,
+    to_at timestamp with time zone NOT NULL,
+    usd numeric NOT NULL,
+    CONSTRAINT costs_check CHECK ((to_at >= from_at)),
+    CONSTRAINT costs_kind_check CHECK ((kind = ANY (ARRAY['booting'::text, 'busy'::text, 'idle'::text, 'draining'::text])))
+);
+
+ALTER TABLE public.costs ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.costs_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.decisions (
+    id bigint NOT NULL,
+    fleet text NOT NULL,
+    pool text NOT NULL,
+    term bigint NOT NULL,
+    at timestamp with time zone NOT NULL,
+    rule text NOT NULL,
+    target integer NOT NULL,
+    inputs jsonb NOT NULL,
+    actions jsonb NOT NULL,
+    blocked jsonb NOT NULL
+);
+
+ALTER TABLE public.decisions ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.decisions_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.fleet_lease (
+    fleet text NOT NULL,
+    holder text NOT NULL,
+    term bigint NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    since timestamp with time zone NOT NULL
+);
+
+CREATE TABLE public.fleet_settings (
+    fleet text NOT NULL,
+    name text NOT NULL,
+    value jsonb NOT NULL,
+    reason text NOT NULL,
+    set_at timestamp with time zone NOT NULL,
+    expires_at timestamp with time zone
+);
+
+CREATE TABLE public.log_objects (
+    worker_id text NOT NULL,
+    boot_id text NOT NULL,
+    stream text NOT NULL,
+    seq integer NOT NULL,
+    first_byte bigint NOT NULL,
+    last_byte bigint,
+    sha256 text,
+    key text,
+    begun_at timestamp with time zone NOT NULL,
+    shipped_at timestamp with time zone,
+    declared_lost boolean DEFAULT false NOT NULL,
+    reason text,
+    CONSTRAINT log_objects_check CHECK (((first_byte >= 0) AND ((last_byte IS NULL) OR (last_byte > first_byte)))),
+    CONSTRAINT log_objects_check1 CHECK ((declared_lost OR ((last_byte IS NOT NULL) AND (sha256 IS NOT NULL) AND (key IS NOT NULL)))),
+    CONSTRAINT log_objects_check2 CHECK ((NOT (declared_lost AND (shipped_at IS NOT NULL)))),
+    CONSTRAINT log_objects_check3 CHECK (((NOT declared_lost) OR (reason IS NOT NULL)))
+);
+
+CREATE TABLE public.offers (
+    fleet text NOT NULL,
+    key text NOT NULL,
+    cooldown_until timestamp with time zone,
+    refusals integer DEFAULT 0 NOT NULL,
+    last_refusal timestamp with time zone,
+    last_code text,
+    last_success timestamp with time zone
+);
+
+CREATE TABLE public.schema_migrations (
+    version text NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE public.task_attempts (
+    task_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    worker_id text NOT NULL,
+    nonce text NOT NULL,
+    claim_no bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    outcome text,
+    failure_code text,
+    exit_class text,
+    failed_at_point text,
+    message text,
+    detail jsonb,
+    log_first bigint,
+    log_last bigint,
+    CONSTRAINT task_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT task_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['complete'::text, 'failed'::text, 'cancelled'::text, 'released'::text, 'lost'::text])))
+);
+
+CREATE TABLE public.tasks (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    task_type text NOT NULL,
+    params jsonb DEFAULT '{}'::jsonb NOT NULL,
+    status text DEFAULT 'Queued'::text NOT NULL,
+    worker_id text,
+    attempts integer DEFAULT 0 NOT NULL,
+    output_location text,
+    result_data jsonb,
+    error_message text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    generation_started_at timestamp with time zone,
+    generation_processed_at timestamp with time zone,
+    pool text DEFAULT 'default'::text NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    max_attempts integer DEFAULT 3 NOT NULL,
+    uncounted integer DEFAULT 0 NOT NULL,
+    timeout_s numeric,
+    run_after timestamp with time zone,
+    depends_on uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    blocked boolean DEFAULT false NOT NULL,
+    dedupe_key text,
+    lease_expires_at timestamp with time zone,
+    progress jsonb,
+    progress_at timestamp with time zone,
+    cancel_requested_at timestamp with time zone,
+    failure_code text,
+    failed_at_point text,
+    CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
+    CONSTRAINT tasks_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
+)
+WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON COLUMN public.tasks.attempts IS 'How often it was claimed: the fencing token of the claim that holds it';
+
+COMMENT ON COLUMN public.tasks.priority IS 'Higher first, then age';
+
+COMMENT ON COLUMN public.tasks.uncounted IS 'Attempts that do not count against max_attempts: given back unstarted, or before a retry';
+
+COMMENT ON COLUMN public.tasks.blocked IS 'Queued, but a task in depends_on is not Complete; kept by triggers';
+
+COMMENT ON COLUMN public.tasks.dedupe_key IS 'Unique while the task is Queued or In Progress';
+
+COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past it the task is rescued';
+
+COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
+
+COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
+
+CREATE TABLE public.worker_attempts (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    stage text NOT NULL,
+    attempt integer NOT NULL,
+    term bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    outcome text,
+    failure_code text,
+    exception_type text,
+    evidence jsonb,
+    CONSTRAINT worker_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT worker_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['ok'::text, 'failed'::text, 'timeout'::text, 'cancelled'::text, 'lost'::text])))
+);
+
+ALTER TABLE public.worker_attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.worker_attempts_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.worker_events (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    fleet text NOT NULL,
+    from_state text,
+    to_state text NOT NULL,
+    from_stage text,
+    to_stage text,
+    reason text NOT NULL,
+    term bigint,
+    actor text NOT NULL,
+    at timestamp with time zone NOT NULL,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL
+);
+
+ALTER TABLE public.worker_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.worker_events_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.worker_transitions (
+    from_state text NOT NULL,
+    to_state text NOT NULL
+);
+
+ALTER TABLE ONLY public.costs
+    ADD CONSTRAINT costs_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.decisions
+    ADD CONSTRAINT decisions_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.fleet_lease
+    ADD CONSTRAINT fleet_lease_pkey PRIMARY KEY (fleet);
+
+ALTER TABLE ONLY public.fleet_settings
+    ADD CONSTRAINT fleet_settings_pkey PRIMARY KEY (fleet, name);
+
+ALTER TABLE ONLY public.log_objects
+    ADD CONSTRAINT log_objects_pkey PRIMARY KEY (worker_id, boot_id, stream, seq);
+
+ALTER TABLE ONLY public.offers
+    ADD CONSTRAINT offers_pkey PRIMARY KEY (fleet, key);
+
+ALTER TABLE ONLY public.schema_migrations
+    ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (version);
+
+ALTER TABLE ONLY public.task_attempts
+    ADD CONSTRAINT task_attempts_pkey PRIMARY KEY (task_id, attempt);
+
+ALTER TABLE ONLY public.tasks
+    ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.worker_attempts
+    ADD CONSTRAINT worker_attempts_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.worker_events
+    ADD CONSTRAINT worker_events_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.worker_transitions
+    ADD CONSTRAINT worker_transitions_pkey PRIMARY KEY (from_state, to_state);
+
+ALTER TABLE public.workers
+    ADD CONSTRAINT workers_id_safe CHECK ((id ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)) NOT VALID;
+
+ALTER TABLE ONLY public.workers
+    ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
+
+CREATE INDEX costs_worker ON public.costs USING btree (worker_id);
+
+CREATE INDEX decisions_age ON public.decisions USING btree (at);
+
+CREATE INDEX decisions_pool ON public.decisions USING btree (fleet, pool, id DESC);
+
+CREATE INDEX task_attempts_claim ON public.task_attempts USING btree (worker_id, nonce, claim_no);
+
+CREATE INDEX task_attempts_worker ON public.task_attempts USING btree (worker_id, started_at DESC);
+
+CREATE INDEX tasks_claim ON public.tasks USING btree (pool, priority DESC, created_at, id) INCLUDE (run_after) WHERE ((status = 'Queued'::text) AND (NOT blocked));
+
+CREATE UNIQUE INDEX tasks_dedupe ON public.tasks USING btree (dedupe_key) WHERE ((dedupe_key IS NOT NULL) AND (status = ANY (ARRAY['Queued'::text, 'In Progress'::text])));
+
+CREATE INDEX tasks_dependants ON public.tasks USING gin (depends_on) WHERE blocked;
+
+CREATE INDEX tasks_recent ON public.tasks USING btree (created_at DESC);
+
+CREATE INDEX tasks_running ON public.tasks USING btree (worker_id) WHERE (status = 'In Progress'::text);
+
+CREATE INDEX worker_attempts_worker ON public.worker_attempts USING btree (worker_id, id);
+
+CREATE INDEX worker_events_worker ON public.worker_events USING btree (worker_id, id);
+
+CREATE INDEX workers_live ON public.workers USING btree (fleet, id) WHERE (status <> 'terminated'::text);
+
+CREATE INDEX workers_recent ON public.workers USING btree (fleet, pool, created_at DESC);
+
+CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
+
+CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
+
+CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_touched();
+
+CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
+
+CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changing();
+
+ALTER TABLE public.costs ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.decisions ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.fleet_lease ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.fleet_settings ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.log_objects ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.offers ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.schema_migrations ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.task_attempts ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.tasks ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.worker_attempts ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.worker_events ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.worker_transitions ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workers ENABLE ROW LEVEL SECURITY;
+
+GRANT USAGE ON SCHEMA public TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_pause(p_fleet text, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_check_id(p_id text, p_what text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_check_keys(p_object jsonb, p_allowed text[], p_what text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_check_size(p_value jsonb, p_limit_bytes integer, p_what text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_check_task(p_task jsonb, p_index integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_check_term(p_fleet text, p_term bigint, p_what text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_clock(p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle(p_ids uuid[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_dependants(p_ids uuid[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_new(p_ids uuid[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_task_touched() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_changing() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_costs(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_json(p_worker public.workers) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_report(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO gpu_worker;
