@@ -30,7 +30,7 @@ from orchestrator.adapters.runpod_replies import (
     volume,
 )
 from orchestrator.core.model import Pod, PodSpec
-from orchestrator.ports import BadSpec, NoCapacity, QuotaExceeded, RateLimited, Unavailable
+from orchestrator.ports import BadSpec, NoCapacity, PortError, QuotaExceeded, RateLimited, Unavailable
 
 MAX_ATTEMPTS = 3  # of one request
 RETRY_PAUSE_S = 0.5  # doubles with each attempt
@@ -145,9 +145,11 @@ class RunPodCloud:
 
     async def _call(self, doing: str, request: Callable[[], Result], *, only_rate_limit: bool = False) -> Result:
         """Make a request under the deadline, again after a 429 and, unless told otherwise, after an unclear answer."""
+        answered: PortError | None = None  # what the last attempt came to, while none is under way
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 for attempt in range(1, MAX_ATTEMPTS + 1):
+                    answered = None
                     try:
                         async with self._slots:
                             return await self._in_thread(request)
@@ -158,8 +160,11 @@ class RunPodCloud:
                         )
                         if not again or attempt == MAX_ATTEMPTS:
                             raise meant from error
+                        answered = meant
                     await asyncio.sleep(_pause_s(doing, attempt))
         except TimeoutError as error:
+            if answered is not None:  # time ran out between two attempts: nothing is in doubt
+                raise answered from error
             raise Unavailable(f"{doing}: no answer within {self._call_timeout_s} s") from error
         raise AssertionError("the last attempt returns or raises")
 
@@ -188,7 +193,7 @@ def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], A
     return lambda: run_rest_request("GET", path, api_key=api_key, params=parameters)
 
 
-def _meaning(error: Exception, doing: str) -> Exception:
+def _meaning(error: Exception, doing: str) -> PortError:
     # create_pod raises ValueError for arguments that REST v2 cannot express; an unreadable body is also a ValueError.
     if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
         return BadSpec(f"{doing}: {error}")

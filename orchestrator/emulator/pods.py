@@ -20,7 +20,6 @@ Kill = Literal["vanish", "exit", "freeze"]
 # Shares of the boot time, from the create call on; what is left is sshd's start.
 ASSIGNED_AT, RUNNING_AT, DETAILS_AT = 0.3, 0.8, 0.9
 WATCHDOG_RESTART_S = 0.2
-WATCHDOG_STOP_S = 20
 PARENT_LINES = ("LANG", "LC_ALL")  # taken from the emulator's own environment when set
 SSH_FAULTS = {
     "ssh_refused": Mode.REFUSED,
@@ -78,9 +77,8 @@ class PodHost:
             try:
                 await process.wait()
             except asyncio.CancelledError:
-                if process.stdin is not None:
-                    process.stdin.close()
-                await asyncio.wait_for(process.wait(), WATCHDOG_STOP_S)
+                process.kill()  # we have killed every pod ourselves
+                await process.wait()
                 raise
             await asyncio.sleep(WATCHDOG_RESTART_S)
 
@@ -181,6 +179,9 @@ class PodHost:
     async def kill(self, pod: PodRecord, how: Kill) -> None:
         """Lose the pod with its host, end its container, or stop it dead while it still looks alive."""
         if how == "freeze":
+            booting = self._tasks.pop(pod.id, None)
+            if booting is not None:
+                booting.cancel()
             sshd = self._sshds.get(pod.id)
             if sshd is not None:
                 sshd.freeze()

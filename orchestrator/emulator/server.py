@@ -1,13 +1,12 @@
 """The emulator: the API, the control API and the pods in one process, on loopback."""
 
 import asyncio
-import contextlib
 import fcntl
 import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
+from uvicorn.server import ServerState
 
 from orchestrator.emulator import control
 from orchestrator.emulator.api import Core
@@ -28,25 +28,8 @@ from orchestrator.emulator.replies import cuttable, problem
 from orchestrator.emulator.world import World
 
 HOST = "127.0.0.1"
-STARTUP_TIMEOUT_S = 10
 ACCOUNT_POLL_S = 1.0
-SHUTDOWN_TIMEOUT_S = 2  # for answers under way; one that hangs is dropped
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, saying when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
+BACKLOG = 512
 
 
 class Emulator:
@@ -71,9 +54,9 @@ class Emulator:
         world = World(self.state_dir, seed=seed)
         self.core = Core(world, FaultTable(seed), PodHost(world, boot_s), self.api_key)
         self._lock = -1
-        self._serving: asyncio.Task[None] | None = None
         self._account: asyncio.Task[None] | None = None
-        self._server: _Server | None = None
+        self._server: asyncio.Server | None = None
+        self._state = ServerState()
 
     @property
     def url(self) -> str:
@@ -94,22 +77,20 @@ class Emulator:
             os.close(self._lock)
             message = f"another emulator uses {self.state_dir}; give it a state directory of its own"
             raise RuntimeError(message) from error
-        await self.core.host.open()
-        listening = socket.create_server((HOST, self._port))
+        try:
+            listening = socket.create_server((HOST, self._port))
+        except OSError:
+            os.close(self._lock)
+            raise
         self._port = listening.getsockname()[1]
-        config = uvicorn.Config(
-            _application(self.core),
-            http=cuttable(self.core.transports),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        await self.core.host.open()
+        config = uvicorn.Config(_application(self.core), ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        # uvicorn's protocol without its Server: that one owns the process's signals and takes 0.2 s to stop.
+        protocol = cuttable(self.core.transports)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: protocol(config, self._state, {}), sock=listening, backlog=BACKLOG
         )
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
-        async with asyncio.timeout(STARTUP_TIMEOUT_S):
-            await self._server.listening.wait()
         self._account = asyncio.create_task(self._watch_account())
         return self
 
@@ -120,11 +101,14 @@ class Emulator:
         for task in (self._account, *self.core.endings):
             if task is not None:
                 task.cancel()
-        if self._server is not None and self._serving is not None:
-            for transport in list(self.core.transports.values()):
-                transport.abort()
-            self._server.should_exit = True
-            await self._serving
+        if self._server is not None:
+            self._server.close()
+        for transport in list(self.core.transports.values()):
+            transport.abort()
+        answering = list(self._state.tasks)
+        for answer in answering:
+            answer.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
         await self.core.host.close()
         os.close(self._lock)
 

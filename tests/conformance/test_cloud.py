@@ -276,6 +276,15 @@ async def test_a_spec_the_api_refuses_is_a_bad_spec(cloud: RunPodCloud) -> None:
             await cloud.create_pod(spec(**changes))
 
 
+async def test_a_create_whose_time_runs_out_between_tries_is_still_only_rate_limited(
+    api: Api, hasty: RunPodCloud
+) -> None:
+    """Nothing was created, so nothing needs looking for."""
+    await inject(api, "rate_limited", operation="create")
+    with pytest.raises(ports.RateLimited):
+        await hasty.create_pod(spec())
+
+
 async def test_a_rate_limited_create_is_tried_again(api: Api, cloud: RunPodCloud) -> None:
     """The only refusal of a POST after which it is."""
     await inject(api, "rate_limited", operation="create", times=1)
@@ -283,17 +292,25 @@ async def test_a_rate_limited_create_is_tried_again(api: Api, cloud: RunPodCloud
     assert len(await cloud.list_pods()) == 1
 
 
-@pytest.mark.parametrize("kind", ["commit_then_500", "commit_then_502", "commit_then_cut", "commit_then_hang"])
+@pytest.mark.parametrize("kind", ["commit_then_500", "commit_then_502", "commit_then_cut"])
 async def test_a_lost_reply_is_unavailable_and_the_pod_is_found_by_name(
-    api: Api, hasty: RunPodCloud, kind: str
+    api: Api, cloud: RunPodCloud, kind: str
 ) -> None:
-    """The create is not repeated: exactly one pod exists, and bills."""
+    """The create is not repeated, though there is time: exactly one pod exists, and bills."""
     await inject(api, kind)
     before = calls(api, "POST /v2/pods")
     with pytest.raises(ports.Unavailable):
+        await cloud.create_pod(spec())
+    assert [pod.worker_id for pod in await cloud.list_pods()] == ["gpu-1"]
+    assert calls(api, "POST /v2/pods") - before == 1
+
+
+async def test_a_reply_that_never_comes_is_lost_too(api: Api, hasty: RunPodCloud) -> None:
+    """The call is given up at its deadline; its pod exists."""
+    await inject(api, "commit_then_hang")
+    with pytest.raises(ports.Unavailable, match="within"):
         await hasty.create_pod(spec())
     assert [pod.worker_id for pod in await hasty.list_pods()] == ["gpu-1"]
-    assert calls(api, "POST /v2/pods") - before == 1
 
 
 async def test_a_request_that_never_arrived_is_unavailable_too(api: Api, hasty: RunPodCloud) -> None:

@@ -198,7 +198,7 @@ async def test_a_frozen_pod_looks_alive_and_does_nothing(api: Api) -> None:
     ticks = api.emulator.state_dir / "pods" / pod["id"] / "home" / "ticks"
 
     async def ticking() -> bool:
-        return ticks.exists() and ticks.stat().st_size > 0
+        return bool(ticks.exists() and ticks.stat().st_size)
 
     await until(ticking, "the process ticks")
     await api.emulator.control("POST", f"/pods/{pod['id']}/kill", {"how": "freeze"})
