@@ -1,5 +1,5 @@
--- What the migrations make, as pg_dump shows it: for reading and for review. A test compares it with a migrated
--- database; it is not applied by anything. Written by: python -m tests.conformance.schema_dump
+-- What the migrations make, as pg_dump shows it: for reading and review, applied by nothing.
+-- A test compares it with a migrated database. Written by: python -m tests.conformance.schema_dump
 
 CREATE SCHEMA public;
 
@@ -1197,8 +1197,8 @@ declare
     v_workers text[];
 begin
     select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status <> b.status),
-           array_agg(a.id) filter (where a.status = 'Queued' and a.depends_on <> '{}'
-                                     and (b.status <> 'Queued' or a.depends_on <> b.depends_on)),
+           array_agg(a.id) filter (where a.status = 'Queued'
+                                     and (a.depends_on <> b.depends_on or b.status <> 'Queued' and a.depends_on <> '{}')),
            array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
                                                 and (b.status <> 'Queued' or b.blocked
                                                      or b.run_after > coalesce(a.run_after, '-infinity'))),
