@@ -5,14 +5,16 @@ thinks about it. A worker or pod with an action under way is `in_flight`, and th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 import structlog
 
+from orchestrator.catalog import Catalog
 from orchestrator.core import actions as act
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core import budget
+from orchestrator.core.model import Intended, Policy, Snapshot, Worker
 from orchestrator.core.states import FAILURES, RUNGS, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, Store, Unavailable
 from orchestrator.renting import Renter
@@ -42,6 +44,7 @@ class Executor:
         climb: Callable[[int, Worker], Awaitable[None]],
         finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
         hang_up: Callable[[str], Awaitable[None]],
+        catalog: Catalog,
         policy: Policy,
         terms: Terms,
         wake: Callable[[], None],
@@ -50,8 +53,9 @@ class Executor:
         self._climb_up, self._finish_logs, self._hang_up, self._wake = climb, finish_logs, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._renter = Renter(store, cloud, policy)
+        self._renter = Renter(store, cloud, policy, catalog)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._intended: dict[str, Intended] = {}
         self._climbs: dict[str, asyncio.Task[None]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
 
@@ -59,6 +63,11 @@ class Executor:
     def in_flight(self) -> frozenset[str]:
         """Worker and pod ids on which an action is under way."""
         return frozenset(self._running)
+
+    @property
+    def intended(self) -> Mapping[str, Intended]:
+        """Workers whose rows are about to be written: they are on their way, although no snapshot may show them yet."""
+        return dict(self._intended)
 
     @property
     def climbing(self) -> frozenset[str]:
@@ -74,6 +83,8 @@ class Executor:
             else:
                 key = action.pod_id if isinstance(action, act.Reap) else getattr(action, "worker_id", "rescue")
                 worker = workers.get(key)
+                if isinstance(action, act.Spawn):
+                    self._intended[key] = Intended(action.pool, action.offer.key)
                 self._begin(self._running, key, action, self._gated(term, action, worker))
 
     def stop_climbing(self) -> None:
@@ -98,7 +109,12 @@ class Executor:
             return
         task = asyncio.create_task(self._recorded(action, work), name=f"{type(action).__name__}:{key}")
         table[key] = task
-        task.add_done_callback(lambda _: (table.pop(key, None), self._wake()))
+        task.add_done_callback(lambda _: self._end(table, key))
+
+    def _end(self, table: dict[str, asyncio.Task[None]], key: str) -> None:
+        table.pop(key, None)
+        self._intended.pop(key, None)
+        self._wake()
 
     async def _gated(self, term: int, action: act.Action, worker: Worker | None) -> None:
         async with self._gate:
@@ -123,7 +139,8 @@ class Executor:
             case act.Spawn():
                 await self._spawn(term, action)
             case act.Create():
-                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+                pool = self._pools[action.pool]
+                await self._renter.rent(term, action.worker_id, pool, action.offer, action.usd_per_hour)
             case act.Adopt():
                 await self._adopt(term, action)
             case act.Wait():
@@ -155,24 +172,26 @@ class Executor:
                 assert_never(action)
 
     async def _spawn(self, term: int, action: act.Spawn) -> None:
-        intent = {
+        pool = self._pools[action.pool]
+        intent: dict[str, Any] = {
             "id": action.worker_id,
             "pool": action.pool,
             "gpu_type": action.offer.gpu_type,
-            "gpu_count": self._pools[action.pool].gpu_count,
+            "gpu_count": pool.gpu_count,
             "data_center": action.offer.data_center,
-            "reserved_usd": 0,
+            "release": self._policy.release(pool),
             "heartbeat_s": self._terms.heartbeat_s,
             "lease_s": self._terms.lease_s,
             "own_program": self._terms.own_program,
             "deadline_s": RUNGS[Stage.INTENT].deadline_s,
             "actor": "orchestrator",
             "reason": action.reason,
-            "metadata": {},
-        }
+            "metadata": {"offer": action.offer.key},
+        } | budget.reservation(action.usd_per_hour, self._policy)
         if await self._store.spawn(term, intent):
             log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
-        await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+        self._intended.pop(action.worker_id, None)
+        await self._renter.rent(term, action.worker_id, pool, action.offer, action.usd_per_hour)
 
     async def _adopt(self, term: int, action: act.Adopt) -> None:
         rung = RUNGS[Stage.POD_RUNNING]

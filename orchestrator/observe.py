@@ -6,11 +6,13 @@ new ones. When the provider gives no list, the snapshot says so; when the databa
 """
 
 import asyncio
+from collections.abc import Mapping
 from datetime import datetime
 
 import structlog
 
-from orchestrator.core.model import Pod, Snapshot
+from orchestrator.catalog import Catalog
+from orchestrator.core.model import Intended, Pod, Snapshot
 from orchestrator.core.presence import Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
@@ -21,8 +23,8 @@ log = structlog.get_logger()
 class Observer:
     """The memory between observations."""
 
-    def __init__(self, store: Store, cloud: Cloud, fleet_id: str) -> None:
-        self._store, self._cloud, self._fleet_id = store, cloud, fleet_id
+    def __init__(self, store: Store, cloud: Cloud, fleet_id: str, catalog: Catalog) -> None:
+        self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
@@ -35,8 +37,10 @@ class Observer:
         self._presence = Presence()
         self._listed_at_s = -1e9
 
-    async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
-        """What is now. Raises a port error when the database does not answer."""
+    async def observe(
+        self, in_flight: frozenset[str], climbing: frozenset[str], intended: Mapping[str, Intended]
+    ) -> Snapshot:
+        """What is now, with what this process has under way. Raises a port error when the database does not answer."""
         fresh = await self._list()
         try:
             half = await self._store.snapshot()
@@ -60,6 +64,13 @@ class Observer:
             climbing=climbing,
             last_spawn_at=half.last_spawn_at,
             paused=half.paused,
+            ended=half.ended,
+            proven=half.proven,
+            spent=half.spent,
+            avoid=half.avoid,
+            intended=intended,
+            prices=self._catalog.prices,
+            volumes=self._catalog.volumes,
         )
 
     async def _list(self) -> bool:

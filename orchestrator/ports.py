@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from orchestrator.core.model import Demand, OfferState, Pod, PodSpec, Worker
+from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Pod, PodSpec, Spent, TaskType, Worker
 from orchestrator.core.states import FailureCode, Stage, State
 
 
@@ -88,7 +88,11 @@ class DatabaseHalf:
     expired_leases: int
     offers: Mapping[str, OfferState]
     last_spawn_at: Mapping[str, datetime]
-    paused: str | None
+    paused: Mapping[str, Pause]
+    ended: tuple[EndedClimb, ...]
+    proven: frozenset[str]
+    spent: Spent
+    avoid: Mapping[str, datetime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class Store(Protocol):
     async def resign(self, holder: str, term: int) -> None: ...
     async def snapshot(self) -> DatabaseHalf: ...
     async def spawn(self, term: int, worker: Mapping[str, Any]) -> bool:
-        """Insert an intent; False if the id exists already."""
+        """Insert an intent with its reservation; False if the id exists already. OverBudget with the arithmetic."""
         ...
 
     async def move(
@@ -147,13 +151,17 @@ class Store(Protocol):
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...
     async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...
+    async def declare_pools(self, term: int, task_types: Sequence[TaskType]) -> None:
+        """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
+        ...
+
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload; its range can never be given to another object."""
         ...
 
     async def log_shipped(self, term: int, piece: LogRange) -> None: ...
     async def log_pieces(self, worker_id: str) -> Sequence[Mapping[str, Any]]: ...
-    async def log_lost(  # noqa: PLR0917  mirrors the SQL function
+    async def log_lost(
         self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
     ) -> None:
         """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
@@ -202,6 +210,10 @@ class Cloud(Protocol):
 
     async def delete_pod(self, pod_id: str) -> bool:
         """True if deleted by this call, False if the provider did not know it (which proves nothing)."""
+        ...
+
+    async def prices(self) -> Mapping[str, float]:
+        """Dollars an hour of one GPU by "<GPU type>|<cloud>", from the catalogue; Unavailable if it cannot be read."""
         ...
 
     async def volume_id(self, name: str) -> tuple[str, str]:

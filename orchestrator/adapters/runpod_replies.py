@@ -115,6 +115,20 @@ def volume(record: object) -> tuple[str, str, str]:
     return _text(fields, "id"), _text(fields, "name"), _text(fields, "dataCenterId")
 
 
+def prices(reply: object) -> dict[str, float]:
+    """Read the catalogue: "<GPU type>|<cloud>" -> $/h of one GPU, for what has a price."""
+    records = _object(reply, "reply").get("gpus")
+    if not isinstance(records, list):
+        raise Malformed("gpus is not a list")
+    found = {}
+    for record in records:
+        fields = _object(record, "gpu")
+        for cloud, usd in _optional_object(fields, "price").items():
+            if usd is not None:
+                found[f"{_text(fields, 'id')}|{cloud.upper()}"] = _dollars(usd, "price")
+    return found
+
+
 def port_error(error: Exception, doing: str) -> PortError:
     """Say what an SDK error means; never with a header or a key in it."""
     if isinstance(error, AuthenticationError):
@@ -184,10 +198,12 @@ def _port(fields: Mapping[str, Any], name: str) -> int:
 
 def _price(fields: Mapping[str, Any]) -> float | None:
     value = fields.get("cost")
-    if value is None:
-        return None
+    return None if value is None else _dollars(value, "cost")
+
+
+def _dollars(value: object, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise Malformed("cost")
+        raise Malformed(name)
     return float(value)
 
 

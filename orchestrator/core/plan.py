@@ -1,6 +1,7 @@
 """One tick's thinking: the phases, in order. Pure: the same snapshot and policy give the same plan.
 
     lifecycle  what each live worker needs next (adopt, climb, watchdog, drain, flush, delete, bury)
+    budget     who goes because the money is used up
     orphans    pods of this fleet that no live row names
     rescue     tasks whose lease is over
     scaling    how many workers each pool should have; spawns and terminations
@@ -11,7 +12,7 @@ No two phases act on the same worker: a worker that lifecycle ended or scaling d
 
 from collections.abc import Iterable
 
-from orchestrator.core import capacity, lifecycle, orphans, rescue, scaling
+from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
 from orchestrator.core.actions import Action, Plan, Terminate
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.states import State
@@ -23,12 +24,17 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         return Plan(tuple(rescue.plan(snapshot, policy)), ())
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
+    actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
+    market = capacity.Market(snapshot, policy)
     verdicts = []
     for pool in policy.pools:
-        changes, verdict = scaling.plan(pool, snapshot, policy, leaving=_ended(actions))
+        changes, verdict = scaling.plan(pool, snapshot, policy, market, leaving=_ended(actions))
         actions += changes
-        chosen, waits = capacity.plan(pool, snapshot, policy, leaving=_ended(actions), planned=tuple(changes))
+        chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=_ended(actions))
         actions += [*chosen, *waits]
+        verdicts.append(verdict)
+    for changes, verdict in scaling.unserved(snapshot, policy, market, leaving=_ended(actions)):
+        actions += changes
         verdicts.append(verdict)
     return Plan(tuple(actions), tuple(verdicts))
 
@@ -37,6 +43,12 @@ def in_transition(snapshot: Snapshot) -> bool:
     """Whether the next tick should come soon: somebody is coming, going, missing or not ours."""
     moving = any(w.state in (State.SPAWNING, State.TERMINATING) for w in snapshot.workers)
     return moving or snapshot.pods is None or bool(snapshot.absent) or bool(snapshot.orphan_since)
+
+
+def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Action]:
+    """The ends, and what was planned for everybody else: a worker that goes does not climb on meanwhile."""
+    gone = _ended(ends)
+    return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
 
 
 def _ended(actions: Iterable[Action]) -> frozenset[str]:

@@ -141,6 +141,7 @@ class FailureCode(StrEnum):
     SETUP_FAILED = "SETUP_FAILED"  # WORKER_SETUP_COMMAND ended with an error
     NO_PROCESS = "NO_PROCESS"
     NO_HEARTBEAT = "NO_HEARTBEAT"
+    HOST_AVOIDED = "HOST_AVOIDED"  # the pod landed on a machine that failed lately, and was given back
     CONNECTION_LOST = "CONNECTION_LOST"  # the SSH connection broke in the middle of a stage
 
 

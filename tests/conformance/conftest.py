@@ -27,6 +27,9 @@ TABLES = (
     "offers",
     "log_objects",
     "fleet_settings",
+    "releases",
+    "hosts",
+    "task_types",
 )
 
 
