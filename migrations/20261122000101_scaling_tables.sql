@@ -1,5 +1,5 @@
 -- What scaling remembers: how climbs ended and which release they proved, what a worker may still cost, how an offer has
--- answered, which places are avoided, and what is declared of the types of tasks.
+-- answered, and what is declared of the types of tasks.
 
 alter table public.workers
     add column release text,
@@ -48,16 +48,6 @@ create index costs_spent on public.costs (fleet, to_at) include (from_at, usd);
 
 alter table public.offers add column probe_budget int check (probe_budget > 0);
 comment on column public.offers.probe_budget is 'Create calls that may be under way at once: 1 after a refusal, doubled by a success';
-
-create table if not exists public.hosts (
-    fleet text not null,
-    key text not null,  -- machine:<id>, or place:<data centre>|<GPU type>
-    strikes int not null default 0,
-    evidence jsonb not null default '{}',
-    last_failure timestamptz not null,
-    avoid_until timestamptz not null,
-    primary key (fleet, key)
-);
 
 -- What POOLS_FILE says of a type; the leader declares it.
 create table public.task_types (

@@ -209,7 +209,7 @@ end
 $$;
 
 -- The pauses in force: {pool: {reason, until}}; "*" stands for every pool.
-create function public.internal_paused(p_fleet text, p_now timestamptz) returns jsonb
+create function public.internal_pauses(p_fleet text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select coalesce(jsonb_object_agg(coalesce(nullif(substr(s.name, 8), ''), '*'),
                                      jsonb_build_object('reason', s.reason, 'until', s.expires_at)), '{}')
@@ -247,6 +247,6 @@ begin
                expires_at = excluded.expires_at;
     end if;
     perform pg_notify('orchestrator_fleet', '');
-    return jsonb_build_object('paused', public.internal_paused(p_fleet, v_now));
+    return jsonb_build_object('paused', public.internal_pauses(p_fleet, v_now));
 end
 $$;

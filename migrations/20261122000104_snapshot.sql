@@ -5,9 +5,14 @@ create or replace function public.fleet_snapshot(p_fleet text, p_now timestamptz
 language plpgsql volatile security definer set search_path = '' as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_paused jsonb := public.internal_paused(p_fleet, v_now);
+    v_paused jsonb := public.internal_pauses(p_fleet, v_now);
+    v_avoid jsonb := '{}';
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
 begin
+    if to_regclass('public.hosts') is not null then  -- it comes with a later migration
+        select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') into v_avoid
+          from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
+    end if;
     return (
         with running as (
             select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
@@ -72,9 +77,7 @@ begin
                 select jsonb_agg(r.release order by r.release) from public.releases r
                  where r.fleet = p_fleet and r.promoted_at > v_now - interval '30 days'), '[]'),
             'spent', (select to_jsonb(s) from public.internal_spent(p_fleet, null, v_now) s),
-            'avoid', coalesce((
-                select jsonb_object_agg(h.key, h.avoid_until) from public.hosts h
-                 where h.fleet = p_fleet and h.avoid_until > v_now), '{}'),
+            'avoid', v_avoid,
             'paused', v_paused,
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );

@@ -10,7 +10,7 @@ begin
         select p.oid::regprocedure as signature, p.proname as name from pg_catalog.pg_proc p
          where p.pronamespace = 'public'::regnamespace and p.proconfig @> array['search_path=""']
            and p.proname in ('internal_worker_climbed', 'internal_task_routed', 'internal_spent', 'internal_check_budget',
-                             'internal_paused', 'fleet_declare_pools', 'fleet_pause')
+                             'internal_pauses', 'fleet_declare_pools', 'fleet_pause')
     loop
         execute format('revoke all on function %s from public', v_function.signature);
         for v_role in select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated', 'service_role') loop
@@ -20,7 +20,7 @@ begin
             execute format('grant execute on function %s to service_role', v_function.signature);
         end if;
     end loop;
-    foreach v_table in array array['public.releases', 'public.hosts', 'public.task_types']::regclass[] loop
+    foreach v_table in array array['public.releases', 'public.task_types']::regclass[] loop
         execute format('alter table %s enable row level security', v_table);
         execute format('revoke all on %s from public', v_table);
         for v_role in select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated') loop

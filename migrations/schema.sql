@@ -346,7 +346,7 @@ begin
                expires_at = excluded.expires_at;
     end if;
     perform pg_notify('orchestrator_fleet', '');
-    return jsonb_build_object('paused', public.internal_paused(p_fleet, v_now));
+    return jsonb_build_object('paused', public.internal_pauses(p_fleet, v_now));
 end
 $$;
 
@@ -474,9 +474,14 @@ CREATE FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zo
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_paused jsonb := public.internal_paused(p_fleet, v_now);
+    v_paused jsonb := public.internal_pauses(p_fleet, v_now);
+    v_avoid jsonb := '{}';
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
 begin
+    if to_regclass('public.hosts') is not null then  -- it comes with a later migration
+        select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') into v_avoid
+          from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
+    end if;
     return (
         with running as (
             select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
@@ -541,9 +546,7 @@ begin
                 select jsonb_agg(r.release order by r.release) from public.releases r
                  where r.fleet = p_fleet and r.promoted_at > v_now - interval '30 days'), '[]'),
             'spent', (select to_jsonb(s) from public.internal_spent(p_fleet, null, v_now) s),
-            'avoid', coalesce((
-                select jsonb_object_agg(h.key, h.avoid_until) from public.hosts h
-                 where h.fleet = p_fleet and h.avoid_until > v_now), '{}'),
+            'avoid', v_avoid,
             'paused', v_paused,
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );
@@ -1040,7 +1043,7 @@ CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
     select coalesce(nullif(current_setting('orchestrator.now', true), '')::timestamptz, clock_timestamp())
 $$;
 
-CREATE FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -1931,15 +1934,6 @@ CREATE TABLE public.fleet_settings (
     expires_at timestamp with time zone
 );
 
-CREATE TABLE public.hosts (
-    fleet text NOT NULL,
-    key text NOT NULL,
-    strikes integer DEFAULT 0 NOT NULL,
-    evidence jsonb DEFAULT '{}'::jsonb NOT NULL,
-    last_failure timestamp with time zone NOT NULL,
-    avoid_until timestamp with time zone NOT NULL
-);
-
 CREATE TABLE public.log_objects (
     worker_id text NOT NULL,
     boot_id text NOT NULL,
@@ -2135,9 +2129,6 @@ ALTER TABLE ONLY public.fleet_lease
 ALTER TABLE ONLY public.fleet_settings
     ADD CONSTRAINT fleet_settings_pkey PRIMARY KEY (fleet, name);
 
-ALTER TABLE ONLY public.hosts
-    ADD CONSTRAINT hosts_pkey PRIMARY KEY (fleet, key);
-
 ALTER TABLE ONLY public.log_objects
     ADD CONSTRAINT log_objects_pkey PRIMARY KEY (worker_id, boot_id, stream, seq);
 
@@ -2231,8 +2222,6 @@ ALTER TABLE public.decisions ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.fleet_lease ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.fleet_settings ENABLE ROW LEVEL SECURITY;
-
-ALTER TABLE public.hosts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.log_objects ENABLE ROW LEVEL SECURITY;
 
@@ -2334,7 +2323,7 @@ REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) FROM PUBLIC;
 

@@ -203,8 +203,7 @@ class Daemon:
         if self._declared != term:
             await self._store.declare_pools(term, self._policy.task_types)
             self._declared = term
-        executor = self._executor
-        snapshot = await self._observer.observe(executor.in_flight, executor.climbing, executor.intended)
+        snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
         self._moving = in_transition(snapshot)
         self._fleet = snapshot.workers
         if snapshot.pods is not None:
@@ -216,7 +215,7 @@ class Daemon:
         for verdict in made.verdicts:
             await self._record(term, verdict, made)
         if not self._stopping:
-            self._executor.start(term, snapshot, made.actions)
+            await self._executor.start(term, snapshot, made.actions)
         self._say(snapshot, made)
         return made
 

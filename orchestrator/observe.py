@@ -6,13 +6,12 @@ new ones. When the provider gives no list, the snapshot says so; when the databa
 """
 
 import asyncio
-from collections.abc import Mapping
 from datetime import datetime
 
 import structlog
 
 from orchestrator.catalog import Catalog
-from orchestrator.core.model import Intended, Pod, Snapshot
+from orchestrator.core.model import Pod, Snapshot
 from orchestrator.core.presence import Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
@@ -37,10 +36,8 @@ class Observer:
         self._presence = Presence()
         self._listed_at_s = -1e9
 
-    async def observe(
-        self, in_flight: frozenset[str], climbing: frozenset[str], intended: Mapping[str, Intended]
-    ) -> Snapshot:
-        """What is now, with what this process has under way. Raises a port error when the database does not answer."""
+    async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
+        """What is now. Raises a port error when the database does not answer."""
         fresh = await self._list()
         try:
             half = await self._store.snapshot()
@@ -68,7 +65,6 @@ class Observer:
             proven=half.proven,
             spent=half.spent,
             avoid=half.avoid,
-            intended=intended,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
         )

@@ -142,7 +142,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         catalog = Catalog(cloud, policy)
         try:
             await catalog.refresh()
-            seen = await Observer(store, cloud, settings.fleet_id, catalog).observe(frozenset(), frozenset(), {})
+            seen = await Observer(store, cloud, settings.fleet_id, catalog).observe(frozenset(), frozenset())
         finally:
             await cloud.close()
     return seen, plan(seen, policy)

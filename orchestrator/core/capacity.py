@@ -26,14 +26,8 @@ class Market:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
         self.purse = Purse(snapshot, policy)
-        rows = {worker.id: worker for worker in snapshot.workers}
-        asking = (w for w in rows.values() if w.state is State.SPAWNING and w.stage is Stage.POD_CREATED)
+        asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _is_asking(w, snapshot))
         self._asked = Counter(str(worker.metadata.get("offer")) for worker in asking)
-        self._asked.update(
-            intended.offer
-            for worker_id, intended in snapshot.intended.items()
-            if worker_id not in rows or rows[worker_id].stage is Stage.INTENT
-        )
 
     def choose(self, pool: Pool, own: Worker | None = None) -> Offer | None:
         """The offer to ask for next, counted as asked; None while none can be."""
@@ -124,6 +118,11 @@ def plan(
             until_s = (until - snapshot.now).total_seconds() if until else retry_s
             waits.append(Wait(worker.id, State.SPAWNING, waiting_on, why, until_s))
     return creates, waits
+
+
+def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:
+    """Whether a create call for it is, or is just about to be, under way."""
+    return worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)
 
 
 def _place(offer: Offer) -> str:

@@ -246,14 +246,6 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Intended:
-    """A spawn whose row is being written."""
-
-    pool: str
-    offer: str  # key
-
-
-@dataclass(frozen=True, slots=True)
 class Volume:
     """What the provider says of a network volume, asked for by name."""
 
@@ -282,7 +274,6 @@ class Snapshot:
     proven: frozenset[str] = frozenset()  # releases that were promoted in the last 30 days
     spent: Spent = Spent(0, 0, 0)
     avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when
-    intended: Mapping[str, Intended] = field(default_factory=dict)  # worker id -> a spawn that is under way
     prices: Mapping[str, float] = field(default_factory=dict)  # "<GPU>|<cloud>" -> $/h of one GPU; only with a budget
     volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; what was not asked yet is missing
 

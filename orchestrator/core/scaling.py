@@ -45,8 +45,6 @@ def plan(
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
     ready = [w for w in here if w.state in READY]
     spawning = [w for w in here if w.state is State.SPAWNING]
-    rows = {worker.id for worker in snapshot.workers}
-    coming = len(spawning) + sum(i.pool == pool.name and name not in rows for name, i in snapshot.intended.items())
     busy = sum(1 for w in ready if w.tasks_running)
     going = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
     running = max(0, demand.running - sum(w.tasks_running for w in going))
@@ -62,10 +60,10 @@ def plan(
     pause = snapshot.pause_of(pool.name)
     if pause and demand.blocked.get("paused"):
         held.note(f"{demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
-    missing = target - len(ready) - coming
+    missing = target - len(ready) - len(spawning)
     actions: list[Action] = []
     if missing > 0:
-        actions += _spawns(pool, snapshot, policy, market, missing, coming, held)
+        actions += _spawns(pool, snapshot, policy, market, missing, len(spawning), held)
     elif missing < 0:
         actions += _terminations(pool, snapshot, policy, ready, spawning, target)
     inputs: dict[str, object] = {
@@ -74,7 +72,7 @@ def plan(
         "blocked": dict(sorted(demand.blocked.items())),
         "ready": len(ready),
         "busy": busy,
-        "spawning": coming,
+        "spawning": len(spawning),
         "terminating": len(going),
     }
     return actions, Verdict(pool.name, rule, target, inputs, tuple(held.why), held.retry_at)

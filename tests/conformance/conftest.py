@@ -28,7 +28,6 @@ TABLES = (
     "log_objects",
     "fleet_settings",
     "releases",
-    "hosts",
     "task_types",
 )
 

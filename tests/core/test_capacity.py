@@ -49,10 +49,11 @@ def test_each_success_doubles_how_many_may_ask_at_once(budget: int | None, creat
 
 
 def test_calls_that_are_under_way_use_up_the_probe_budget() -> None:
-    """Those at pod_created, and those whose row is only being written."""
+    """Those at pod_created, and intents whose call is about to be made."""
     asking = spawning("gpu-1", Stage.POD_CREATED, metadata={"offer": A40.key})
-    thawing = {A40.key: cooling(A40, -1, probe_budget=2)}
-    seen = snapshot(asking, claimable=12, offers=thawing)
+    about_to = spawning("gpu-2", Stage.INTENT, metadata={"offer": A40.key})
+    thawing = {A40.key: cooling(A40, -1, probe_budget=3)}
+    seen = snapshot(asking, about_to, claimable=12, offers=thawing, in_flight=frozenset({"gpu-2"}))
     assert len(spawned(plan(seen, policy(pool={"offers": (A40,)})))) == 1
 
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
-from orchestrator.core.model import Demand, Intended, Pause, Snapshot
+from orchestrator.core.model import Demand, Pause, Snapshot
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.states import ExitCause, State
 from tests.core.build import A40, L4, NOW, ago, busy, idle, policy, pool, snapshot, spawning, terminating
 
 
@@ -179,14 +179,6 @@ def test_hysteresis_does_not_hold_up_the_idle_timeout() -> None:
     """It is there against flapping, and an idle timeout is no flap."""
     seen = snapshot(idle("gpu-1", 700), busy("gpu-2"), running=1, last_spawn_at={"default": ago(10)})
     assert ended(plan(seen, policy())) == ["gpu-1"]
-
-
-def test_a_spawn_whose_row_is_being_written_counts_once() -> None:
-    """Neither before the row shows nor after."""
-    under_way = {"gpu-1": Intended("default", A40.key), "gpu-9": Intended("other", A40.key)}
-    assert len(spawned(plan(snapshot(claimable=6, intended=under_way), policy()))) == 1
-    seen = snapshot(spawning("gpu-1", Stage.INTENT), claimable=6, intended=under_way)
-    assert len(spawned(plan(seen, policy()))) == 1
 
 
 def test_each_pool_answers_for_its_own_tasks() -> None:
