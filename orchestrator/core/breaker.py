@@ -16,8 +16,7 @@ from datetime import datetime, timedelta
 from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapshot
 from orchestrator.core.states import FAILURES, FailureCode
 
-PACE_S = 10.0  # between two spawns after a failure
-CANARY_GAP_S = 30.0  # between a failure and the next canary
+PACE_S = 10.0  # between two spawns after a failure, and between a failed canary and the next
 HALT_S = 30.0  # after a refusal that somebody must mend; doubles
 HALT_MAX_S = 600.0
 OF_THE_ACCOUNT = frozenset({FailureCode.QUOTA, FailureCode.BALANCE, FailureCode.API_AUTH})  # hold for every pool
@@ -43,7 +42,7 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     if halt:
         return halt if halt.limit == 0 else Brake(canary, halt.why, None)
     if opened := _open(tried, policy):
-        next_at = tried[-1].at + timedelta(seconds=CANARY_GAP_S)
+        next_at = tried[-1].at + timedelta(seconds=PACE_S)
         if not spawning and next_at > snapshot.now:
             return Brake(0, f"{opened}, next canary {next_at:%H:%M:%S}", next_at)
         return Brake(canary, f"{opened}, one canary at a time", None)

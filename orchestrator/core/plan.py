@@ -11,10 +11,11 @@ No two phases act on the same worker: a worker that lifecycle ended or scaling d
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
 from orchestrator.core.actions import Action, Plan, Terminate
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import State
 
 
@@ -25,6 +26,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
+    snapshot = _with_ends(snapshot, actions)
     market = capacity.Market(snapshot, policy)
     verdicts = []
     for pool in policy.pools:
@@ -49,6 +51,17 @@ def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Actio
     """The ends, and what was planned for everybody else: a worker that goes does not climb on meanwhile."""
     gone = _ended(ends)
     return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
+
+
+def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
+    """The snapshot with the climbs that this tick ends among the ended ones: they are not replaced unjudged."""
+    rows = {worker.id: worker for worker in snapshot.workers}
+    ends = [
+        EndedClimb(a.worker_id, rows[a.worker_id].pool, snapshot.now, False, a.cause, a.code, rows[a.worker_id].release)
+        for a in actions
+        if isinstance(a, Terminate) and a.from_state is State.SPAWNING
+    ]
+    return replace(snapshot, ended=(*snapshot.ended, *ends))
 
 
 def _ended(actions: Iterable[Action]) -> frozenset[str]:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from orchestrator.core.actions import Spawn
-from orchestrator.core.model import EndedClimb, OfferState, Snapshot
+from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.states import ExitCause
-from tests.core.build import A40, ago, climbed, policy, snapshot, spawning
+from tests.core.build import A40, ago, climbed, pod_of, policy, snapshot, spawning
 
 
 def wanting(*ended: EndedClimb, on_their_way: int = 0, **changes: Any) -> Snapshot:
@@ -50,11 +50,11 @@ def test_an_open_breaker_has_one_canary(on_their_way: int, count: int) -> None:
 
 def test_an_open_breaker_says_so() -> None:
     """With the numbers it opened by, and when the next canary may go."""
-    made = plan(wanting(*failures(5, newest_s=10)), policy())
+    made = plan(wanting(*failures(5, newest_s=4)), policy())
     assert made.verdicts[0].blocked == (
-        "4 spawn(s): breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), next canary 12:00:20",
+        "4 spawn(s): breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), next canary 12:00:06",
     )
-    assert made.verdicts[0].retry_at == ago(-20)
+    assert made.verdicts[0].retry_at == ago(-6)
 
 
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
@@ -129,6 +129,17 @@ def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
 def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest_s: float, count: int) -> None:
     """Longer with each refusal in a row, up to ten minutes; then one tries."""
     assert spawns(wanting(*(climbed(newest_s + n, code=code) for n in range(refusals)))) == count
+
+
+def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
+    """Otherwise everybody would be replaced once before anybody is judged."""
+    dead = tuple(spawning(f"gpu-{n}") for n in range(4))
+    pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
+    made = plan(
+        snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_climbs=4)
+    )
+    assert not [a for a in made.actions if isinstance(a, Spawn)]
+    assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in made.verdicts[0].blocked[0]
 
 
 def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_own() -> None:
