@@ -74,12 +74,16 @@ class PoolEntry(BaseModel):
     def pool(self, name: str, base: Pool) -> Pool:
         """The base pool with what is said here."""
         said = {SAME_NAME[key]: value for key, value in self if key in SAME_NAME and value is not None}
+        return replace(base, name=name, offers=self._offers(base), **said)
+
+    def _offers(self, base: Pool) -> tuple[Offer, ...]:
+        if self.gpu_types is None and self.data_centers is None and self.cloud is None:
+            return base.offers
         types = self.gpu_types or tuple(dict.fromkeys(offer.gpu_type for offer in base.offers))
         known = tuple(dict.fromkeys(offer.data_center for offer in base.offers))
         centers = known if self.data_centers is None else self.data_centers or (None,)
         cloud = self.cloud or base.offers[0].cloud
-        offers = tuple(Offer(gpu, center, cloud) for gpu in types for center in centers)
-        return replace(base, name=name, offers=offers, **said)
+        return tuple(Offer(gpu, center, cloud) for gpu in types for center in centers)
 
 
 class TypeEntry(BaseModel):
