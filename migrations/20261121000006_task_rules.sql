@@ -101,8 +101,8 @@ declare
     v_workers text[];
 begin
     select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status <> b.status),
-           array_agg(a.id) filter (where a.status = 'Queued' and a.depends_on <> '{}'
-                                     and (b.status <> 'Queued' or a.depends_on <> b.depends_on)),
+           array_agg(a.id) filter (where a.status = 'Queued'
+                                     and (a.depends_on <> b.depends_on or b.status <> 'Queued' and a.depends_on <> '{}')),
            array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
                                                 and (b.status <> 'Queued' or b.blocked
                                                      or b.run_after > coalesce(a.run_after, '-infinity'))),

@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
 
 
 def _exit_code(commands: Commands, argv: list[str], prog_name: str | None, output: "Output") -> int:
-    from orchestrator.diagnostics.errors import Failure, from_port_error
+    from orchestrator.diagnostics.errors import Failure, Failures, from_port_error
     from orchestrator.ports import PortError
 
     try:
@@ -119,6 +119,8 @@ def _exit_code(commands: Commands, argv: list[str], prog_name: str | None, outpu
         return INTERRUPTED
     except Failure as failure:
         return output.fail(failure)
+    except Failures as several:
+        return output.fail(*several.failures)
     except PortError as error:
         return output.fail(from_port_error(error))
     return code if isinstance(code, int) else 0

@@ -14,7 +14,7 @@ from orchestrator import cli_tables
 from orchestrator.cli_render import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli_workers import busy_share, flags, is_live, public, totals
-from orchestrator.core.states import Stage
+from orchestrator.core.states import READY, Stage
 from orchestrator.ports import PortError, Unavailable
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def status(output: Output, worker: str) -> None:
     output.show(cli_tables.facts(_facts(row, provider, found, now)))
     climbed = cli_tables.table("stage", "took", "tries")
     for name, seconds, tries in _stages(found, now):
-        climbed.add_row(name, span(seconds), str(tries))
+        climbed.add_row(name, span(seconds), str(tries or "–"))
     if climbed.row_count:
         output.show("", climbed)
 
@@ -135,12 +135,13 @@ def _facts(
     shown["stage"] = f"{row.get('stage') or '–'}  {span(ago(row.get('stage_since'), now))}"
     if is_live(row):
         waited = ": ".join(str(row[name]) for name in ("waiting_on", "waiting_for") if row.get(name))
-        shown["waiting on"] = f"{waited or '–'}  deadline {relative(row.get('deadline_at'), now)}"
+        deadline = "" if row["status"] in READY else f"  deadline {relative(row.get('deadline_at'), now)}"
+        shown["waiting on"] = f"{waited or '–'}{deadline}"
     if found_flags := flags(row, now):
         shown["look at"] = Text("; ".join(found_flags), style="bold red")
     where = f" in {row['data_center']}" if row.get("data_center") else ""
     shown["GPU"] = f"{gpu_name(row.get('gpu_type') or row.get('instance_type'), row.get('gpu_count'))}{where}, {price}"
-    shown["pod"] = f"{row.get('pod_id') or '–'}  RunPod: {provider['status'] or 'unknown, ' + provider['why']}"
+    shown["pod"] = f"{row.get('pod_id') or '–'}  RunPod: {provider['status'] or provider['why']}"
     shown["ip"] = row.get("ssh_host") or "–"
     shown["ssh"] = f"SSH: {row['ssh_host']}:{row['ssh_port']}" if row.get("ssh_host") else "SSH: no details yet"
     shown["created"] = f"{clock(row['created_at'])}  ({relative(row['created_at'], now)})"
@@ -157,7 +158,7 @@ def _cost(row: Mapping[str, Any]) -> str:
     by_kind = {kind: float(amount) for kind, amount in (row.get("cost_by_kind") or {}).items() if float(amount)}
     parts = ", ".join(f"{kind} {usd(amount)}" for kind, amount in sorted(by_kind.items()))
     share = busy_share(row)
-    return usd(row.get("cost_usd") or 0) + (f"  busy {share:.0%}  ({parts})" if share is not None else "")
+    return usd(row.get("cost_usd") or 0) + (f"  busy share {share:.0%}  ({parts})" if share is not None else "")
 
 
 def _last_failure(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -175,7 +176,7 @@ def _last_failure(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     broken = [t for t in found.get("tasks", ()) if t.get("failure_code")]
     if broken:
         last = max(broken, key=lambda t: str(t["started_at"]))
-        said.append(f"task {last.get('task_id')}: {last['failure_code']}")
+        said.append(f"task {last.get('task_id')}: {last['failure_code']} {one_line(last.get('message') or '', 120)}")
     return "; ".join(said) or "none"
 
 

@@ -51,7 +51,7 @@ async def logs(output: Output, worker: str, follow: bool, stream: str | None, li
     async with opened_store() as store:
         found = await find_worker(store, worker)
         reader = _Reader(store, wiring.open_blobs(settings), found["worker"]["id"], streams, output)
-        await reader.tail(lines)
+        await reader.tail(lines, whole=not follow)
         if not follow:
             reader.closing_words(found["worker"])
         while follow:
@@ -76,14 +76,15 @@ class _Reader:
         self._half: dict[str, bytes] = defaultdict(bytes)  # the line at the end of a piece, until its rest comes
         self._pieces: list[Piece] = []
 
-    async def tail(self, lines: int) -> None:
-        """The last so many lines of each stream; 0: everything."""
+    async def tail(self, lines: int, *, whole: bool) -> None:
+        """The last so many lines of each stream; 0: everything. `whole`: also a last line that has no end yet."""
         self._pieces = await self._ledger()
         for stream in self._streams:
             pieces = _readable([piece for piece in self._pieces if piece["stream"] == stream])
             self._shown |= {_key(piece) for piece in pieces}
             await (self._last(stream, pieces, lines) if lines else self._all(pieces))
-            self._flush(stream)
+            if whole:
+                self._flush(stream)
 
     async def more(self) -> bool:
         """What was shipped since; False when no more can come."""
@@ -138,9 +139,9 @@ class _Reader:
                 kept.append(content)
         text = b"".join(reversed(kept))
         ends_open = not text.endswith(b"\n")
+        self._print(stream, b"\n".join(text.split(b"\n")[-lines - (not ends_open) :]))
         for piece in pieces[start:]:
             self._tell_lost(piece)
-        self._print(stream, b"\n".join(text.split(b"\n")[-lines - (not ends_open) :]))
 
     async def _all(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

@@ -1,6 +1,7 @@
 """How the command line speaks: tables and JSON on stdout, narration and errors on stderr, spans and money in words."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -55,15 +56,16 @@ class Output:
         """Narration."""
         self.err.print(Text(plain(text), style=style), soft_wrap=True)
 
-    def fail(self, failure: Failure) -> int:
-        """Show an error; its exit code."""
-        head, *rest = failure.lines()
-        self.say(head, "bold red")
-        for line in rest:
-            self.say(line)
+    def fail(self, *failures: Failure) -> int:
+        """Show errors, at least one; the first one's exit code."""
+        for failure in failures:
+            head, *rest = failure.lines()
+            self.say(head, "bold red")
+            for line in rest:
+                self.say(line)
         if self.json:
-            self.document(error=failure.as_json())
-        return failure.kind.exit_code
+            self.document(errors=[failure.as_json() for failure in failures])
+        return failures[0].kind.exit_code
 
     def confirm(self, question: str, *, force: bool) -> None:
         """Ask on a terminal; without one, and without --force, refuse."""
@@ -73,7 +75,14 @@ class Output:
             return
         if not self.interactive:
             raise Failure(CONFIRM, why=f"{question} Nobody can answer here")
-        if not click.confirm(question, err=True):
+        before = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a running loop's handler waits for the answer
+        try:
+            agreed = click.confirm(question, err=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if not agreed:
             self.say("Nothing was done.")
             raise click.exceptions.Exit(1)
 

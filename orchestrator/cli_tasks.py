@@ -3,21 +3,24 @@
 import json
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cli_render import Output, ago, clock, json_option, numbers, one_line, plain, relative, span
 from orchestrator.cli_session import opened_store, runs, utcnow
-from orchestrator.cli_tables import facts, table
+from orchestrator.cli_tables import facts, state, table
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_TASK, WRONG_STATE, Failure
 
 STATUSES = ("Queued", "In Progress", "Complete", "Failed", "Cancelled")
 MAX_PARAMS_BYTES = 1 << 20
+SHORT = 8  # the random end of a made-up worker id
+OURS = ("uncounted", "blocked")  # of interest only when they say something
 
 
 @click.group()
@@ -67,7 +70,7 @@ async def list_tasks(output: Output, status: str | None, task_type: str | None, 
         output.document(tasks=rows, counts=counts)
         return
     if rows:
-        output.show(_listing(rows, utcnow()))
+        output.show(_listing(rows, output, utcnow()))
     else:
         output.show("No tasks found.")
     if len(rows) == limit:
@@ -161,19 +164,22 @@ def _params(text: str) -> dict[str, Any]:
     return params
 
 
-def _listing(rows: list[Mapping[str, Any]], now: datetime) -> Table:
-    shown = table("task", "status", "type", "try", "age", "worker", "note")
+def _listing(rows: Sequence[Mapping[str, Any]], output: Output, now: datetime) -> Table:
+    """One line per task; two on a narrow terminal, where the end of a worker's id stands for it."""
+    if output.narrow:
+        shown = table("task\ntype", "status\ntry", "age", "worker\nnote")
+    else:
+        shown = table("task", "status", "type", "try", "age", "worker", "note")
     for row in rows:
-        worker, note = row.get("worker_id") or "–", _note(row)
+        name, worker, note = str(row["id"]), row.get("worker_id") or "–", _note(row)
         tries = f"{row.get('attempts') or 0}/{row.get('max_attempts') or '–'}"
-        cells = [
-            str(row["id"]),
-            row["status"],
-            one_line(row["task_type"], 30),
-            tries,
-            span(ago(row["created_at"], now)),
-        ]
-        shown.add_row(*cells, worker, note)
+        kind, age = one_line(row["task_type"], 30), span(ago(row["created_at"], now))
+        if output.narrow:
+            short = worker if len(worker) <= SHORT else f"…{worker[-SHORT:]}"
+            both = Text.assemble(state(row["status"]), "\n", tries)
+            shown.add_row(f"{name}\n{kind}", both, age, f"{short}\n{note}".rstrip())
+        else:
+            shown.add_row(name, state(row["status"]), kind, tries, age, worker, note)
     return shown
 
 
@@ -187,10 +193,11 @@ def _note(row: Mapping[str, Any]) -> str:
     return one_line(row["progress"], 60) if row.get("progress") else ""
 
 
-def _show(output: Output, task: Mapping[str, Any], attempts: list[Mapping[str, Any]], now: datetime) -> None:
+def _show(output: Output, task: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], now: datetime) -> None:
     first = ("id", "status", "task_type", "pool", "priority", "attempts", "max_attempts", "worker_id", "params")
     rest = [name for name in task if name not in first]
     named = {name: task.get(name) for name in (*first, *rest) if task.get(name) not in (None, [], {})}
+    named = {name: value for name, value in named.items() if value or name not in OURS}
     output.show(facts({name: _value(name, value, now) for name, value in named.items()}))
     if not attempts:
         return
@@ -198,7 +205,7 @@ def _show(output: Output, task: Mapping[str, Any], attempts: list[Mapping[str, A
     for row in attempts:
         ended = row.get("ended_at")
         took = None if not ended else (ago(row["started_at"], now) or 0) - (ago(ended, now) or 0)
-        failure = ": ".join(str(row[name]) for name in ("failure_code", "exit_class", "error_message") if row.get(name))
+        failure = ": ".join(str(row[name]) for name in ("failure_code", "exit_class", "message") if row.get(name))
         start = clock(row.get("started_at"))
         tried.add_row(
             str(row["attempt"]), row["worker_id"], start, span(took), row.get("outcome") or "–", one_line(failure)

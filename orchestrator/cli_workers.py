@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.cli_render import ago, one_line, span
-from orchestrator.core.states import LIVE, State
+from orchestrator.core.states import LIVE, READY, State
 
 SLOW_SPAWN_S = 300.0  # flags, as operators know them: spawning for longer than 5 minutes,
 SILENT_S = 600.0  # … no heartbeat for 10 minutes,
 STUCK_S = 600.0  # … in one transitional state for 10 minutes
-HIDDEN = ("token_jti", "nonce")  # of no use to a reader, and half of what a worker proves itself with
+HIDDEN = ("token_jti",)  # of no use to a reader, and half of what a worker proves itself with
 BUSY = "busy"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -47,8 +47,9 @@ def flags(row: Mapping[str, Any], now: datetime) -> list[str]:
         found.append(f"spawning for {span(in_state)}")
     if row["status"] == State.TERMINATING and in_state > STUCK_S:
         found.append(f"terminating for {span(in_state)}")
-    if is_live(row) and row["status"] != State.SPAWNING and (silent is None or silent > SILENT_S):
-        found.append("no heartbeat" + ("" if silent is None else f" for {span(silent)}"))
+    quiet = in_state if silent is None else silent
+    if row["status"] in READY and quiet > SILENT_S:
+        found.append(f"no heartbeat for {span(quiet)}")
     return found
 
 

@@ -23,6 +23,7 @@ from orchestrator.ports import (
 
 FLEET_VARIABLE = "ORCHESTRATOR_FLEET_ID"
 WORKER_VARIABLE = "ORCHESTRATOR_WORKER_ID"
+NAMED_LIKE_OURS = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")  # core/scaling.py, worker_id
 SSH_PORT = 22
 MAX_PORT = 65_535
 STATUSES = frozenset(PodStatus)
@@ -53,7 +54,8 @@ def pod(record: object) -> Pod:
     fields = _object(record, "pod")
     pod_id, name = _text(fields, "id"), _text(fields, "name")
     status = _text(fields, "status")
-    env = _object(fields.get("env"), "env")
+    # Without an env nobody can tell whose pod it is: one that is named like ours is unknown, any other is foreign.
+    env = _object(fields.get("env"), "env") if NAMED_LIKE_OURS.fullmatch(name) else _optional_object(fields, "env")
     if FLEET_VARIABLE not in env:
         # A status we do not know must not hide our own pods: nothing is ever decided by a foreign one's.
         known = PodStatus(status) if status in STATUSES else PodStatus.ERROR

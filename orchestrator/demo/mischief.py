@@ -11,7 +11,7 @@ from orchestrator.demo.stack import Stack
 
 POLL_S = 0.1
 TRIES = 3  # the task may end in the moment between our look and the kill
-FRAMES_LEFT = 120  # so much work left that it will not
+FRAMES_LEFT = 100  # so much work left that it will not
 VICTIM = """
     select t.id::text as task, t.task_type, w.id as worker, w.pod_id
       from tasks t join workers w on w.id = t.worker_id

@@ -23,7 +23,7 @@ from orchestrator.ports import NotFound
 
 SCHEMA_VERSION = 1
 SAMPLE_IMAGES = 6
-LIMIT_S = 600.0  # for the whole job; what is not done by then is lost
+LIMIT_S = 300.0  # for the whole job; what is not done by then is lost
 POLL_S = 0.25
 REST = """
     select not exists (select 1 from tasks where status in ('Queued', 'In Progress'))

@@ -42,6 +42,7 @@ OPERATOR = {
     "SCALE_DOWN_GRACE_PERIOD_SEC": "5",
     "GRACEFUL_SHUTDOWN_TIMEOUT_SEC": "30",
     "ORCHESTRATOR_POLL_SEC": "3",
+    "HEARTBEAT_TIMEOUT_SEC": "30",  # a heartbeat every 10 s, so that it is known how long a dead pod's logs were
     "WORKER_HANDLERS": "travel_segment=travel:segment,travel_stitch=travel:stitch",
     "WORKER_CODE_DIR": str(ROOT / "examples" / "travel"),
     "WORKER_PYTHON": sys.executable,  # Pillow and imageio-ffmpeg are there; on a real pod the image brings them

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,20 +116,11 @@ class Story:
 
 
 def _decision(row: Mapping[str, Any]) -> str:
+    """The formula with its numbers, then what follows from it; the reasons come with the events."""
+    acts = Counter(str(action).partition(" ")[0] for action in row["actions"])
     text = f"{row['pool']}: {row['rule']}"
-    actions = row["actions"] if isinstance(row["actions"], list) else [row["actions"]]
-    if actions:
-        text += "; " + ", ".join(_action(action) for action in actions)
+    if acts:
+        text += "; so " + ", ".join(f"{verb} {number}" for verb, number in acts.items())
     if row["blocked"]:
-        blocked = row["blocked"] if isinstance(row["blocked"], list) else [row["blocked"]]
-        text += "; not done: " + ", ".join(str(reason) for reason in blocked)
+        text += "; not done: " + ", ".join(map(str, row["blocked"]))
     return text
-
-
-def _action(action: Any) -> str:
-    if not isinstance(action, Mapping):
-        return str(action)
-    named = {**action}
-    kind = named.pop("action", named.pop("kind", named.pop("type", "act")))
-    subject = named.get("worker_id") or named.get("pod_id") or ""
-    return f"{kind} {subject}".strip()

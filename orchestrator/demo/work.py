@@ -11,7 +11,7 @@ from orchestrator.ports import Blobs
 URL_TTL_S = 6 * 3600  # longer than any demo
 FPS = 24
 # Few segments are long enough to be interrupted; of many only some are, and they are small: two cores are enough.
-LONG, SHORT = 192, 24  # frames
+LONG, SHORT = 144, 24  # frames
 LONG_EVERY = 12
 SIZE, SMALL = (960, 640), (480, 320)  # pixels; even, as the encoder demands
 MANY = 24  # segments from which on

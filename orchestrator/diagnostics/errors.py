@@ -4,6 +4,7 @@ An error is three lines: `error[E010]: what`, `why: …`, `fix: …` (something 
 1 unhealthy or failed, 2 usage, 3 not found, 4 configuration or authentication.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestrator import ports
@@ -59,6 +60,14 @@ class Failure(Exception):
     def as_json(self) -> dict[str, str]:
         """The same for a program."""
         return {"id": self.kind.id, "what": self.what, "why": self.why, "fix": self.fix}
+
+
+class Failures(Exception):
+    """Several at once, at least one: nobody should mend a setting only to hear of the next."""
+
+    def __init__(self, failures: Iterable[Failure]) -> None:
+        self.failures = tuple(failures)
+        super().__init__("; ".join(str(failure) for failure in self.failures))
 
 
 _KIND_OF: tuple[tuple[type[ports.PortError], Kind], ...] = (

@@ -9,8 +9,8 @@ from orchestrator.emulator.postgres import EmbeddedPostgres, installed
 from orchestrator.migrate import DIRECTORY, migrate
 
 SCHEMA = DIRECTORY / "schema.sql"
-HEAD = """-- What the migrations make, as pg_dump shows it: for reading and for review. A test compares it with a migrated
--- database; it is not applied by anything. Written by: python -m tests.conformance.schema_dump
+HEAD = """-- What the migrations make, as pg_dump shows it: for reading and review, applied by nothing.
+-- A test compares it with a migrated database. Written by: python -m tests.conformance.schema_dump
 
 """
 # What differs between servers, versions and runs, and says nothing about the schema.

@@ -204,12 +204,15 @@ async def test_a_pod_of_ours_that_cannot_be_read_makes_the_list_unavailable(
     api: Api, hasty: RunPodCloud, damage: dict[str, Any]
 ) -> None:
     """A field of the wrong kind is not guessed at."""
-    await _list_one(api, damage, {"ORCHESTRATOR_FLEET_ID": FLEET})
+    await _list_one(api, damage, {"ORCHESTRATOR_FLEET_ID": FLEET}, name="gpu-20261121_120000-1a2b3c4d")
     with pytest.raises(ports.Unavailable):
         await hasty.list_pods()
 
 
-@pytest.mark.parametrize("damage", [{"status": "DANCING"}, {"gpu": []}, {"cost": "much"}, {"runtime": 7}, {"ssh": 0}])
+FOREIGN_DAMAGE = [{"status": "DANCING"}, {"gpu": []}, {"cost": "much"}, {"runtime": 7}, {"ssh": 0}, {"env": None}]
+
+
+@pytest.mark.parametrize("damage", FOREIGN_DAMAGE)
 async def test_a_foreign_pod_with_odd_fields_does_not_break_the_list(
     api: Api, cloud: RunPodCloud, damage: dict[str, Any]
 ) -> None:
@@ -219,9 +222,9 @@ async def test_a_foreign_pod_with_odd_fields_does_not_break_the_list(
     assert (pod.name, pod.fleet_id, pod.worker_id) == ("someone", None, None)
 
 
-async def _list_one(api: Api, damage: dict[str, Any], env: dict[str, str]) -> None:
+async def _list_one(api: Api, damage: dict[str, Any], env: dict[str, str], name: str = "someone") -> None:
     """Have the API list one running pod with damaged fields."""
-    pod = await api.create("someone", env=env)
+    pod = await api.create(name, env=env)
     await api.status(pod["id"], "RUNNING")
     await inject(api, "odd_fields", fields=damage)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.db_postgres import JSON_ARGS, PostgresDb
@@ -28,7 +28,11 @@ PATHS = {
     State.TERMINATED: [State.TERMINATING, State.TERMINATED],
 }
 MOVE = "update workers set status = %s, exit_cause = 'manual' where id = %s"
-OURS = "pronamespace = 'public'::regnamespace and proname ~ '^(task|worker|fleet|internal)_'"
+OURS = "^(task|worker|fleet|internal)_"  # by their names
+CALLABLE = """
+    select proname from pg_proc
+     where pronamespace = 'public'::regnamespace and proname ~ %s and has_function_privilege(%s, oid, 'execute')
+"""
 
 
 async def test_the_written_schema_is_the_one_that_the_migrations_make(server: EmbeddedPostgres, database: str) -> None:
@@ -55,7 +59,7 @@ async def test_a_newer_database_is_refused_untouched(empty_database: str, tmp_pa
     """Somebody deployed a later version, and this one does not know what it means."""
     await migrate(empty_database)
     older = copy(tmp_path, -1)
-    with pytest.raises(SchemaMismatch, match="newer than this version.*run the version that migrated it"):
+    with pytest.raises(SchemaMismatch, match=r"newer than this version.*run the version that migrated it"):
         await migrate(empty_database, directory=older)
 
 
@@ -63,7 +67,7 @@ async def test_a_migration_that_was_changed_afterwards_is_refused(empty_database
     """It names the file."""
     directory = copy(tmp_path)
     await migrate(empty_database, directory=directory)
-    first = sorted(directory.iterdir())[0]
+    first = min(directory.iterdir())
     first.write_text(first.read_text() + "-- better\n")
     with pytest.raises(SchemaMismatch, match=f"{first.stem} was applied with another text"):
         await migrate(empty_database, directory=directory)
@@ -82,7 +86,7 @@ async def test_a_migration_that_does_not_fit_leaves_no_trace(empty_database: str
     """Neither of itself nor in the ledger; what came before stays."""
     directory = copy(tmp_path)
     (directory / "20990101000000_broken.sql").write_text("create table half (a int); select 1 / 0;")
-    with pytest.raises(SchemaMismatch, match="20990101000000_broken does not fit this database.*division by zero"):
+    with pytest.raises(SchemaMismatch, match=r"20990101000000_broken does not fit this database.*division by zero"):
         await migrate(empty_database, directory=directory)
     assert (await migrate(empty_database)).applied == ()
     async with await psycopg.AsyncConnection.connect(empty_database) as connection:
@@ -133,8 +137,9 @@ async def test_the_transport_knows_which_arguments_are_json(hand: AsyncConnectio
     """All others go as text of no type."""
     rows = await (
         await hand.execute(
-            f"""select distinct a.name from pg_proc p, unnest(p.proargnames, p.proargtypes) a (name, type)
-                 where {OURS} and proname !~ '^internal_' and a.type = 'jsonb'::regtype"""
+            """select distinct a.name from pg_proc p, unnest(p.proargnames, p.proargtypes) a (name, type)
+                where p.pronamespace = 'public'::regnamespace and p.proname ~ '^(task|worker|fleet)_'
+                  and a.type = 'jsonb'::regtype"""
         )
     ).fetchall()
     assert {row["name"] for row in rows} == JSON_ARGS
@@ -192,7 +197,9 @@ async def test_nobody_waits_without_a_name_and_a_clock(
     """While it lives."""
     worker_id = await fleet.spawn()
     with pytest.raises(psycopg.errors.CheckViolation, match="workers_live_waits"):
-        await hand.execute(f"update workers set {column} = null where id = %s".encode(), (worker_id,))
+        await hand.execute(
+            sql.SQL("update workers set {} = null where id = %s").format(sql.Identifier(column)), (worker_id,)
+        )
 
 
 async def test_events_are_never_changed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
@@ -220,10 +227,12 @@ async def test_every_table_is_closed_and_every_function_shut_to_the_public(hand:
     assert await (await hand.execute("select 1 from pg_policy")).fetchall() == []
     loose = await (
         await hand.execute(
-            f"""select proname from pg_proc where {OURS} and (
-                    not proconfig @> array['search_path=""']
-                    or (not prosecdef and proname <> 'internal_wanted')
-                    or has_function_privilege('public', oid, 'execute'))"""
+            """select proname from pg_proc
+                where pronamespace = 'public'::regnamespace and proname ~ %s
+                  and (not proconfig @> array['search_path=""']
+                       or (not prosecdef and proname <> 'internal_wanted')
+                       or has_function_privilege('public', oid, 'execute'))""",
+            (OURS,),
         )
     ).fetchall()
     assert loose == []
@@ -231,8 +240,7 @@ async def test_every_table_is_closed_and_every_function_shut_to_the_public(hand:
 
 async def test_a_pods_role_may_call_its_functions_and_nothing_else(hand: AsyncConnection[DictRow]) -> None:
     """worker_* for itself; no table at all."""
-    query = f"select proname from pg_proc where {OURS} and has_function_privilege('gpu_worker', oid, 'execute')"
-    allowed = {row["proname"] for row in await (await hand.execute(query)).fetchall()}
+    allowed = {row["proname"] for row in await (await hand.execute(CALLABLE, (OURS, "gpu_worker"))).fetchall()}
     assert allowed == {name for name in FUNCTIONS if name.startswith("worker_")}
     query = """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'S')
                   and has_table_privilege('gpu_worker', oid, 'select, insert, update, delete, truncate')"""
@@ -241,29 +249,28 @@ async def test_a_pods_role_may_call_its_functions_and_nothing_else(hand: AsyncCo
 
 async def test_supabases_roles_get_what_is_theirs(tmp_path: Path) -> None:
     """On a server of its own, because roles belong to all databases: service_role everything, the others nothing."""
-    functions = f"select proname from pg_proc where {OURS} and has_function_privilege(%s, oid, 'execute')"
     tables = """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'
                    and has_table_privilege(%s, oid, 'select')"""
-    async with EmbeddedPostgres(tmp_path / "data", durable=False, keep=False) as server:
-        async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
-            for role in ("anon", "authenticated", "service_role bypassrls", "authenticator noinherit login"):
-                await connection.execute(f"create role {role}".encode())
-            await connection.execute(
-                "alter default privileges grant all on tables to anon, authenticated, service_role"
-            )
-            await connection.execute("alter default privileges grant all on functions to anon, authenticated")
-            await migrate(server.url)
+    async with (
+        EmbeddedPostgres(tmp_path / "data", durable=False, keep=False) as server,
+        await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection,
+    ):
+        for role in ("anon", "authenticated", "service_role bypassrls", "authenticator noinherit login"):
+            await connection.execute(f"create role {role}".encode())
+        await connection.execute("alter default privileges grant all on tables to anon, authenticated, service_role")
+        await connection.execute("alter default privileges grant all on functions to anon, authenticated")
+        await migrate(server.url)
 
-            async def names(query: str, role: str) -> set[Any]:
-                return {row[0] for row in await (await connection.execute(query.encode(), (role,))).fetchall()}
+        async def names(query: str, *values: str) -> set[Any]:
+            return {row[0] for row in await (await connection.execute(query.encode(), values)).fetchall()}
 
-            assert await names(functions, "service_role") == set(FUNCTIONS)
-            assert {"tasks", "workers", "worker_events"} <= await names(tables, "service_role")
-            for role in ("anon", "authenticated"):
-                assert await names(functions, role) == set()
-                assert await names(tables, role) <= {"tasks", "workers"}  # a project's own grants; no policy lets them
-            member = await connection.execute("select pg_has_role('authenticator', 'gpu_worker', 'set')")
-            assert await member.fetchone() == (True,)
+        assert await names(CALLABLE, OURS, "service_role") == set(FUNCTIONS)
+        assert {"tasks", "workers", "worker_events"} <= await names(tables, "service_role")
+        for role in ("anon", "authenticated"):
+            assert await names(CALLABLE, OURS, role) == set()
+            assert await names(tables, role) <= {"tasks", "workers"}  # a project's own grants; no policy lets them
+        member = await connection.execute("select pg_has_role('authenticator', 'gpu_worker', 'member')")
+        assert await member.fetchone() == (True,)
 
 
 def copy(tmp_path: Path, stop: int | None = None) -> Path:

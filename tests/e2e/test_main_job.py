@@ -77,7 +77,7 @@ async def test_a_running_task_is_cancelled(stack: Stack, until: Until) -> None:
     await stack.start_orchestrator({"MAX_ACTIVE_GPUS": "1"})
     [long] = await submit(stack, [work(600)])
     await until("select 1 from tasks where status = 'In Progress' and progress is not null")
-    status, out, err = await stack.run("tasks", "cancel", long, "--json")
+    status, out, err = await stack.run("tasks", "cancel", long, "--force", "--json")
     assert status == 0, out + err
     await submit(stack, [work(0.1)])
     await until("select 1 from tasks where id = %s and status = 'Cancelled'", long)
@@ -102,7 +102,8 @@ async def test_an_own_worker_program_is_started_and_its_log_shipped(stack: Stack
 
 async def test_an_operator_spawns_and_terminates(stack: Stack, until: Until) -> None:
     """Through the same intent and the same proof as the loop's own decisions."""
-    await stack.start_orchestrator({"GPU_IDLE_TIMEOUT_SEC": "600", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "600"})
+    patient = ("GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC")
+    await stack.start_orchestrator(dict.fromkeys(patient, "600"))
     status, out, err = await stack.run("spawn", "--worker-id", "gpu-by-hand", "--json")
     assert status == 0, out + err
     await until("select 1 from workers where id = 'gpu-by-hand' and status in ('active', 'idle')")

@@ -1,0 +1,154 @@
+"""`list` and `status`, as an operator and as a program read them."""
+
+import asyncio
+
+from orchestrator.core.states import State
+from orchestrator.emulator.postgres import EmbeddedPostgres
+from tests.cli.builders import Cli, Fleet
+
+ESCAPE = "\x1b"
+
+
+async def test_an_empty_fleet_says_so(cli: Cli) -> None:
+    """In the words that operators know."""
+    ran = await cli("list")
+    assert (ran.code, ran.out, ran.err) == (0, "No active workers found.\n", "")
+    assert (await cli("list", "--json")).json()["workers"] == []
+
+
+async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) -> None:
+    """Off a terminal: one line each, whole, without colours; ended ones only with --all."""
+    climbing, active = await fleet.worker(), await fleet.worker(upto=State.ACTIVE)
+    ended = await fleet.worker(upto=State.TERMINATED)
+    ran = await cli("list")
+    assert ran.code == 0
+    assert ran.err == ""
+    assert ESCAPE not in ran.out
+    head, *rows, total = ran.out.splitlines()
+    for column in ("worker", "state", "GPU", "pod", "age", "heartbeat", "$/h", "spent", "waiting on / note"):
+        assert column in head
+    assert len(rows) == 2
+    (line,) = ran.lines_with(climbing)
+    assert all(part in line for part in ("spawning", "RTX 4090", "pod", "$0.44", "ssh_auth", "waits for operator"))
+    (line,) = ran.lines_with(active)
+    assert "active" in line
+    assert total.startswith("2 workers")
+    assert "$0.88" in total
+    everyone = await cli("list", "--all")
+    (line,) = everyone.lines_with(ended)
+    assert "terminated" in line
+    assert "spawn_failed AUTH_FAILED" in line
+
+
+async def test_the_list_as_json(cli: Cli, fleet: Fleet) -> None:
+    """Rows, what is computed from them, totals; nothing that a worker proves itself with."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    document = (await cli("list", "--json")).json()
+    (row,) = document["workers"]
+    assert (row["id"], row["status"], row["stage"]) == (worker_id, "active", "promoted")
+    assert row["age_s"] >= 0
+    assert row["heartbeat_age_s"] is None
+    assert row["flags"] == []
+    assert document["totals"]["usd_per_hour"] == 0.44
+    assert "token_jti" not in row
+
+
+async def test_another_fleet_is_not_shown(cli: Cli, fleet: Fleet) -> None:
+    """FLEET_ID separates environments on one database."""
+    worker_id = await fleet.worker()
+    assert worker_id in (await cli("list")).out
+    assert worker_id not in (await cli("list", FLEET_ID="another")).out
+    assert (await cli("status", worker_id, FLEET_ID="another")).code == 3
+
+
+async def test_status_of_a_worker(cli: Cli, fleet: Fleet) -> None:
+    """By any name that is unique: where it is, where it can be reached, what it did and cost."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    pod_id = (await fleet.row(worker_id))["pod_id"]
+    runs = await asyncio.gather(*(cli("status", name) for name in (worker_id, pod_id, worker_id[-8:])))
+    for ran in runs:
+        assert ran.code == 0, ran.err
+        assert "SSH: 213.173.110.7:12086" in ran.out
+        for part in (worker_id, pod_id, "active", "promoted", "RTX 4090 in EU-RO-1", "$0.44/h", "created", "heartbeat"):
+            assert part in ran.out
+        assert "0 done, 0 failed, 0 running" in ran.out
+        assert "RunPod: not asked: RUNPOD_API_KEY is not set" in ran.out
+        assert ran.lines_with("ssh_auth")
+
+
+async def test_status_of_a_worker_that_failed(cli: Cli, fleet: Fleet) -> None:
+    """Why it ended, at which stage, with what evidence."""
+    worker_id = await fleet.worker(upto=State.TERMINATED)
+    ran = await cli("status", worker_id)
+    (line,) = ran.lines_with("last failure")
+    assert "AUTH_FAILED (spawn_failed)" in line
+    assert "PermissionDenied" in line
+    assert "PAIR_MISMATCH" in ran.out
+    document = (await cli("status", worker_id, "--json")).json()
+    assert document["worker"]["exit_cause"] == "spawn_failed"
+    assert [attempt["failure_code"] for attempt in document["attempts"]] == ["AUTH_FAILED"]
+    assert document["provider"]["status"] is None
+    assert {stage["stage"] for stage in document["stages"]} >= {"pod_running", "ssh_auth"}
+    assert document["events"][-1]["to_state"] == "terminated"
+
+
+async def test_an_unknown_worker_is_exit_code_3(cli: Cli) -> None:
+    """Three lines on stderr, nothing on stdout; the same as JSON where that was asked for."""
+    ran = await cli("status", "gpu-nobody")
+    assert (ran.code, ran.out) == (3, "")
+    what, why, fix = ran.err.splitlines()
+    assert what == "error[E040]: no worker 'gpu-nobody'"
+    assert why.startswith("why: ")
+    assert fix == "fix: python -m orchestrator list --all"
+    ran = await cli("status", "gpu-nobody", "--json")
+    assert ran.code == 3
+    assert ran.json()["errors"][0]["id"] == "E040"
+
+
+async def test_a_name_that_is_no_id_never_reaches_the_database(cli: Cli) -> None:
+    """Ids are validated wherever they enter."""
+    assert (await cli("status", "../../etc/passwd")).code == 2
+
+
+async def test_two_workers_with_the_same_end_are_not_guessed_between(cli: Cli, fleet: Fleet) -> None:
+    """It says which they are."""
+    workers = [await fleet.worker(worker_id=f"gpu-{number}-0a1b2c3d") for number in range(2)]
+    ran = await cli("status", "0a1b2c3d")
+    assert ran.code == 3
+    assert all(worker_id in ran.err for worker_id in workers)
+
+
+async def test_a_database_that_does_not_answer(cli: Cli) -> None:
+    """Exit 1 at once, with what the connection said, and never an empty list."""
+    ran = await cli("list", DATABASE_URL="postgresql://nobody@127.0.0.1:9/none")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error[E010]: the database does not answer\nwhy: connection")
+    assert len(ran.err.splitlines()) == 3
+
+
+async def test_a_database_that_refuses_us(cli: Cli, postgres: EmbeddedPostgres) -> None:
+    """Exit 4: waiting would not help."""
+    ran = await cli("list", DATABASE_URL=postgres.url_of("no_such_database"))
+    assert (ran.code, ran.out) == (4, "")
+    assert "error[E012]" in ran.err
+    assert "no_such_database" in ran.err
+
+
+async def test_a_database_without_the_schema(cli: Cli, postgres: EmbeddedPostgres) -> None:
+    """Exit 4, and the command that mends it."""
+    ran = await cli("list", DATABASE_URL=postgres.url_of("postgres"))
+    assert ran.code == 4, ran.err
+    assert "error[E011]" in ran.err
+    assert "fix: python -m orchestrator migrate" in ran.err
+
+
+async def test_wrong_settings_are_all_named_at_once(cli: Cli) -> None:
+    """Exit 4; three lines for each."""
+    ran = await cli("list", DATABASE_URL=None, MAX_ACTIVE_GPUS="many")
+    assert ran.code == 4
+    assert "MAX_ACTIVE_GPUS cannot be used" in ran.err
+    ran = await cli("run", DATABASE_URL=None)
+    assert ran.code == 4
+    problems = [line for line in ran.err.splitlines() if line.startswith("error[E001]")]
+    assert len(problems) >= 5
+    assert len(ran.err.splitlines()) == 3 * len(problems)

@@ -1,0 +1,99 @@
+"""`logs`: from the ledger and the bucket, with every hole named."""
+
+import asyncio
+import gzip
+from collections.abc import Mapping
+
+from orchestrator.core.states import Stage, State
+from tests.cli.builders import Cli, Fleet, Ran
+
+
+async def _logs(cli: Cli, s3: Mapping[str, str], *arguments: str) -> Ran:
+    return await cli("logs", *arguments, **s3)
+
+
+def _lines(first: int, count: int) -> bytes:
+    return "".join(f"frame {number} \N{SNOWMAN}\n" for number in range(first, first + count)).encode()
+
+
+async def test_the_last_lines_of_each_stream(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """Across objects, in order, each line with its stream's name; a single stream comes bare."""
+    worker_id = await shipping_fleet.worker(upto=State.ACTIVE)
+    head, middle, tail = _lines(0, 10), _lines(10, 10)[:-7], _lines(10, 10)[-7:] + _lines(20, 5) + b"half a li"
+    first = 0
+    for seq, content in enumerate((head, middle, tail)):
+        await shipping_fleet.ship(worker_id, "handler", seq, first, content)
+        first += len(content)
+    await shipping_fleet.ship(worker_id, "agent", 0, 0, b"claimed\n")
+    ran = await _logs(cli, s3_environment, worker_id, "--lines", "7")
+    assert ran.code == 0, ran.err
+    shown = [f"handler | frame {number} \N{SNOWMAN}" for number in range(19, 25)] + ["handler | half a li"]
+    assert ran.out.splitlines() == ["agent   | claimed", *shown]
+    ran = await _logs(cli, s3_environment, worker_id, "--stream", "handler", "--lines", "0")
+    assert ran.out.encode() == head + middle + tail + b"\n"
+    ran = await _logs(cli, s3_environment, worker_id, "--stream", "agent", "--json")
+    assert ran.json() == {"schema_version": 1, "stream": "agent", "line": "claimed"}
+
+
+async def test_lost_bytes_are_named(cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]) -> None:
+    """With their number, or as unknown, and the reason; also after the worker's end."""
+    worker_id = await shipping_fleet.worker(upto=State.TERMINATED)
+    for stream, last in (("agent", None), ("handler", 1_008)):
+        await shipping_fleet.ship(worker_id, stream, 0, 0, b"started\n")
+        lost = (worker_id, "boot-1", stream, 8, last, "the pod vanished")
+        await shipping_fleet.store.log_lost(shipping_fleet.term, *lost)
+    ran = await _logs(cli, s3_environment, worker_id)
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines() == ["agent   | started", "handler | started"]
+    assert "agent: an unknown number of bytes from byte 8 on are lost: the pod vanished" in ran.err
+    assert "handler: 1000 B from byte 8 to 1008 are lost: the pod vanished" in ran.err
+
+
+async def test_a_worker_without_logs_says_so(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """Nothing shipped is not the same as nothing written."""
+    worker_id = await shipping_fleet.worker()
+    ran = await _logs(cli, s3_environment, worker_id)
+    assert (ran.code, ran.out, ran.err) == (0, "", "No log was shipped for this worker yet.\n")
+
+
+async def test_an_object_that_was_changed_or_deleted_is_an_error(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """What the ledger says was shipped is checked, byte for byte."""
+    worker_id = await shipping_fleet.worker()
+    piece = await shipping_fleet.ship(worker_id, "agent", 0, 0, b"started\n")
+    assert shipping_fleet.blobs is not None
+    await shipping_fleet.blobs.put(piece.key, gzip.compress(b"forged!\n"), content_type="application/gzip")
+    ran = await _logs(cli, s3_environment, worker_id)
+    assert (ran.code, ran.out) == (1, "")
+    assert "error[E032]" in ran.err
+    ran = await _logs(cli, {**s3_environment, "S3_PREFIX": "elsewhere"}, worker_id)
+    assert (ran.code, ran.out) == (1, "")
+    assert "error[E031]" in ran.err
+
+
+async def test_following_shows_what_comes_and_ends_with_the_worker(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """A line that is torn between two objects comes whole."""
+    worker_id = await shipping_fleet.worker(upto=State.TERMINATING)
+    await shipping_fleet.ship(worker_id, "agent", 0, 0, b"one\ntw")
+    following = asyncio.create_task(_logs(cli, s3_environment, worker_id, "-f", "--stream", "agent"))
+    await asyncio.sleep(1.5)  # past the first look, most likely; the outcome is the same if not
+    await shipping_fleet.ship(worker_id, "agent", 1, 6, b"o\nthree\n")
+    await shipping_fleet.move(worker_id, State.TERMINATING, State.TERMINATED, stage=Stage.GONE)
+    ran = await following
+    assert ran.code == 0, ran.err
+    assert ran.out == "one\ntwo\nthree\n"
+    assert "has ended" in ran.err
+
+
+async def test_without_a_bucket_it_says_which_settings_are_missing(cli: Cli, shipping_fleet: Fleet) -> None:
+    """Exit 4, before the database is asked."""
+    ran = await cli("logs", "gpu-x")
+    assert ran.code == 4
+    assert "S3_BUCKET is missing" in ran.err
