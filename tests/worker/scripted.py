@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from orchestrator.bundle import build_bundle
 from worker import protocol
@@ -268,12 +268,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+class Reachable(Protocol):
+    """Somebody whom an agent can call."""
+
+    @property
+    def url(self) -> str:
+        """Where."""
+        ...
+
+
 @dataclass
 class Pod:
     """A home directory with the bundle in it, and what `start` and `stop` over SSH would do there."""
 
     home: Path
-    orchestrator: Orchestrator
+    orchestrator: Reachable
     code: Mapping[str, str] = field(default_factory=dict)  # the user's files
     nonce: str = "launch-1"
     python: str = sys.executable
