@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .life import Life
 
 
-ASK_S = 3.0  # between beats while a task is held: with KILL_CANCELLED_S it makes a cancellation take less than 5 s
+ASK_S = 2.5  # between beats while a task is held: with KILL_CANCELLED_S it makes a cancellation take less than 5 s
 
 
 class Heartbeat(threading.Thread):

@@ -37,6 +37,7 @@ class Orchestrator:
         self.fenced: set[str] = set()
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
         self.refuse_results = False  # answer every completion with a 413
+        self.bucket_away = False  # answer every completion with a 503
         self.lose_replies_to: list[
             str
         ] = []  # act on the next call to each, but cut the connection instead of answering
@@ -218,6 +219,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if orchestrator.refuse_results and function == protocol.COMPLETE:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
+            return
+        if orchestrator.bucket_away and function == protocol.COMPLETE:
+            with orchestrator.changed:
+                orchestrator.calls.append((function, args))
+                orchestrator.changed.notify_all()
+            self._reply(503, {"code": "OUTPUT_UNKNOWN", "message": "ask again", "details": None, "hint": None})
             return
         answer = orchestrator.answer(function, args, self._gone)
         if function in orchestrator.lose_replies_to:
