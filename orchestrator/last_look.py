@@ -33,6 +33,7 @@ GPU_FIELDS = (
     "power.draw",
     "ecc.errors.uncorrected.volatile.total",
 )
+GPU_TEXTS = frozenset({"name", "uuid", "driver_version", "pstate"})  # never read as numbers
 # Our name -> where a cgroup's file may be, v2 first.
 COUNTERS = {
     "memory_bytes": ("memory.current", "memory/memory.usage_in_bytes"),
@@ -118,7 +119,11 @@ def _agent(said: dict[str, str], nonce: str) -> dict[str, Any]:
 
 def _gpus(text: str) -> list[dict[str, Any]]:
     rows = list(csv.reader(text.splitlines(), skipinitialspace=True))[:MAX_ROWS]
-    return [dict(zip(GPU_FIELDS, map(_value, row), strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
+    return [
+        {name: _short(text) if name in GPU_TEXTS else _value(text) for name, text in zip(GPU_FIELDS, row, strict=True)}
+        for row in rows
+        if len(row) == len(GPU_FIELDS)
+    ]
 
 
 def _smi_failure(status: str, said: str) -> str:

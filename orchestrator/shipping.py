@@ -21,6 +21,7 @@ import structlog
 
 from orchestrator import launch, remote
 from orchestrator.core.model import Worker
+from orchestrator.core.states import State
 from orchestrator.ports import Blobs, Lines, LogRange, NotFound, PortError, Store, Unavailable
 from worker.protocol import STREAMS
 
@@ -161,7 +162,8 @@ class Shipper:
                 await self._stop(worker, boot_id)
             except PortError as error:
                 unstopped = error
-        await self._say_left(term, worker)
+        if worker.state is State.TERMINATING:
+            await self._say_left(term, worker)
         for _ in range(LAST_PASSES):
             if await self._ship(term, worker, look_for_launches=True) == 0:
                 break
@@ -178,7 +180,7 @@ class Shipper:
             left += sum(sizes.get(f"{name}.log", 0) - ledger.end(boot_id, name).shipped for name in STREAMS)
         waiting_for = {"waiting_for": f"the last {left} bytes of its logs to reach S3"}
         await self._store.move(
-            term, worker.id, from_states=[worker.state], reason="its agent was stopped", fields=waiting_for
+            term, worker.id, from_states=[State.TERMINATING], reason="its agent was stopped", fields=waiting_for
         )
 
     async def _stop(self, worker: Worker, boot_id: str) -> None:

@@ -74,15 +74,15 @@ class Agents:
         self.door, self._directory = door, directory
         self._pods: list[Pod] = []
 
-    async def rent(self, pool: str | None = None, *, config: Mapping[str, Any] | None = None, **terms: float) -> Rented:
-        """A worker with an agent that runs the handlers above; `terms` are its row's."""
-        caller = await self.door.worker(pool=pool, **terms)
+    async def rent(self, pool: str | None = None, *, heartbeat_s: float = 20, lease_s: float = 60) -> Rented:
+        """A worker with an agent that runs the handlers above."""
+        caller = await self.door.worker(pool=pool, heartbeat_s=heartbeat_s, lease_s=lease_s)
         home = self._directory / caller.id
         url = str(self.door.client.base_url).rstrip("/")
         pod = await asyncio.to_thread(Pod, home, _Url(url), {"work.py": CODE}, caller.nonce)
         self._pods.append(pod)
-        who = {"worker_id": caller.id, "token": caller.token, "heartbeat_s": 20, "claim_wait_s": 20}
-        line = await asyncio.to_thread(pod.start, HANDLERS, **who, **(config or {}))
+        who = {"worker_id": caller.id, "token": caller.token, "heartbeat_s": heartbeat_s, "claim_wait_s": 20}
+        line = await asyncio.to_thread(pod.start, HANDLERS, **who)
         return Rented(caller, pod, line["pid"])
 
     async def close(self) -> None:

@@ -104,8 +104,11 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
     """Its row's timeout_s ends it, where the worker's default would not; a retry has all attempts again."""
     gate = Gate(tmp_path)
     worker = await agents.rent()
-    about = {"task_type": "gated", "params": gate.params, "timeout_s": 0.5, "max_attempts": 1}
-    (task_id,) = await agents.door.submit(worker.caller.pool, **about)
+    limits = {"timeout_s": 0.5, "max_attempts": 1}
+    made = await agents.door.store.submit([
+        {"task_type": "gated", "pool": worker.caller.pool, "params": gate.params, **limits}
+    ])  # fmt: skip
+    task_id = made[0]["id"]
     row = await agents.ended(task_id)
     assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "TIMEOUT", "Processing")
     gate.open()
