@@ -35,6 +35,17 @@ async def test_an_insert_wakes_the_loop(stack: Stack, until: Until) -> None:
     await until(ALL_DONE, timeout_s=60)
 
 
+async def test_a_burst_brings_exactly_as_many_pods_as_wanted(stack: Stack, until: Until) -> None:
+    """A tick that comes while the last one's intents are still being written does not ask for them again."""
+    wanted = 60
+    await stack.control("POST", "settings", {"boot_s": [600, 600], "create_s": 1, "per_minute": 10_000})
+    await stack.start_orchestrator({"MIN_ACTIVE_GPUS": f"{wanted}", "MAX_ACTIVE_GPUS": f"{wanted}"})
+    await until("select 1 from workers where pod_id is not null offset %s", wanted - 1)
+    await until("select 1 where not exists (select 1 from workers where stage in ('intent', 'pod_created'))")
+    assert len((await stack.control("GET", "ledger"))["pods"]) == wanted
+    assert len(await until("select id from workers")) == wanted
+
+
 async def test_the_fleet_goes_to_zero_and_comes_back(stack: Stack, until: Until) -> None:
     """With nothing to do the last pod is deleted; the next task brings a new one."""
     await stack.start_orchestrator()
