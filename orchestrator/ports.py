@@ -157,7 +157,7 @@ class Store(Protocol):
 
     async def log_shipped(self, term: int, piece: LogRange) -> None: ...
     async def log_pieces(self, worker_id: str) -> Sequence[Mapping[str, Any]]: ...
-    async def log_lost(  # noqa: PLR0917  mirrors the SQL function
+    async def log_lost(
         self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
     ) -> None:
         """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
