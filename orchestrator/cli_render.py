@@ -42,9 +42,9 @@ class Output:
         return self.out.width < NARROW_COLUMNS
 
     def show(self, *parts: RenderableType) -> None:
-        """Data for a person."""
+        """Data for a person; off a terminal a line of text stays one line, for grep."""
         for part in parts:
-            self.out.print(part)
+            self.out.print(part, soft_wrap=isinstance(part, str | Text) and not self.out.is_terminal)
 
     def document(self, **content: Any) -> None:
         """Data for a program: one JSON object on one line."""

@@ -22,7 +22,8 @@ STYLES = {
     "Failed": "red",
     "Cancelled": "dim",
 }
-RIGHT = ("age", "heartbeat", "$/h", "spent", "took", "try", "attempt")
+RIGHT = ("age", "heartbeat", "$/h", "spent", "took", "try", "attempt", "after")
+RIGHT += ("tasks", "cost", "booting", "busy", "idle", "draining", "booked", "RunPod", "difference")
 
 
 def table(*columns: str) -> Table:
