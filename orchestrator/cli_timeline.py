@@ -33,7 +33,7 @@ async def timeline(output: Output, worker: str) -> None:
         output.document(worker_id=row["id"], at=found["now"], entries=listed, states=sums, usd=row["cost_usd"])
         return
     output.show(Text.assemble((row["id"], "bold"), f"  intended {clock(row['created_at'])}"))
-    output.show(_narrow(made, row["created_at"], now) if output.narrow else _wide(made, row["created_at"], now))
+    output.show(narrow(made, row["created_at"], now) if output.narrow else wide(made, row["created_at"], now))
     sums_table = table("state", "took", "cost")
     for state in states:
         sums_table.add_row(Text(state.state, style=STYLES.get(state.state, "")), span(state.seconds), usd(state.usd, 4))
@@ -41,7 +41,8 @@ async def timeline(output: Output, worker: str) -> None:
     output.show("", sums_table)
 
 
-def _wide(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
+def wide(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
+    """A line for each."""
     shown = table("time", "after", "took", "what", "note")
     for entry in made:
         after, took, what, note = _cells(entry, created_at, now)
@@ -49,7 +50,7 @@ def _wide(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
     return shown
 
 
-def _narrow(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
+def narrow(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
     """The note under what it is about, so that 80 columns hold it."""
     shown = table("after", "took", "what")
     for entry in made:

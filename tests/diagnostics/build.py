@@ -30,7 +30,12 @@ async def climb(fleet: Fleet, stage: Stage, **fields: Any) -> str:
         await fleet.move(worker, State.SPAWNING, stage=Stage.POD_RUNNING, waiting_on="provider", **POD)
         await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=120, pod_id="pod-1")
     rung = RUNGS[stage]
-    told = {"waiting_on": rung.waiting_on, "waiting_for": str(stage), "deadline_s": rung.deadline_s, "next_attempt_s": 0}
+    told: dict[str, Any] = {
+        "waiting_on": rung.waiting_on,
+        "waiting_for": str(stage),
+        "deadline_s": rung.deadline_s,
+        "next_attempt_s": 0,
+    }
     await fleet.move(worker, State.SPAWNING, stage=stage, **(told | fields))
     return worker
 

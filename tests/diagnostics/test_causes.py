@@ -68,7 +68,9 @@ def test_what_an_agent_or_the_database_calls_a_failure_is_explained() -> None:
     """Every code in the agent's source and in the migrations."""
     agent = "".join(path.read_text() for path in sorted((ROOT / "worker").glob("*.py")))
     sql = "".join(path.read_text() for path in sorted((ROOT / "migrations").glob("2*.sql")))
-    said = set(re.findall(r'failed\(\s*"([A-Z_]+)"', agent)) | set(re.findall(r'return "[a-z_]+", "([A-Z_]+)", ', agent))
+    said = set(re.findall(r'failed\(\s*"([A-Z_]+)"', agent)) | set(
+        re.findall(r'return "[a-z_]+", "([A-Z_]+)", ', agent)
+    )
     said |= set(re.findall(r"StartError\(\"([A-Z_]+)\"", agent))
     said |= set(re.findall(r"failure_code = '([A-Z_]+)'", sql)) | set(re.findall(r"'code', '([A-Z_]+)'", sql))
     assert {"HANDLER_ERROR", "OOM", "TIMEOUT", "DEPENDENCY_FAILED", "RELEASED", "STALE_CODE"} <= said

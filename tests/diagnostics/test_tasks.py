@@ -148,7 +148,8 @@ async def test_a_finished_task_says_where_its_output_is(fleet: Fleet) -> None:
     said = await told(fleet, task)
     assert (said.who, said.what) == ("nobody", "it is done: s3://b/outputs/x")
     (attempt,) = said.attempts
-    assert (attempt.log, attempt.usd) == ("bytes 100–350 of handler", pytest.approx(0.01))
+    assert attempt.log == "bytes 100–350 of handler"
+    assert attempt.usd == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("code", ["HANDLER_ERROR", "OOM", "TIMEOUT", "NO_HANDLER", "SIGNAL"])

@@ -1,16 +1,23 @@
 """`explain <worker>`: for every state and every failure, whom it waits for and why, in the operators' form."""
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Stage, State
+from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.workers import WANTED
 from tests.conformance.builders import FLEET, Fleet
 from tests.diagnostics.build import GPU, attempt, climb, explained, give_up, promoted, shown, times
 
-SEEN = {"local": "10.1.2.3:51422", "remote": "213.173.110.7:12086", "key": "SHA256:abc", "cause": "pair_mismatch"}
+SEEN: Mapping[str, Any] = {
+    "local": "10.1.2.3:51422",
+    "remote": "213.173.110.7:12086",
+    "key": "SHA256:abc",
+    "cause": "pair_mismatch",
+}
 
 
 async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
@@ -21,22 +28,30 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
     await fleet.submit(count=4)
     for _ in range(3):
         await attempt(fleet, worker, Stage.SSH_AUTH, code="AUTH_FAILED", kind="AuthFailed", error="it says no", **SEEN)
-    assert await shown(fleet, worker) == [
-        f"{worker}  spawning 2m06s  stage ssh_auth (attempt 3 of 6)",
-        "WAITING ON operator: RUNPOD_SSH_PRIVATE_KEY does not match the public key on the pod (AUTH_FAILED/PAIR_MISMATCH)",
-        "since 12:12:22   deadline 12:13:05   then: terminate, respawn: another pod is rented while there is work"
-        "   holding up: 4 queued tasks   spent: $0.03",
-        "proof: ssh_auth failed 3 times (AuthFailed): 10.1.2.3:51422 -> 213.173.110.7:12086, it says no, "
-        "key SHA256:abc, cause pair_mismatch",
-        'usual for NVIDIA GeForce RTX 4090: p50 2m40s, p95 5m40s (n=3)   fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen'
-        ' -y -f ~/.ssh/id_ed25519)"',
+    head, waiting, clocks, proof, usual = await shown(fleet, worker)
+    assert head == f"{worker}  spawning 2m06s  stage ssh_auth (attempt 3 of 6)"
+    mismatch = "RUNPOD_SSH_PRIVATE_KEY does not match the public key on the pod"
+    assert waiting == f"WAITING ON operator: {mismatch} (AUTH_FAILED/PAIR_MISMATCH)"
+    assert clocks.split("   ") == [
+        "since 12:12:22",
+        "deadline 12:13:05",
+        "then: terminate, respawn: another pod is rented while there is work",
+        "holding up: 4 queued tasks",
+        "spent: $0.03",
+    ]
+    assert proof.startswith(
+        "proof: ssh_auth failed 3 times (AuthFailed): 10.1.2.3:51422 -> 213.173.110.7:12086, it says"
+    )
+    assert usual.split("   ") == [
+        "usual for NVIDIA GeForce RTX 4090: p50 2m40s, p95 5m40s (n=3)",
+        'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"',
     ]
 
 
 @pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.stage)
-async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: object) -> None:
+async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: Rung) -> None:
     """At each stage, although nothing has gone wrong yet."""
-    stage = rung.stage  # type: ignore[attr-defined]
+    stage = rung.stage
     worker = await climb(fleet, stage)
     said = await explained(fleet, worker)
     assert (said.who, said.code) == (RUNGS[stage].waiting_on, None)
@@ -165,7 +180,11 @@ async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
     agent = await fleet.agent()
     await agent.claim()
     await fleet.end(agent.id, State.ACTIVE, ExitCause.MANUAL)
-    waiting = {"waiting_on": "provider", "waiting_for": "two complete lists without it", "deadline_s": 60}
+    waiting: dict[str, Any] = {
+        "waiting_on": "provider",
+        "waiting_for": "two complete lists without it",
+        "deadline_s": 60,
+    }
     await fleet.move(agent.id, State.TERMINATING, stage=stage, **waiting)
     said = await explained(fleet, agent.id)
     assert (said.who, said.what) == ("provider", what)
