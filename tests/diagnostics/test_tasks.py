@@ -98,8 +98,9 @@ async def test_a_pool_with_the_target_zero_shows_the_arithmetic(fleet: Fleet) ->
 
 async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) -> None:
     """By priority, then age."""
-    await fleet.submit(count=2, priority=1)
     (task,) = await fleet.submit()
+    fleet.wait(1)
+    await fleet.submit(count=2, priority=1)
     await fleet.submit(count=3)
     await climb(fleet, Stage.TCP)
     said = await told(fleet, task)
