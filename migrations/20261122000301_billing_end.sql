@@ -33,20 +33,24 @@ $$;
 create trigger workers_billing before update of status on public.workers
     for each row execute function public.internal_worker_billing();
 
--- What the transition booked beyond that moment is taken back.
-create function public.internal_worker_billed() returns trigger
+-- What is booked ends there, whoever books it.
+create function public.internal_cost_booking() returns trigger
 language plpgsql security definer set search_path = '' as $$
+declare
+    v_until timestamptz;
 begin
-    delete from public.costs c where c.worker_id = new.id and c.from_at >= new.billing_until;
-    update public.costs c
-       set to_at = new.billing_until,
-           usd = c.usd * extract(epoch from new.billing_until - c.from_at) / extract(epoch from c.to_at - c.from_at)
-     where c.worker_id = new.id and c.to_at > new.billing_until;
-    return null;
+    select w.billing_until into v_until from public.workers w where w.id = new.worker_id;
+    if new.from_at >= v_until then
+        return null;
+    elsif new.to_at > v_until then
+        new.usd := new.usd * extract(epoch from v_until - new.from_at) / extract(epoch from new.to_at - new.from_at);
+        new.to_at := v_until;
+    end if;
+    return new;
 end
 $$;
-create trigger workers_billed after update of status on public.workers
-    for each row when (new.billing_until is not null) execute function public.internal_worker_billed();
+create trigger costs_booking before insert on public.costs
+    for each row execute function public.internal_cost_booking();
 
 -- The interval that is still open, of a live worker that is billed: no row while there is none.
 create function public.internal_open_interval(p_worker public.workers, p_now timestamptz)

@@ -71,13 +71,13 @@ end
 $$;
 
 -- One task: what it waits for, who is before it, what its pool's workers do, and each of its attempts.
-create function public.fleet_task_explain(p_fleet text, p_id uuid, p_now timestamptz default null) returns jsonb
+create function public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamptz default null) returns jsonb
 language plpgsql volatile security definer set search_path = '' as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
 begin
-    select * into v_task from public.tasks t where t.id = p_id;
+    select * into v_task from public.tasks t where t.id = p_task_id;
     return (select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
@@ -104,13 +104,13 @@ begin
               from unnest(v_task.depends_on) with ordinality n (id, place)
               left join public.tasks d on d.id = n.id), '[]'),
         'dependants', (select count(*) from public.tasks t
-                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_id]),
+                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
         'attempts', coalesce((
             select jsonb_agg(to_jsonb(a) || jsonb_build_object(
                        'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
                        'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code) order by a.attempt)
               from public.task_attempts a left join public.workers w on w.id = a.worker_id
-             where a.task_id = p_id), '[]')));
+             where a.task_id = p_task_id), '[]')));
 end
 $$;
 

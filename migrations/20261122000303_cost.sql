@@ -89,7 +89,7 @@ begin
     for v_function in
         select p.oid::regprocedure as signature, p.proname as name from pg_catalog.pg_proc p
          where p.pronamespace = 'public'::regnamespace
-           and p.proname in ('internal_worker_billing', 'internal_worker_billed', 'internal_open_interval',
+           and p.proname in ('internal_worker_billing', 'internal_cost_booking', 'internal_open_interval',
                              'internal_leader', 'internal_paused', 'internal_pool_decision', 'fleet_usual',
                              'fleet_explain', 'fleet_task_explain', 'fleet_scaling_explain', 'fleet_cost')
     loop

@@ -660,7 +660,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.fleet_task_explain(p_fleet text, p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -668,7 +668,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
 begin
-    select * into v_task from public.tasks t where t.id = p_id;
+    select * into v_task from public.tasks t where t.id = p_task_id;
     return (select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
@@ -695,13 +695,13 @@ begin
               from unnest(v_task.depends_on) with ordinality n (id, place)
               left join public.tasks d on d.id = n.id), '[]'),
         'dependants', (select count(*) from public.tasks t
-                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_id]),
+                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
         'attempts', coalesce((
             select jsonb_agg(to_jsonb(a) || jsonb_build_object(
                        'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
                        'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code) order by a.attempt)
               from public.task_attempts a left join public.workers w on w.id = a.worker_id
-             where a.task_id = p_id), '[]')));
+             where a.task_id = p_task_id), '[]')));
 end
 $$;
 
@@ -1027,6 +1027,24 @@ begin
     end if;
     perform set_config('orchestrator.now', v_now::text, true);
     return v_now;
+end
+$$;
+
+CREATE FUNCTION public.internal_cost_booking() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_until timestamptz;
+begin
+    select w.billing_until into v_until from public.workers w where w.id = new.worker_id;
+    if new.from_at >= v_until then
+        return null;
+    elsif new.to_at > v_until then
+        new.usd := new.usd * extract(epoch from v_until - new.from_at) / extract(epoch from new.to_at - new.from_at);
+        new.to_at := v_until;
+    end if;
+    return new;
 end
 $$;
 
@@ -1474,20 +1492,6 @@ CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
                 else 'run' end
 $$;
 
-CREATE FUNCTION public.internal_worker_billed() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-    delete from public.costs c where c.worker_id = new.id and c.from_at >= new.billing_until;
-    update public.costs c
-       set to_at = new.billing_until,
-           usd = c.usd * extract(epoch from new.billing_until - c.from_at) / extract(epoch from c.to_at - c.from_at)
-     where c.worker_id = new.id and c.to_at > new.billing_until;
-    return null;
-end
-$$;
-
 CREATE FUNCTION public.internal_worker_billing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1515,6 +1519,44 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_worker_changed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_from_state text;
+    v_from_stage text;
+    v_from timestamptz;
+begin
+    if tg_op = 'UPDATE' then
+        v_from_state := old.status;
+        v_from_stage := old.stage;
+        v_from := greatest(old.state_since, new.billing_since);
+        if new.status <> old.status and new.billing_since is not null and v_from < new.state_since then
+            insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+            values (old.id, old.fleet,
+                    case old.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+                                    else 'draining' end,
+                    v_from, new.state_since,
+                    coalesce(new.price_usd_per_hour, 0) * extract(epoch from new.state_since - v_from) / 3600);
+        end if;
+    end if;
+    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage then
+        insert into public.worker_events
+            (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
+        values (new.id, new.fleet, v_from_state, new.status, v_from_stage, new.stage,
+                coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand'),
+                nullif(current_setting('orchestrator.term', true), '')::bigint,
+                coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user),
+                public.internal_now(),
+                jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
+                                                     'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
+    end if;
+    perform pg_notify('orchestrator_fleet', new.id);
+    return null;
+end
+$$;
+
 CREATE FUNCTION public.internal_worker_changing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1522,9 +1564,6 @@ CREATE FUNCTION public.internal_worker_changing() RETURNS trigger
 declare
     v_now timestamptz := public.internal_now();
     v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
-    v_actor text := coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user);
-    v_term bigint := nullif(current_setting('orchestrator.term', true), '')::bigint;
-    v_from timestamptz;
 begin
     if tg_op = 'INSERT' then
         if new.status <> 'spawning' then
@@ -1534,51 +1573,28 @@ begin
         new.state_since := v_now;
         new.stage_since := v_now;
         new.state_reason := v_reason;
-    else
-        if new.status <> old.status then
-            if not exists (select from public.worker_transitions t
-                            where t.from_state = old.status and t.to_state = new.status) then
-                perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
-                    'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
-            end if;
-            new.state_since := v_now;
-            new.state_reason := v_reason;
-            if new.status = 'terminated' then
-                new.terminated_at := v_now;
-                new.token_jti := null;
-            end if;
-            v_from := greatest(old.state_since, new.billing_since);
-            if new.billing_since is not null and v_from < v_now then
-                insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
-                values (old.id, old.fleet,
-                        case old.status when 'spawning' then 'booting' when 'active' then 'busy'
-                                        when 'idle' then 'idle' else 'draining' end,
-                        v_from, v_now,
-                        coalesce(new.price_usd_per_hour, 0) * extract(epoch from v_now - v_from) / 3600);
-            end if;
+        return new;
+    end if;
+    if new.status <> old.status then
+        if not exists (select from public.worker_transitions t
+                        where t.from_state = old.status and t.to_state = new.status) then
+            perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
+                'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
         end if;
-        if new.stage is distinct from old.stage then
-            new.stage_since := v_now;
-        end if;
-        if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
-            new.last_heartbeat := null;
-            new.claim_no := 0;
-        end if;
-        if new.status = old.status and new.stage is not distinct from old.stage then
-            if new.drain_requested_at is distinct from old.drain_requested_at
-               or new.stop_requested_at is distinct from old.stop_requested_at then
-                perform pg_notify('orchestrator_fleet', new.id);
-            end if;
-            return new;
+        new.state_since := v_now;
+        new.state_reason := v_reason;
+        if new.status = 'terminated' then
+            new.terminated_at := v_now;
+            new.token_jti := null;
         end if;
     end if;
-    insert into public.worker_events
-        (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
-    values (new.id, new.fleet, case when tg_op = 'UPDATE' then old.status end, new.status,
-            case when tg_op = 'UPDATE' then old.stage end, new.stage, v_reason, v_term, v_actor, v_now,
-            jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
-                                                 'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
-    perform pg_notify('orchestrator_fleet', new.id);
+    if new.stage is distinct from old.stage then
+        new.stage_since := v_now;
+    end if;
+    if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
+        new.last_heartbeat := null;
+        new.claim_no := 0;
+    end if;
     return new;
 end
 $$;
@@ -2250,6 +2266,8 @@ CREATE INDEX workers_live ON public.workers USING btree (fleet, id) WHERE (statu
 
 CREATE INDEX workers_recent ON public.workers USING btree (fleet, pool, created_at DESC);
 
+CREATE TRIGGER costs_booking BEFORE INSERT ON public.costs FOR EACH ROW EXECUTE FUNCTION public.internal_cost_booking();
+
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
 CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
@@ -2258,9 +2276,11 @@ CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE 
 
 CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
 
-CREATE TRIGGER workers_billed AFTER UPDATE OF status ON public.workers FOR EACH ROW WHEN ((new.billing_until IS NOT NULL)) EXECUTE FUNCTION public.internal_worker_billed();
+CREATE TRIGGER workers_added AFTER INSERT ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changed();
 
 CREATE TRIGGER workers_billing BEFORE UPDATE OF status ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_billing();
+
+CREATE TRIGGER workers_changed AFTER UPDATE ON public.workers FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.stage IS DISTINCT FROM new.stage) OR (old.drain_requested_at IS DISTINCT FROM new.drain_requested_at) OR (old.stop_requested_at IS DISTINCT FROM new.stop_requested_at))) EXECUTE FUNCTION public.internal_worker_changed();
 
 CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changing();
 
@@ -2336,7 +2356,7 @@ REVOKE ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with 
 
 REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -2361,6 +2381,8 @@ REVOKE ALL ON FUNCTION public.internal_check_term(p_fleet text, p_term bigint, p
 REVOKE ALL ON FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_clock(p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
@@ -2406,9 +2428,9 @@ REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_worker_billed() FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.internal_worker_billing() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_changing() FROM PUBLIC;
 

@@ -18,6 +18,7 @@ from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, S
 from orchestrator.renting import Renter
 
 CONCURRENT_ACTIONS = 32
+ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Bury, act.Rescue)
 RETRY_S = 5.0  # before a failed flush is tried again
 log = structlog.get_logger()
 
@@ -51,8 +52,8 @@ class Executor:
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
         self._renter = Renter(store, cloud, policy)
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._climbs: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
 
     @property
@@ -65,16 +66,21 @@ class Executor:
         """Workers whose bring-up is under way."""
         return frozenset(self._climbs)
 
-    def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
-        """Begin every action whose subject is free; returns at once."""
+    async def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
+        """Write down what was decided, then begin what takes the world; returns when all of it is written.
+
+        Intents and moves are rows before the next snapshot is taken: a tick that came sooner would decide them again.
+        """
         workers = {worker.id: worker for worker in snapshot.workers}
-        for action in actions:
+        written = await asyncio.gather(*(self._recorded(a, self._write(term, a)) for a in actions))
+        for action, is_written in zip(actions, written, strict=True):
+            if not is_written or isinstance(action, ROWS_ONLY):
+                continue
             if isinstance(action, act.Climb):
                 self._begin(self._climbs, action.worker_id, action, self._climb_up(term, workers[action.worker_id]))
             else:
-                key = action.pod_id if isinstance(action, act.Reap) else getattr(action, "worker_id", "rescue")
-                worker = workers.get(key)
-                self._begin(self._running, key, action, self._gated(term, action, worker))
+                key = action.pod_id if isinstance(action, act.Reap) else action.worker_id
+                self._begin(self._running, key, action, self._gated(term, action, workers.get(key)))
 
     def stop_climbing(self) -> None:
         """Give up every bring-up here; the leader's next tick begins it again."""
@@ -91,7 +97,7 @@ class Executor:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
-    def _begin(self, table: dict[str, asyncio.Task[None]], key: str, action: act.Action, work: Awaitable[None]) -> None:
+    def _begin(self, table: dict[str, asyncio.Task[bool]], key: str, action: act.Action, work: Awaitable[None]) -> None:
         if key in table:
             if isinstance(work, Coroutine):
                 work.close()
@@ -100,11 +106,11 @@ class Executor:
         table[key] = task
         task.add_done_callback(lambda _: (table.pop(key, None), self._wake()))
 
-    async def _gated(self, term: int, action: act.Action, worker: Worker | None) -> None:
+    async def _gated(self, term: int, action: act.Effect, worker: Worker | None) -> None:
         async with self._gate:
             await self._carry_out(term, action, worker)
 
-    async def _recorded(self, action: act.Action, work: Awaitable[None]) -> None:
+    async def _recorded(self, action: act.Action, work: Awaitable[None]) -> bool:
         """The one broad except: an action that goes wrong is written down, and the next tick decides."""
         name, subject = type(action).__name__.lower(), getattr(action, "worker_id", getattr(action, "pod_id", None))
         try:
@@ -115,46 +121,49 @@ class Executor:
             log.warning("action_failed", action=name, worker=subject, error=f"{type(error).__name__}: {error}")
         except Exception:
             log.exception("action_crashed", action=name, worker=subject)
+        else:
+            return True
+        return False
 
-    async def _carry_out(  # noqa: C901, PLR0912  one arm for each action
-        self, term: int, action: act.Action, worker: Worker | None
-    ) -> None:
+    async def _write(self, term: int, action: act.Action) -> None:
+        """The rows of an action: all of it, or what must stand before its effect."""
         match action:
             case act.Spawn():
-                await self._spawn(term, action)
-            case act.Create():
-                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+                await self._intend(term, action)
             case act.Adopt():
                 await self._adopt(term, action)
             case act.Wait():
                 await self._wait(term, action)
             case act.Settle():
-                await self._store.move(
-                    term,
-                    action.worker_id,
-                    from_states=[action.from_state],
-                    to_state=action.to_state,
-                    reason=action.reason,
+                await self._move(
+                    term, action.worker_id, action.from_state, to_state=action.to_state, reason=action.reason
                 )
             case act.Terminate():
                 await self._terminate(term, action)
+            case act.Bury():
+                await self._bury(term, action)
+            case act.Rescue():
+                await self._rescue(term, None, action.reason)
+            case act.Create() | act.Climb() | act.Flush() | act.Delete() | act.Reap():
+                pass
+            case _:
+                assert_never(action)
+
+    async def _carry_out(self, term: int, action: act.Effect, worker: Worker | None) -> None:
+        match action:
+            case act.Spawn() | act.Create():
+                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
             case act.Flush():
                 await self._flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
                 await self._delete(term, action)
-            case act.Bury():
-                await self._bury(term, action)
             case act.Reap():
                 deleted = await self._cloud.delete_pod(action.pod_id)
                 log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
-            case act.Rescue():
-                await self._rescue(term, None, action.reason)
-            case act.Climb():
-                raise AssertionError("climbs have a table of their own")
             case _:
                 assert_never(action)
 
-    async def _spawn(self, term: int, action: act.Spawn) -> None:
+    async def _intend(self, term: int, action: act.Spawn) -> None:
         intent = {
             "id": action.worker_id,
             "pool": action.pool,
@@ -170,9 +179,9 @@ class Executor:
             "reason": action.reason,
             "metadata": {},
         }
-        if await self._store.spawn(term, intent):
-            log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
-        await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+        if not await self._store.spawn(term, intent):
+            raise LostRace(f"worker {action.worker_id} exists already")
+        log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
 
     async def _adopt(self, term: int, action: act.Adopt) -> None:
         rung = RUNGS[Stage.POD_RUNNING]
@@ -298,9 +307,19 @@ class Executor:
             )
 
     async def _move(
-        self, term: int, worker_id: str, state: State, *, stage: Stage | None = None, reason: str, **fields: Any
+        self,
+        term: int,
+        worker_id: str,
+        state: State,
+        *,
+        to_state: State | None = None,
+        stage: Stage | None = None,
+        reason: str,
+        **fields: Any,
     ) -> None:
-        await self._store.move(term, worker_id, from_states=[state], stage=stage, reason=reason, fields=fields)
+        await self._store.move(
+            term, worker_id, from_states=[state], to_state=to_state, stage=stage, reason=reason, fields=fields
+        )
 
 
 def _known(worker: Worker | None, worker_id: str) -> Worker:

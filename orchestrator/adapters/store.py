@@ -125,7 +125,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_decisions": ("p_fleet", "p_limit"),
         "fleet_pause": ("p_fleet", "p_reason"),
         "fleet_explain": ("p_fleet", "p_worker_id"),
-        "fleet_task_explain": ("p_fleet", "p_id"),
+        "fleet_task_explain": ("p_fleet", "p_task_id"),
         "fleet_scaling_explain": ("p_fleet",),
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
@@ -298,7 +298,7 @@ class SqlStore:
 
     async def explain_task(self, task_id: UUID | str) -> Row:
         """All that an explanation of one task needs; its "task" is None if there is none."""
-        return dict(await self._call("fleet_task_explain", p_id=str(task_id)))
+        return dict(await self._call("fleet_task_explain", p_task_id=str(task_id)))
 
     async def explain_scaling(self) -> Row:
         """The last decision of each pool, the offers, and who waits for capacity, budget or an operator."""

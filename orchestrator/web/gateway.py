@@ -27,6 +27,7 @@ MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
 BODY_TIMEOUT_S = 30.0
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
 GRANT_TTL_S = 3_600
+SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
@@ -73,9 +74,8 @@ class Gateway:
             arguments = await _arguments(request, function)
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
-            log.warning(
-                "worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal)
-            )
+            say = log.warning if refusal.status >= SERVER_ERROR else log.info
+            say("worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal))
             return refusal.response()
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it

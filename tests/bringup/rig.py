@@ -101,9 +101,9 @@ class Rig:
         return sorted((await self.store.worker(worker_id))["attempts"], key=lambda row: int(row["id"]))
 
     async def reaches(self, worker_id: str, stage: Stage) -> None:
-        """Wait until the row shows a stage."""
+        """Wait until an attempt at a stage is under way."""
         async with asyncio.timeout(DEADLINE_S):
-            while (await self.row(worker_id))["stage"] != stage:
+            while not any(a["stage"] == stage for a in await self.attempts(worker_id)):
                 await asyncio.sleep(SNAPSHOT_EVERY_S)
 
     def install(self, sshd: Sshd, name: str, script: str) -> Path:

@@ -77,14 +77,31 @@ class Sshd:
             self.cut_after = None
             self.cut()
             child.kill()
-        stdout, stderr = await child.communicate(await process.stdin.read())
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        feeding = asyncio.create_task(_feed(process, child.stdin))
+        stdout, stderr = await asyncio.gather(child.stdout.read(), child.stderr.read())
+        status = await child.wait()
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
         with contextlib.suppress(OSError):  # the caller has gone
             process.stdout.write(stdout)
             process.stderr.write(stderr)
-            if (child.returncode or 0) < 0:
+            if status < 0:
                 process.exit_with_signal("KILL")
             else:
-                process.exit(child.returncode or 0)
+                process.exit(status)
+
+
+async def _feed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
+    try:
+        stdin.write(await process.stdin.read())
+        await stdin.drain()
+    except (OSError, asyncssh.Error):
+        pass  # the caller has gone, or the command wants no more
+    finally:
+        stdin.close()
 
 
 class _Login(asyncssh.SSHServer):

@@ -92,7 +92,7 @@ async def shown(fleet: Fleet, worker: str, *, width: int = 400, **settings: Any)
 
 async def told(fleet: Fleet, task: str, **settings: Any) -> tasks.Explanation:
     """What is said of a task now."""
-    return tasks.explained(await fleet.call("fleet_task_explain", p_fleet=FLEET, p_id=task), policy(**settings))
+    return tasks.explained(await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=task), policy(**settings))
 
 
 def lines(*parts: RenderableType, width: int = 400) -> list[str]:
