@@ -1264,9 +1264,17 @@ CREATE FUNCTION public.internal_settle(p_ids uuid[]) RETURNS void
 begin
     update public.tasks t
        set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
-           error_message = (select format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status)
-                              from public.tasks d
-                             where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled') limit 1)
+           error_message = (
+               select left(concat_ws(': ',
+                          format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status),
+                          nullif(d.failure_code, 'DEPENDENCY_FAILED'),
+                          case when d.failure_code = 'DEPENDENCY_FAILED'
+                               then regexp_replace(d.error_message,
+                                                   '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                               else d.error_message end), 4000)
+                 from public.tasks d
+                where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled')
+                order by array_position(t.depends_on, d.id) limit 1)
      where t.id = any (p_ids) and t.status = 'Queued'
        and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
     update public.tasks t

@@ -5,7 +5,7 @@ thinks about it. A worker or pod with an action under way is `in_flight`, and th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -13,13 +13,13 @@ import structlog
 
 from orchestrator.core import actions as act
 from orchestrator.core.model import Policy, Snapshot, Worker
-from orchestrator.core.states import FAILURES, RUNGS, Stage, State, WaitingOn
-from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, Store, Unavailable
+from orchestrator.core.states import FAILURES, RUNGS, Stage, State
+from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
 from orchestrator.renting import Renter
+from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
 ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Bury, act.Rescue)
-RETRY_S = 5.0  # before a failed flush is tried again
 log = structlog.get_logger()
 
 
@@ -41,6 +41,7 @@ class Executor:
         cloud: Cloud,
         *,
         climb: Callable[[int, Worker], Awaitable[None]],
+        look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
         finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
         hang_up: Callable[[str], Awaitable[None]],
         policy: Policy,
@@ -48,10 +49,11 @@ class Executor:
         wake: Callable[[], None],
     ) -> None:
         self._store, self._cloud = store, cloud
-        self._climb_up, self._finish_logs, self._hang_up, self._wake = climb, finish_logs, hang_up, wake
+        self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
         self._renter = Renter(store, cloud, policy)
+        self._teardown = Teardown(store, cloud, look=look, finish_logs=finish_logs, policy=policy)
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
@@ -154,9 +156,9 @@ class Executor:
             case act.Spawn() | act.Create():
                 await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
             case act.Flush():
-                await self._flush(term, action, _known(worker, action.worker_id))
+                await self._teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
-                await self._delete(term, action)
+                await self._teardown.delete(term, action)
             case act.Reap():
                 deleted = await self._cloud.delete_pod(action.pod_id)
                 log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
@@ -212,81 +214,15 @@ class Executor:
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
-        fields: dict[str, Any] = {
-            "exit_cause": action.cause,
-            "failure_code": action.code,
-            "waiting_on": WaitingOn.WORKER,
-        }
-        fields |= {"waiting_for": "its tasks to end", "deadline_s": self._policy.drain_grace_s, "next_attempt_s": 0}
-        await self._store.move(
-            term,
-            action.worker_id,
-            from_states=[action.from_state],
-            to_state=State.TERMINATING,
-            stage=Stage.DRAINING,
-            reason=action.reason,
-            fields=fields,
-        )
+        await self._teardown.begin(term, action)
         if action.worker_id in self._climbs:
             self._climbs[action.worker_id].cancel()
         said = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
         (log.warning if action.cause in FAILURES else log.info)("worker_terminating", **said)
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
-
-    async def _flush(self, term: int, action: act.Flush, worker: Worker) -> None:
-        await self._move(
-            term,
-            worker.id,
-            State.TERMINATING,
-            stage=None if worker.stage is Stage.FLUSHING else Stage.FLUSHING,
-            reason=action.reason,
-            waiting_on=WaitingOn.ORCHESTRATOR,
-            waiting_for="the last log bytes",
-            deadline_s=self._policy.flush_deadline_s,
-            next_attempt_s=RETRY_S,
-        )
-        if worker.nonce is not None:
-            try:
-                async with asyncio.timeout(self._policy.flush_deadline_s):
-                    await self._finish_logs(term, worker, action.reachable)
-            except TimeoutError as error:
-                raise Unavailable("the last log bytes did not come in time") from error
-        await self._move(
-            term,
-            worker.id,
-            State.TERMINATING,
-            stage=Stage.DELETING,
-            reason="logs are safe or declared lost",
-            waiting_on=WaitingOn.ORCHESTRATOR,
-            waiting_for="the delete call",
-            next_attempt_s=0,
-        )
-
-    async def _delete(self, term: int, action: act.Delete) -> None:
-        attempt = await self._store.open_attempt(term, action.worker_id, Stage.DELETING)
-        result = Attempt("cancelled")
-        try:
-            known = await self._cloud.delete_pod(action.pod_id)
-            result = Attempt("ok", evidence={"pod_id": action.pod_id, "known": known})
-        except PortError as error:
-            result = Attempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
-        finally:
-            await self._store.close_attempt(term, attempt, result)
-        sent = result.outcome == "ok"
-        await self._move(
-            term,
-            action.worker_id,
-            State.TERMINATING,
-            reason=action.reason,
-            pod_id=action.pod_id,
-            waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
-            waiting_for="two complete lists without it" if sent else "the delete call to succeed",
-            next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
-            deadline_s=self._policy.drain_grace_s,
-        )
-        said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
-        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
+        else:
+            await self._teardown.name_tasks(term, action)
 
     async def _bury(self, term: int, action: act.Bury) -> None:
         await self._store.move(

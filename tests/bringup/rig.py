@@ -65,7 +65,7 @@ class Rig:
 
     async def worker(self, *, server: bool = True, pod: Mapping[str, Any] | None = None) -> tuple[Worker, Sshd]:
         """A worker whose pod was just created, and the pod."""
-        worker_id, pod_id = f"gpu-{uuid.uuid4().hex[:12]}", f"pod-{uuid.uuid4().hex[:8]}"
+        worker_id, pod_id = await self.intent(), f"pod-{uuid.uuid4().hex[:8]}"
         home = self.directory / pod_id
         home.mkdir()
         sshd = Sshd(home, self.key, [asyncssh.generate_private_key("ssh-ed25519")], {"RUNPOD_POD_ID": pod_id})
@@ -73,13 +73,22 @@ class Rig:
         await sshd.start()
         if not server:
             await sshd.stop()
+        row = await self.created(worker_id, pod_id)
+        self.show(replace(a_pod(pod_id, worker_id, sshd.port), **(pod or {})))
+        return row, sshd
+
+    async def intent(self) -> str:
+        """A worker without a pod; its id."""
+        worker_id = f"gpu-{uuid.uuid4().hex[:12]}"
         intent = {"id": worker_id, "pool": worker_id, "gpu_type": "RTX", "gpu_count": 1, "reserved_usd": 0}
         intent |= {"heartbeat_s": self.config.heartbeat_s, "lease_s": 60, "own_program": False, "deadline_s": 30}
         await self.store.spawn(self.term, {**intent, "actor": "test", "reason": "test"})
+        return worker_id
+
+    async def created(self, worker_id: str, pod_id: str) -> Worker:
+        """The row once its pod was created."""
         fields = {"pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
-        row = await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
-        self.show(replace(a_pod(pod_id, worker_id, sshd.port), **(pod or {})))
-        return row, sshd
+        return await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
 
     async def move(self, worker_id: str, **given: Any) -> Worker:
         """Any move of a spawning worker."""
@@ -135,6 +144,14 @@ class Rig:
             for agent in self.agents(sshd):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(agent["pid"], signal.SIGKILL)
+
+
+async def ended(climb: asyncio.Task[None]) -> None:
+    """Cancel a climb and see it end; psycopg_pool's asyncio.wait_for may swallow a cancellation before Python 3.12."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not climb.done():
+            climb.cancel()
+            await asyncio.wait({climb}, timeout=1)
 
 
 @asynccontextmanager
