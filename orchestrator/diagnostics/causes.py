@@ -23,7 +23,7 @@ from orchestrator.diagnostics.sentences import (
     Sentence,
 )
 
-XID = re.compile(r"XID_(\d{1,3})")
+XID = re.compile(r"XID_(\d{1,4})")
 # NVIDIA's catalogue of Xids (docs.nvidia.com/deploy/xid-errors), as far as it matters here.
 XIDS = {
     13: "a graphics engine exception: an illegal access of the program, most often",

@@ -76,6 +76,8 @@ BRING_UP: Mapping[str, Sentence] = MappingProxyType({
     "NO_HEARTBEAT": ("SSH works, but the worker's heartbeats do not reach the database.",
                      OPERATOR, REPLACED,
                      "see that pods reach WORKER_API_URL, and that all replicas have the same WORKER_JWT_SECRET"),
+    "HOST_AVOIDED": ("The pod landed on a machine that is being avoided, after it failed before.",
+                     PROVIDER, "terminate, respawn: with luck on another machine", MORE),
     "CONNECTION_LOST": ("The SSH connection broke again and again in the middle of a stage.",
                         PROVIDER, "the climb begins again until the stage's deadline, then: terminate, respawn", MORE),
 })

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 NO_LEADER = "nothing: no orchestrator leads"
 LEAD = "python -m orchestrator run"
 # What a stage waits for while nothing has gone wrong in it.
-WANTED = {
+WANTED: Mapping[str, str] = {
     Stage.INTENT: "its pod to be asked for",
     Stage.POD_CREATED: "an answer to the create call",
     Stage.POD_RUNNING: "the pod to be RUNNING with a runtime",
@@ -28,6 +28,10 @@ WANTED = {
     Stage.SSH_AUTH: "the pod to accept our SSH key",
     Stage.EXEC: "a command to run on the pod",
     Stage.IDENTITY: "the pod to say who it is",
+    "platform": "the pod's disk, limits and clock to be good enough",
+    "gpu_inventory": "the GPUs to be those that were rented",
+    "gpu_health": "the GPUs to be healthy",
+    "gpu_fabric": "the NVLinks between the GPUs to be up",
     Stage.DEPLOY: "the code to lie on the pod, by its hash",
     Stage.PROCESS: "its process to be seen alive",
     Stage.HEARTBEAT: "its first heartbeat",
