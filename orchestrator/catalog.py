@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import structlog
 
 from orchestrator.core.model import Policy, Volume
-from orchestrator.ports import BadSpec, Cloud, PortError
+from orchestrator.ports import BadSpec, Cloud, PortError, Unavailable
 
 FRESH_S = 3600.0
 log = structlog.get_logger()
@@ -18,7 +18,8 @@ log = structlog.get_logger()
 class Catalog:
     """The last answers."""
 
-    def __init__(self, cloud: Cloud, policy: Policy) -> None:
+    def __init__(self, cloud: Cloud | None, policy: Policy) -> None:
+        """Without a cloud nothing is ever known."""
         self._cloud = cloud
         self._priced = policy.hourly_budget_usd is not None or policy.daily_budget_usd is not None
         self._names = sorted({pool.volume_name for pool in policy.pools if pool.volume_name})
@@ -30,12 +31,12 @@ class Catalog:
     @property
     def needed(self) -> bool:
         """Whether there is anything to know."""
-        return self._priced or bool(self._names)
+        return self._cloud is not None and (self._priced or bool(self._names))
 
     async def refresh(self) -> bool:
         """Ask anew once the answers are FRESH_S old, or if one is missing; whether something was learnt."""
         clock_s = asyncio.get_running_loop().time()
-        if not self.needed or clock_s < self._fresh_until_s:
+        if self._cloud is None or not self.needed or clock_s < self._fresh_until_s:
             return False
         complete = True
         try:
@@ -63,6 +64,8 @@ class Catalog:
         return True
 
     async def _look(self, name: str) -> tuple[str, str]:
+        if self._cloud is None:
+            raise Unavailable("nobody can be asked for a volume")
         try:
             found = await self._cloud.volume_id(name)
         except BadSpec as error:

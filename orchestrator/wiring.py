@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,9 +24,9 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import Bundle, build_bundle
 from orchestrator.catalog import Catalog
-from orchestrator.core.actions import Plan
+from orchestrator.core.actions import Plan, Verdict
 from orchestrator.core.model import Policy, Snapshot, Worker
-from orchestrator.core.plan import plan
+from orchestrator.core.plan import plan, sizes
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
@@ -40,6 +40,7 @@ from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verify
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
+CATALOG_WAIT_S = 5.0  # for prices, where an answer without them is better than none
 RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, short enough to read
 log = structlog.get_logger()
 
@@ -147,6 +148,18 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         finally:
             await cloud.close()
     return seen, plan(seen, policy)
+
+
+async def verdicts(settings: Settings) -> tuple[Verdict, ...]:
+    """What each pool's size comes to now, by the planner, from the database alone: RunPod may be away."""
+    policy = _policy(settings, build_bundle(settings.worker_code_dir))
+    catalog = Catalog(open_cloud(settings) if settings.runpod_api_key else None, policy)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CATALOG_WAIT_S):
+            await catalog.refresh()
+    async with open_store(settings) as store:
+        seen = await Observer(store, None, settings.fleet_id, catalog).observe(frozenset(), frozenset())
+    return tuple(verdict for _, verdict in sizes(seen, policy, []))
 
 
 @asynccontextmanager

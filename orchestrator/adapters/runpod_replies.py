@@ -13,6 +13,7 @@ from orchestrator.core.model import Pod, PodStatus
 from orchestrator.ports import (
     ApiAuth,
     BadSpec,
+    Bill,
     NoBalance,
     NoCapacity,
     PortError,
@@ -79,8 +80,8 @@ def pod(record: object) -> Pod:
         gpu_count=_whole(gpu, "count") if gpu else 0,
         data_center=_optional_text(fields, "dataCenterId"),
         machine_id=_optional_text(fields, "machineId"),
-        price_usd_per_hour=_price(fields),
-        created_at=_moment(fields),
+        price_usd_per_hour=None if fields.get("cost") is None else _dollars(fields, "cost"),
+        created_at=None if fields.get("createdAt") is None else _moment(fields, "createdAt"),
     )
 
 
@@ -123,10 +124,20 @@ def prices(reply: object) -> dict[str, float]:
     found = {}
     for record in records:
         fields = _object(record, "gpu")
-        for cloud, usd in _optional_object(fields, "price").items():
+        price = _optional_object(fields, "price")
+        for cloud, usd in price.items():
             if usd is not None:
-                found[f"{_text(fields, 'id')}|{cloud.upper()}"] = _dollars(usd, "price")
+                found[f"{_text(fields, 'id')}|{cloud.upper()}"] = _dollars(price, cloud)
     return found
+
+
+def bills(reply: object) -> tuple[Bill, ...]:
+    """Read the pods' billing history: per pod and bucket a `totalAmount`, GPU, CPU and disk together."""
+    records = _object(reply, "reply").get("records")
+    if not isinstance(records, list):
+        raise Malformed("records is not a list")
+    rows = [_object(record, "billing record") for record in records]
+    return tuple(Bill(_text(row, "podId"), _moment(row, "startTime"), _dollars(row, "totalAmount")) for row in rows)
 
 
 def port_error(error: Exception, doing: str) -> PortError:
@@ -196,23 +207,16 @@ def _port(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _price(fields: Mapping[str, Any]) -> float | None:
-    value = fields.get("cost")
-    return None if value is None else _dollars(value, "cost")
-
-
-def _dollars(value: object, name: str) -> float:
+def _dollars(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
         raise Malformed(name)
     return float(value)
 
 
-def _moment(fields: Mapping[str, Any]) -> datetime | None:
-    text = _optional_text(fields, "createdAt")
-    if text is None:
-        return None
+def _moment(fields: Mapping[str, Any], name: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(_text(fields, name))
     except ValueError as error:
-        raise Malformed("createdAt") from error
+        raise Malformed(name) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

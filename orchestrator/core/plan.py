@@ -10,11 +10,11 @@
 No two phases act on the same worker: a worker that lifecycle ended or scaling dropped is out of the later phases.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
-from orchestrator.core.actions import Action, Plan, Terminate
+from orchestrator.core.actions import Action, Plan, Terminate, Verdict
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import State
 
@@ -26,19 +26,24 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
-    snapshot = _with_ends(snapshot, actions)
-    market = capacity.Market(snapshot, policy)
     verdicts = []
-    for pool in policy.pools:
-        changes, verdict = scaling.plan(pool, snapshot, policy, market, leaving=_ended(actions))
-        actions += changes
-        chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=_ended(actions))
-        actions += [*chosen, *waits]
-        verdicts.append(verdict)
-    for changes, verdict in scaling.unserved(snapshot, policy, market, leaving=_ended(actions)):
+    for changes, verdict in sizes(snapshot, policy, actions):
         actions += changes
         verdicts.append(verdict)
     return Plan(tuple(actions), tuple(verdicts))
+
+
+def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], Verdict]]:
+    """What each pool's size comes to and what that takes, after `actions`; pools that nobody configured come last."""
+    snapshot = _with_ends(snapshot, actions)
+    leaving = _ended(actions)
+    market = capacity.Market(snapshot, policy)
+    plans = []
+    for pool in policy.pools:
+        changes, verdict = scaling.plan(pool, snapshot, policy, market, leaving=leaving)
+        chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
+        plans.append(([*changes, *chosen, *waits], verdict))
+    return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
 
 
 def in_transition(snapshot: Snapshot) -> bool:
