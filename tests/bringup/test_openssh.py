@@ -76,7 +76,7 @@ async def openssh(tmp_path: Path, unused_tcp_port: int) -> AsyncIterator[OpenSsh
                     await asyncio.sleep(0.05)
         yield server
     finally:
-        await process.communicate()
+        await process.communicate(b"")
 
 
 async def test_openssh_runs_commands_and_keeps_files(openssh: OpenSsh, tmp_path: Path) -> None:
