@@ -81,6 +81,7 @@ async def test_a_task_that_stands_still_ends_its_worker(stack: Stack, until: Unt
     """The heartbeat lives, progress does not: the worker goes, and the task with it after its last attempt."""
     await stack.start_orchestrator({"TASK_STUCK_TIMEOUT_SEC": "3", "WORKER_HANDLERS": "still=plain:stand"})
     [task] = await submit(stack, [{"task_type": "still", "params": {"seconds": 600}, "max_attempts": 1}])
-    (worker,) = await until("select state_reason from workers where exit_cause = 'task_stuck'")
-    assert f"task {task} made no progress for" in worker["state_reason"]
+    await until("select 1 from workers where exit_cause = 'task_stuck'")
+    (event,) = await until("select reason from worker_events where from_state = 'active' and to_state = 'terminating'")
+    assert f"task {task} made no progress for" in event["reason"]
     await until("select 1 from tasks where id = %s and status = 'Failed' and failure_code = 'WORKER_LOST'", task)
