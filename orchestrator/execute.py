@@ -14,6 +14,7 @@ import structlog
 from orchestrator.core import actions as act
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.states import FAILURES, RUNGS, Stage, State, WaitingOn
+from orchestrator.hosts import remember
 from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, Store, Unavailable
 from orchestrator.renting import Renter
 
@@ -209,7 +210,7 @@ class Executor:
             "waiting_on": WaitingOn.WORKER,
         }
         fields |= {"waiting_for": "its tasks to end", "deadline_s": self._policy.drain_grace_s, "next_attempt_s": 0}
-        await self._store.move(
+        ended = await self._store.move(
             term,
             action.worker_id,
             from_states=[action.from_state],
@@ -224,6 +225,7 @@ class Executor:
         (log.warning if action.cause in FAILURES else log.info)("worker_terminating", **said)
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
+            await remember(self._store, term, ended, action.code, {"why": action.reason})
 
     async def _flush(self, term: int, action: act.Flush, worker: Worker) -> None:
         await self._move(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from orchestrator.core.hosts import Strike
 from orchestrator.core.model import Demand, OfferState, Pod, PodSpec, Worker
 from orchestrator.core.states import FailureCode, Stage, State
 
@@ -146,6 +147,14 @@ class Store(Protocol):
         ...
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...
+    async def strike(self, term: int, strike: Strike, *, code: str, evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Hold a failure against a machine or a place; its strikes that count, and until when it is avoided."""
+        ...
+
+    async def hosts(self) -> Sequence[Mapping[str, Any]]:
+        """Machines and places that failed, newest first, `avoided` or no longer."""
+        ...
+
     async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload; its range can never be given to another object."""
@@ -202,6 +211,10 @@ class Cloud(Protocol):
 
     async def delete_pod(self, pod_id: str) -> bool:
         """True if deleted by this call, False if the provider did not know it (which proves nothing)."""
+        ...
+
+    async def pod_log(self, pod_id: str) -> str:
+        """The last lines of the provider's own log about a pod (image pull, container start)."""
         ...
 
     async def volume_id(self, name: str) -> tuple[str, str]:

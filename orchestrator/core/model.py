@@ -139,6 +139,7 @@ class Worker:
     own_program: bool  # WORKER_START_COMMAND: it may claim tasks in its own way
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of
+    machine_id: str | None = None  # the provider's host, as far as it tells
 
 
 @dataclass(frozen=True, slots=True)
