@@ -46,8 +46,8 @@ begin
 end
 $$;
 
--- What is remembered, the newest failure first.
-create function public.fleet_hosts(p_fleet text, p_now timestamptz default null) returns jsonb
+-- What is remembered, the newest failure first; with p_avoided only what is avoided now.
+create function public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamptz default null) returns jsonb
 language plpgsql volatile security definer set search_path = '' as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -55,7 +55,9 @@ begin
     return jsonb_build_object('now', v_now, 'hosts', coalesce((
         select jsonb_agg(to_jsonb(h) - 'fleet' || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
                          order by h.last_failure desc, h.key)
-          from (select * from public.hosts h where h.fleet = p_fleet order by h.last_failure desc, h.key limit 1000) h),
+          from (select * from public.hosts h
+                 where h.fleet = p_fleet and (h.avoid_until > v_now or not coalesce(p_avoided, false))
+                 order by h.last_failure desc, h.key limit 1000) h),
         '[]'));
 end
 $$;
@@ -67,7 +69,7 @@ declare
 begin
     foreach v_function in array array[
         'public.fleet_strike(text, bigint, text, text, jsonb, numeric, int, numeric, timestamptz)',
-        'public.fleet_hosts(text, timestamptz)']::regprocedure[] loop
+        'public.fleet_hosts(text, boolean, timestamptz)']::regprocedure[] loop
         execute format('revoke all on function %s from public', v_function);
         for v_role in select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated') loop
             execute format('revoke all on function %s from %I', v_function, v_role);

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from orchestrator.ascent import Ascent, Evidence, Proof
+from orchestrator.boot import Boot
 from orchestrator.bundle import Bundle
 from orchestrator.core.model import Worker
 from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Rung, Stage, State, WaitingOn
@@ -59,9 +60,8 @@ class BringUp:
         pod_log: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         self._store, self._config = store, config
-        self._proofs = Proofs(
-            lines, shell, bundle, pods, workers, config, token_for, hosts=store.hosts, pod_log=pod_log or _no_log
-        )
+        boot = Boot(pods, lambda: store.hosts(avoided=True), pod_log or _no_log)
+        self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for)
 
     async def climb(self, term: int, worker: Worker) -> None:
         """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""

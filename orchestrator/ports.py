@@ -151,8 +151,8 @@ class Store(Protocol):
         """Hold a failure against a machine or a place; its strikes that count, and until when it is avoided."""
         ...
 
-    async def hosts(self) -> Sequence[Mapping[str, Any]]:
-        """Machines and places that failed, newest first, `avoided` or no longer."""
+    async def hosts(self, *, avoided: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Machines and places that failed, newest first; with `avoided` only those that are avoided now."""
         ...
 
     async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...

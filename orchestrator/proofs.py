@@ -8,45 +8,35 @@ that was seen stands in the row: facts found by one stage are written with the m
 import asyncio
 import itertools
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from orchestrator import launch, remote
 from orchestrator.ascent import Ascent, Evidence, Proof
+from orchestrator.boot import Boot
 from orchestrator.bundle import Bundle
 from orchestrator.checks import Checks
-from orchestrator.core.hosts import machine_key
-from orchestrator.core.images import is_pulling
-from orchestrator.core.model import Pod, PodStatus, Worker
+from orchestrator.core.model import Worker
 from orchestrator.core.states import RUNGS, FailureCode, Rung, Stage
 from orchestrator.ports import (
     AuthFailed,
     HostKeyChanged,
     Lines,
     NotSsh,
-    PortError,
     Refused,
     Session,
     Shell,
     Unavailable,
 )
 from orchestrator.remote import Unproven
-from orchestrator.views import PodView, WorkerView
+from orchestrator.views import WorkerView
 
 BANNER_TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two tries at a port; the last one repeats
 LOOK_AGAIN_S = 10.0  # while no heartbeat comes, how often the process is looked for again
-LOG_LOOK_S = 20.0  # before a pod that does not run is given up, its own log is asked
-LOG_LINES = 30  # of it are kept
 WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
 PUSHES = 2  # then a file that does not arrive whole is given up
-POD_FACTS = ("machine_id", "data_center", "gpu_type", "price_usd_per_hour")  # columns of the same names
-GONE = {
-    PodStatus.EXITED: FailureCode.POD_EXITED,
-    PodStatus.TERMINATED: FailureCode.POD_EXITED,
-    PodStatus.ERROR: FailureCode.POD_ERROR,
-}
 
 
 class Proofs:
@@ -57,26 +47,21 @@ class Proofs:
         lines: Lines,
         shell: Shell,
         bundle: Bundle,
-        pods: PodView,
+        boot: Boot,
         workers: WorkerView,
         config: launch.LaunchConfig,
         token_for: Callable[[Worker, str], str],
-        *,
-        hosts: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]],
-        pod_log: Callable[[str], Awaitable[str]],
     ) -> None:
         self._lines, self._shell, self._bundle = lines, shell, bundle
-        self._pods, self._workers = pods, workers
-        self._config, self._token_for = config, token_for
-        self._hosts, self._pod_log = hosts, pod_log
-        self._checks = Checks(lines, config)
+        self._boot, self._checks = boot, Checks(lines, config)
+        self._workers, self._config, self._token_for = workers, config, token_for
 
     def ladder(self, worker: Worker) -> tuple[tuple[Rung, Proof], ...]:
         """The stages in their order; what a pod has not got, it need not prove."""
         checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
         steps = (
-            (Stage.POD_RUNNING, self.pod_running, True),
-            (Stage.SSH_DETAILS, self.ssh_details, True),
+            (Stage.POD_RUNNING, self._boot.pod_running, True),
+            (Stage.SSH_DETAILS, self._boot.ssh_details, True),
             (Stage.TCP, self.tcp, True),
             (Stage.SSH_AUTH, self.ssh_auth, True),
             (Stage.EXEC, self.exec, True),
@@ -90,45 +75,6 @@ class Proofs:
             (Stage.HEARTBEAT, self.heartbeat, True),
         )
         return tuple((RUNGS[stage], proof) for stage, proof, needed in steps if needed)
-
-    async def pod_running(self, ascent: Ascent) -> Evidence:
-        """The provider says RUNNING, a runtime is present, and its machine is none that failed of late."""
-        look_s = min(LOG_LOOK_S, ascent.limit_s / 4)  # before the deadline, the pod's own log is asked why
-        try:
-            pod = await self._pod(ascent, _runs, ascent.limit_s - look_s)
-        except TimeoutError:
-            await self._ask_the_log(ascent, look_s / 2)
-            pod = await self._pod(ascent, _runs, ascent.limit_s)
-        found = {name: getattr(pod, name) for name in POD_FACTS}
-        ascent.facts |= {name: value for name, value in found.items() if value is not None}
-        if pod.machine_id is not None:
-            await self._refuse_avoided(pod.machine_id)
-        return {"pod_id": pod.id, "machine_id": pod.machine_id}
-
-    async def _ask_the_log(self, ascent: Ascent, timeout_s: float) -> None:
-        """Tell a slow pull from a pod that will never run; no answer changes nothing."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                said = await self._pod_log(ascent.worker.pod_id or "")
-        except (PortError, TimeoutError) as error:
-            ascent.evidence = {"pod_log_error": f"{type(error).__name__}: {error}"[:300]}
-            return
-        ascent.evidence = {"pod_log": said.splitlines()[-LOG_LINES:]}
-        if is_pulling(said):
-            ascent.suspect = FailureCode.IMAGE_PULL_SLOW
-
-    async def _refuse_avoided(self, machine_id: str) -> None:
-        avoided = {host["key"]: host for host in await self._hosts() if host["avoided"]}
-        host = avoided.get(machine_key(machine_id))
-        if host is not None:
-            evidence = {"host": host["key"], "avoid_until": host["avoid_until"], "failures": host["evidence"][:3]}
-            raise Unproven(FailureCode.HOST_AVOIDED, f"machine {machine_id} failed before", evidence)
-
-    async def ssh_details(self, ascent: Ascent) -> Evidence:
-        """A public address for port 22."""
-        pod = await self._pod(ascent, lambda p: bool(p.ssh_host and p.ssh_port), ascent.limit_s)
-        ascent.facts |= {"ssh_host": pod.ssh_host, "ssh_port": pod.ssh_port}
-        return {"address": f"{pod.ssh_host}:{pod.ssh_port}"}
 
     async def tcp(self, ascent: Ascent) -> Evidence:
         """Something that speaks SSH answers there."""
@@ -241,15 +187,6 @@ class Proofs:
         if not alive:
             raise Unproven(FailureCode.NO_PROCESS, "the agent ended before its first heartbeat", ascent.evidence)
 
-    async def _pod(self, ascent: Ascent, ready: Callable[[Pod], bool], timeout_s: float) -> Pod:
-        pod_id = ascent.worker.pod_id
-        if pod_id is None:
-            raise Unproven(FailureCode.POD_MISSING, "the row names no pod")
-        pod = await self._pods.until(pod_id, lambda p: p.status in GONE or ready(p), timeout_s)
-        if pod.status in GONE:
-            raise Unproven(GONE[pod.status], f"the provider says {pod.status}")
-        return pod
-
     async def _choose_launch(self, ascent: Ascent, session: Session) -> None:
         """Keep the row's launch if its agent runs this code, or never began; else name a new one.
 
@@ -281,10 +218,6 @@ def _address(worker: Worker) -> tuple[str, int]:
     if worker.ssh_host is None or worker.ssh_port is None:
         raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
     return worker.ssh_host, worker.ssh_port
-
-
-def _runs(pod: Pod) -> bool:
-    return pod.status is PodStatus.RUNNING and pod.has_runtime
 
 
 def _name(path: str) -> str:

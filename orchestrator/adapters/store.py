@@ -93,7 +93,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_after",
             "p_memory_s",
         ),
-        "fleet_hosts": ("p_fleet",),
+        "fleet_hosts": ("p_fleet", "p_avoided"),
         "fleet_record_decision": ("p_fleet", "p_term", "p_decision"),
         "fleet_log_begin": (
             "p_fleet",
@@ -251,9 +251,9 @@ class SqlStore:
             )
         )
 
-    async def hosts(self) -> Sequence[Row]:
+    async def hosts(self, *, avoided: bool = False) -> Sequence[Row]:
         """Machines and places that failed, newest first: key, strikes, evidence, avoid_until, avoided."""
-        return list((await self._call("fleet_hosts"))["hosts"])
+        return list((await self._call("fleet_hosts", p_avoided=avoided))["hosts"])
 
     async def record_decision(self, term: int, decision: Row) -> None:
         """Keep a decision, unless it is the same as the pool's last one."""

@@ -21,9 +21,9 @@ async def strike(
     return answer
 
 
-async def hosts(fleet: Fleet) -> dict[str, Mapping[str, Any]]:
+async def hosts(fleet: Fleet, *, avoided: bool = False) -> dict[str, Mapping[str, Any]]:
     """By key."""
-    return {host["key"]: host for host in (await fleet.call("fleet_hosts", p_fleet=FLEET))["hosts"]}
+    return {host["key"]: host for host in (await fleet.call("fleet_hosts", p_fleet=FLEET, p_avoided=avoided))["hosts"]}
 
 
 async def test_a_machine_is_avoided_from_its_first_strike_until_its_time_is_over(fleet: Fleet) -> None:
@@ -34,6 +34,7 @@ async def test_a_machine_is_avoided_from_its_first_strike_until_its_time_is_over
     assert (await hosts(fleet))["machine:m1"]["avoided"] is True
     fleet.wait(1801)
     host = (await hosts(fleet))["machine:m1"]
+    assert await hosts(fleet, avoided=True) == {}
     assert (host["avoided"], host["evidence"][0]["code"]) == (False, "ECC")
 
 
@@ -68,4 +69,4 @@ async def test_only_the_leader_strikes_and_only_machines_and_places(fleet: Fleet
     for key in ("", "m1", "planet:earth"):
         with pytest.raises(BadArgument):
             await strike(fleet, key)
-    assert (await fleet.call("fleet_hosts", p_fleet="another"))["hosts"] == []
+    assert (await fleet.call("fleet_hosts", p_fleet="another", p_avoided=False))["hosts"] == []
