@@ -90,7 +90,7 @@ def _config(url: str, nonce: str) -> bytes:
 
 
 class _Door:
-    """A worker gateway without a database behind it: every call is answered at once, a claim with nothing after a second."""
+    """A worker gateway without a database: every call is answered at once, a claim with nothing after a second."""
 
     def __init__(self) -> None:
         self.registrations: asyncio.Queue[float] = asyncio.Queue()

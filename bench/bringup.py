@@ -29,6 +29,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         "MIN_ACTIVE_GPUS": str(tries),
         "MAX_ACTIVE_GPUS": str(tries),
         "GPU_IDLE_TIMEOUT_SEC": "3600",
+        "SPAWNING_GRACE_PERIOD_SEC": "3600",
     }
     async with Stack(directory, boot_s=(BOOT_S, BOOT_S)) as stack:
         await stack.migrate()

@@ -93,14 +93,12 @@ begin
 end
 $$;
 
+-- Before: refuse what may not be, stamp what follows from it.
 create function public.internal_worker_changing() returns trigger
 language plpgsql security definer set search_path = '' as $$
 declare
     v_now timestamptz := public.internal_now();
     v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
-    v_actor text := coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user);
-    v_term bigint := nullif(current_setting('orchestrator.term', true), '')::bigint;
-    v_from timestamptz;
 begin
     if tg_op = 'INSERT' then
         if new.status <> 'spawning' then
@@ -110,56 +108,77 @@ begin
         new.state_since := v_now;
         new.stage_since := v_now;
         new.state_reason := v_reason;
-    else
-        if new.status <> old.status then
-            if not exists (select from public.worker_transitions t
-                            where t.from_state = old.status and t.to_state = new.status) then
-                perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
-                    'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
-            end if;
-            new.state_since := v_now;
-            new.state_reason := v_reason;
-            if new.status = 'terminated' then
-                new.terminated_at := v_now;
-                new.token_jti := null;
-            end if;
-            v_from := greatest(old.state_since, new.billing_since);
-            if new.billing_since is not null and v_from < v_now then
-                insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
-                values (old.id, old.fleet,
-                        case old.status when 'spawning' then 'booting' when 'active' then 'busy'
-                                        when 'idle' then 'idle' else 'draining' end,
-                        v_from, v_now,
-                        coalesce(new.price_usd_per_hour, 0) * extract(epoch from v_now - v_from) / 3600);
-            end if;
+        return new;
+    end if;
+    if new.status <> old.status then
+        if not exists (select from public.worker_transitions t
+                        where t.from_state = old.status and t.to_state = new.status) then
+            perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
+                'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
         end if;
-        if new.stage is distinct from old.stage then
-            new.stage_since := v_now;
-        end if;
-        if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
-            new.last_heartbeat := null;
-            new.claim_no := 0;
-        end if;
-        if new.status = old.status and new.stage is not distinct from old.stage then
-            if new.drain_requested_at is distinct from old.drain_requested_at
-               or new.stop_requested_at is distinct from old.stop_requested_at then
-                perform pg_notify('orchestrator_fleet', new.id);
-            end if;
-            return new;
+        new.state_since := v_now;
+        new.state_reason := v_reason;
+        if new.status = 'terminated' then
+            new.terminated_at := v_now;
+            new.token_jti := null;
         end if;
     end if;
-    insert into public.worker_events
-        (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
-    values (new.id, new.fleet, case when tg_op = 'UPDATE' then old.status end, new.status,
-            case when tg_op = 'UPDATE' then old.stage end, new.stage, v_reason, v_term, v_actor, v_now,
-            jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
-                                                 'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
-    perform pg_notify('orchestrator_fleet', new.id);
+    if new.stage is distinct from old.stage then
+        new.stage_since := v_now;
+    end if;
+    if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
+        new.last_heartbeat := null;
+        new.claim_no := 0;
+    end if;
     return new;
 end
 $$;
 create trigger workers_changing before insert or update on public.workers
     for each row execute function public.internal_worker_changing();
+
+-- After, when it is certain (an insert may yet give way to a row that exists): history, costs, and whoever listens.
+create function public.internal_worker_changed() returns trigger
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_from_state text;
+    v_from_stage text;
+    v_from timestamptz;
+begin
+    if tg_op = 'UPDATE' then
+        v_from_state := old.status;
+        v_from_stage := old.stage;
+        v_from := greatest(old.state_since, new.billing_since);
+        if new.status <> old.status and new.billing_since is not null and v_from < new.state_since then
+            insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+            values (old.id, old.fleet,
+                    case old.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+                                    else 'draining' end,
+                    v_from, new.state_since,
+                    coalesce(new.price_usd_per_hour, 0) * extract(epoch from new.state_since - v_from) / 3600);
+        end if;
+    end if;
+    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage then
+        insert into public.worker_events
+            (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
+        values (new.id, new.fleet, v_from_state, new.status, v_from_stage, new.stage,
+                coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand'),
+                nullif(current_setting('orchestrator.term', true), '')::bigint,
+                coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user),
+                public.internal_now(),
+                jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
+                                                     'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
+    end if;
+    perform pg_notify('orchestrator_fleet', new.id);
+    return null;
+end
+$$;
+create trigger workers_added after insert on public.workers
+    for each row execute function public.internal_worker_changed();
+create trigger workers_changed after update on public.workers
+    for each row when (old.status is distinct from new.status or old.stage is distinct from new.stage
+                       or old.drain_requested_at is distinct from new.drain_requested_at
+                       or old.stop_requested_at is distinct from new.stop_requested_at)
+    execute function public.internal_worker_changed();
 
 create function public.internal_events_are_final() returns trigger
 language plpgsql security definer set search_path = '' as $$

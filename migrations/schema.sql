@@ -71,7 +71,7 @@ CREATE FUNCTION public.fleet_describe() RETURNS jsonb
                and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype))
 $$;
 
-CREATE FUNCTION public.fleet_hosts(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -81,7 +81,9 @@ begin
     return jsonb_build_object('now', v_now, 'hosts', coalesce((
         select jsonb_agg(to_jsonb(h) - 'fleet' || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
                          order by h.last_failure desc, h.key)
-          from (select * from public.hosts h where h.fleet = p_fleet order by h.last_failure desc, h.key limit 1000) h),
+          from (select * from public.hosts h
+                 where h.fleet = p_fleet and (h.avoid_until > v_now or not coalesce(p_avoided, false))
+                 order by h.last_failure desc, h.key limit 1000) h),
         '[]'));
 end
 $$;
@@ -1048,9 +1050,17 @@ CREATE FUNCTION public.internal_settle(p_ids uuid[]) RETURNS void
 begin
     update public.tasks t
        set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
-           error_message = (select format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status)
-                              from public.tasks d
-                             where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled') limit 1)
+           error_message = (
+               select left(concat_ws(': ',
+                          format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status),
+                          nullif(d.failure_code, 'DEPENDENCY_FAILED'),
+                          case when d.failure_code = 'DEPENDENCY_FAILED'
+                               then regexp_replace(d.error_message,
+                                                   '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                               else d.error_message end), 4000)
+                 from public.tasks d
+                where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled')
+                order by array_position(t.depends_on, d.id) limit 1)
      where t.id = any (p_ids) and t.status = 'Queued'
        and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
     update public.tasks t
@@ -1276,6 +1286,44 @@ CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
                 else 'run' end
 $$;
 
+CREATE FUNCTION public.internal_worker_changed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_from_state text;
+    v_from_stage text;
+    v_from timestamptz;
+begin
+    if tg_op = 'UPDATE' then
+        v_from_state := old.status;
+        v_from_stage := old.stage;
+        v_from := greatest(old.state_since, new.billing_since);
+        if new.status <> old.status and new.billing_since is not null and v_from < new.state_since then
+            insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+            values (old.id, old.fleet,
+                    case old.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+                                    else 'draining' end,
+                    v_from, new.state_since,
+                    coalesce(new.price_usd_per_hour, 0) * extract(epoch from new.state_since - v_from) / 3600);
+        end if;
+    end if;
+    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage then
+        insert into public.worker_events
+            (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
+        values (new.id, new.fleet, v_from_state, new.status, v_from_stage, new.stage,
+                coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand'),
+                nullif(current_setting('orchestrator.term', true), '')::bigint,
+                coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user),
+                public.internal_now(),
+                jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
+                                                     'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
+    end if;
+    perform pg_notify('orchestrator_fleet', new.id);
+    return null;
+end
+$$;
+
 CREATE FUNCTION public.internal_worker_changing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1283,9 +1331,6 @@ CREATE FUNCTION public.internal_worker_changing() RETURNS trigger
 declare
     v_now timestamptz := public.internal_now();
     v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
-    v_actor text := coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user);
-    v_term bigint := nullif(current_setting('orchestrator.term', true), '')::bigint;
-    v_from timestamptz;
 begin
     if tg_op = 'INSERT' then
         if new.status <> 'spawning' then
@@ -1295,51 +1340,28 @@ begin
         new.state_since := v_now;
         new.stage_since := v_now;
         new.state_reason := v_reason;
-    else
-        if new.status <> old.status then
-            if not exists (select from public.worker_transitions t
-                            where t.from_state = old.status and t.to_state = new.status) then
-                perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
-                    'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
-            end if;
-            new.state_since := v_now;
-            new.state_reason := v_reason;
-            if new.status = 'terminated' then
-                new.terminated_at := v_now;
-                new.token_jti := null;
-            end if;
-            v_from := greatest(old.state_since, new.billing_since);
-            if new.billing_since is not null and v_from < v_now then
-                insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
-                values (old.id, old.fleet,
-                        case old.status when 'spawning' then 'booting' when 'active' then 'busy'
-                                        when 'idle' then 'idle' else 'draining' end,
-                        v_from, v_now,
-                        coalesce(new.price_usd_per_hour, 0) * extract(epoch from v_now - v_from) / 3600);
-            end if;
+        return new;
+    end if;
+    if new.status <> old.status then
+        if not exists (select from public.worker_transitions t
+                        where t.from_state = old.status and t.to_state = new.status) then
+            perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
+                'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
         end if;
-        if new.stage is distinct from old.stage then
-            new.stage_since := v_now;
-        end if;
-        if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
-            new.last_heartbeat := null;
-            new.claim_no := 0;
-        end if;
-        if new.status = old.status and new.stage is not distinct from old.stage then
-            if new.drain_requested_at is distinct from old.drain_requested_at
-               or new.stop_requested_at is distinct from old.stop_requested_at then
-                perform pg_notify('orchestrator_fleet', new.id);
-            end if;
-            return new;
+        new.state_since := v_now;
+        new.state_reason := v_reason;
+        if new.status = 'terminated' then
+            new.terminated_at := v_now;
+            new.token_jti := null;
         end if;
     end if;
-    insert into public.worker_events
-        (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
-    values (new.id, new.fleet, case when tg_op = 'UPDATE' then old.status end, new.status,
-            case when tg_op = 'UPDATE' then old.stage end, new.stage, v_reason, v_term, v_actor, v_now,
-            jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
-                                                 'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
-    perform pg_notify('orchestrator_fleet', new.id);
+    if new.stage is distinct from old.stage then
+        new.stage_since := v_now;
+    end if;
+    if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
+        new.last_heartbeat := null;
+        new.claim_no := 0;
+    end if;
     return new;
 end
 $$;
@@ -2035,6 +2057,10 @@ CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE 
 
 CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
 
+CREATE TRIGGER workers_added AFTER INSERT ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changed();
+
+CREATE TRIGGER workers_changed AFTER UPDATE ON public.workers FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.stage IS DISTINCT FROM new.stage) OR (old.drain_requested_at IS DISTINCT FROM new.drain_requested_at) OR (old.stop_requested_at IS DISTINCT FROM new.stop_requested_at))) EXECUTE FUNCTION public.internal_worker_changed();
+
 CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changing();
 
 ALTER TABLE public.costs ENABLE ROW LEVEL SECURITY;
@@ -2075,7 +2101,7 @@ REVOKE ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_n
 
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -2166,6 +2192,8 @@ REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_changing() FROM PUBLIC;
 

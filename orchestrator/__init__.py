@@ -6,6 +6,7 @@ Where to look first:
     daemon.py   the tick: lead, observe, plan, record, execute
     bringup.py  the ladder that a worker climbs before it counts
     shipping.py worker logs to S3, by byte offset
+    teardown.py the end of a worker: drain, flush, delete
     ports.py    what all of this needs from the world; adapters/ and wiring.py provide it
     web/        health, and the worker's door to the database
     emulator/   a RunPod API server with local pods, an embedded Postgres and S3: for demo and tests only

@@ -95,12 +95,11 @@ class BringUp:
     async def _stage(self, ascent: Ascent, clock: "_Clock", rung: Rung, prove: Proof) -> None:
         stage = rung.stage
         setting_up = stage is Stage.PROCESS and self._config.setup_command is not None
-        limit_s = clock.left_s(
-            None if setting_up else self._config.deadline_s(rung)
-        )  # setting up has only the hard cap
+        own_s = None if setting_up else self._config.deadline_s(rung)  # setting up has only the hard cap
+        limit_s = clock.left_s(own_s)
         if limit_s <= 0:
-            code = FailureCode.CONNECTION_LOST if clock.has_lost else rung.overdue
-            raise Unproven(code, f"no time is left for {stage}", {"after_s": round(clock.climbing_s())})
+            why = f"no time is left for {stage}"
+            raise Unproven(clock.overdue(rung), why, {"after_s": round(clock.climbing_s())})
         facts, ascent.facts = ascent.facts, {}
         ascent.suspect, ascent.evidence, ascent.limit_s = None, {}, limit_s
         waiting = {"waiting_on": rung.waiting_on, "waiting_for": str(stage), "deadline_s": limit_s, "next_attempt_s": 0}
@@ -110,7 +109,7 @@ class BringUp:
         attempt_id = await self._store.open_attempt(ascent.term, ascent.worker.id, stage)
         result = Attempt("lost")
         try:
-            result = Attempt("ok", evidence=await _timed(prove, ascent, rung, limit_s))
+            result = Attempt("ok", evidence=await _timed(prove, ascent, rung, limit_s, clock.overdue(rung)))
         except asyncio.CancelledError:
             result = Attempt("cancelled")
             raise
@@ -200,10 +199,9 @@ class _Clock:
         if self._lost is not None and self._lost[0] is stage:
             self._lost = None
 
-    @property
-    def has_lost(self) -> bool:
-        """Whether this is the way back after a loss."""
-        return self._lost is not None
+    def overdue(self, rung: Rung) -> FailureCode:
+        """What running out of time is called: on the way back after a loss, it was the loss."""
+        return FailureCode.CONNECTION_LOST if self._lost is not None else rung.overdue
 
     def climbing_s(self) -> float:
         """Seconds since the row was written, as far as known."""
@@ -223,14 +221,14 @@ async def _no_log(pod_id: str) -> str:
     raise Unavailable(f"nobody can read the log of pod {pod_id} here")
 
 
-async def _timed(prove: Proof, ascent: Ascent, rung: Rung, limit_s: float) -> Evidence:
+async def _timed(prove: Proof, ascent: Ascent, rung: Rung, limit_s: float, overdue: FailureCode) -> Evidence:
     """The stage's proof; its deadline becomes Unproven with the best code there is."""
     try:
         async with asyncio.timeout(limit_s):
             return await prove(ascent)
     except TimeoutError as error:
-        late = f"{rung.stage} passed its {limit_s:.0f} s"
-        raise Unproven(ascent.suspect or rung.overdue, late, ascent.evidence) from error
+        late = f"{rung.stage} passed its {limit_s:.3g} s"
+        raise Unproven(ascent.suspect or overdue, late, ascent.evidence) from error
 
 
 def _brief(evidence: Mapping[str, Any]) -> dict[str, Any]:

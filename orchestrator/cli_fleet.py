@@ -24,6 +24,7 @@ NOBODY = "No active workers found."
 WATCH_EVERY_S = 2.0
 PROVIDER_TIMEOUT_S = 8.0  # status shows the rest without it
 ROWS = 200  # terminated workers shown by --all; live ones are always all shown
+SHORT_S = 10.0  # a stage is timed to a tenth of a second up to here
 FAILED = ("failed", "timeout", "lost")
 
 
@@ -64,7 +65,8 @@ async def status(output: Output, worker: str) -> None:
     output.show(cli_tables.facts(_facts(row, provider, found, now)))
     climbed = cli_tables.table("stage", "took", "tries")
     for name, seconds, tries in _stages(found, now):
-        climbed.add_row(name, span(seconds), str(tries or "–"))
+        took = f"{seconds:.1f}s" if seconds < SHORT_S else span(seconds)
+        climbed.add_row(name, took, str(tries or "–"))
     if climbed.row_count:
         output.show("", climbed)
 

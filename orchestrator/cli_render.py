@@ -42,9 +42,14 @@ class Output:
         return self.out.width < NARROW_COLUMNS
 
     def show(self, *parts: RenderableType) -> None:
-        """Data for a person."""
-        for part in parts:
-            self.out.print(part)
+        """Data for a person, or for a pipe: there without the blanks that fill a column."""
+        if self.out.is_terminal:
+            self.out.print(*parts, sep="\n")
+            return
+        with self.out.capture() as captured:
+            self.out.print(*parts, sep="\n")
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+        sys.stdout.flush()
 
     def document(self, **content: Any) -> None:
         """Data for a program: one JSON object on one line."""

@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli_render import Output, clock, json_option, span
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
+from orchestrator.cli_workers import waits_for
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.states import READY, State
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, ENDED_BADLY, NOT_IN_TIME, WRONG_STATE, Failure
@@ -90,7 +91,7 @@ async def terminate(
     async with opened_store() as store:
         row = (await find_worker(store, named[0]))["worker"]
         running = row.get("tasks_running") or 0
-        what = f"{running} running task(s) will be {'queued again' if at_once else 'finished first'}"
+        what = f"running tasks: {running}, to be {'queued again' if at_once else 'finished first'}"
         if row["status"] != State.TERMINATED:
             output.confirm(
                 f"Terminate {row['id']} ({row['status']}, pod {row['pod_id'] or 'none'}; {what})?", force=force
@@ -133,8 +134,8 @@ async def _follow(
         elapsed_s = (utcnow() - began).total_seconds()
         now_in = f"{row['status']} {row['stage']}"
         if now_in != said:
-            waits = f", waits for {row['waiting_for'] or row['waiting_on']}" if row.get("waiting_on") else ""
-            output.say(f"{span(elapsed_s):>6}  {now_in}{waits}")
+            waits = waits_for(row)
+            output.say(f"{span(elapsed_s):>6}  {now_in}" + (f", waits for {waits}" if waits else ""))
             said = now_in
         if is_over(row):
             return row

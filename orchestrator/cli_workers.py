@@ -60,14 +60,21 @@ def note(row: Mapping[str, Any], now: datetime) -> str:
     parts = list(flags(row, now))
     if row["status"] in {State.SPAWNING, State.TERMINATING}:
         parts.append(f"{row['stage']} {span(ago(row.get('stage_since'), now))}")
-    waiting = row.get("waiting_for") or (row.get("waiting_on") if row["status"] == State.SPAWNING else None)
-    if waiting:
+    if waiting := waits_for(row):
         parts.append(f"waits for {waiting}")
     if row.get("drain_requested_at") and row["status"] != State.TERMINATING:
         parts.append("asked to end")
     if running := row.get("tasks_running"):
         parts.append(f"{running} task{'s' if running > 1 else ''}")
     return one_line("; ".join(parts))
+
+
+def waits_for(row: Mapping[str, Any]) -> str | None:
+    """Whom or what it waits for, whichever says more than its stage does."""
+    if not is_live(row):
+        return None
+    what = row.get("waiting_for")
+    return what if what and what != row.get("stage") else row.get("waiting_on")
 
 
 def busy_share(row: Mapping[str, Any]) -> float | None:

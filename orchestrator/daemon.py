@@ -199,7 +199,7 @@ class Daemon:
         for verdict in made.verdicts:
             await self._record(term, verdict, made)
         if not self._stopping:
-            self._executor.start(term, snapshot, made.actions)
+            await self._executor.start(term, snapshot, made.actions)
         self._say(snapshot, made)
         return made
 

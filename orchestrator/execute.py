@@ -5,7 +5,7 @@ thinks about it. A worker or pod with an action under way is `in_flight`, and th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -13,13 +13,14 @@ import structlog
 
 from orchestrator.core import actions as act
 from orchestrator.core.model import Policy, Snapshot, Worker
-from orchestrator.core.states import FAILURES, RUNGS, Stage, State, WaitingOn
+from orchestrator.core.states import FAILURES, RUNGS, Stage, State
 from orchestrator.hosts import remember
-from orchestrator.ports import Attempt, Cloud, LostRace, NotLeader, PortError, Store, Unavailable
+from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
 from orchestrator.renting import Renter
+from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
-RETRY_S = 5.0  # before a failed flush is tried again
+ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Bury, act.Rescue)
 log = structlog.get_logger()
 
 
@@ -41,6 +42,7 @@ class Executor:
         cloud: Cloud,
         *,
         climb: Callable[[int, Worker], Awaitable[None]],
+        look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
         finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
         hang_up: Callable[[str], Awaitable[None]],
         policy: Policy,
@@ -48,12 +50,13 @@ class Executor:
         wake: Callable[[], None],
     ) -> None:
         self._store, self._cloud = store, cloud
-        self._climb_up, self._finish_logs, self._hang_up, self._wake = climb, finish_logs, hang_up, wake
+        self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
         self._renter = Renter(store, cloud, policy)
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._climbs: dict[str, asyncio.Task[None]] = {}
+        self._teardown = Teardown(store, cloud, look=look, finish_logs=finish_logs, policy=policy)
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
 
     @property
@@ -66,16 +69,21 @@ class Executor:
         """Workers whose bring-up is under way."""
         return frozenset(self._climbs)
 
-    def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
-        """Begin every action whose subject is free; returns at once."""
+    async def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
+        """Write down what was decided, then begin what takes the world; returns when all of it is written.
+
+        Intents and moves are rows before the next snapshot is taken: a tick that came sooner would decide them again.
+        """
         workers = {worker.id: worker for worker in snapshot.workers}
-        for action in actions:
+        written = await asyncio.gather(*(self._recorded(a, self._write(term, a)) for a in actions))
+        for action, is_written in zip(actions, written, strict=True):
+            if not is_written or isinstance(action, ROWS_ONLY):
+                continue
             if isinstance(action, act.Climb):
                 self._begin(self._climbs, action.worker_id, action, self._climb_up(term, workers[action.worker_id]))
             else:
-                key = action.pod_id if isinstance(action, act.Reap) else getattr(action, "worker_id", "rescue")
-                worker = workers.get(key)
-                self._begin(self._running, key, action, self._gated(term, action, worker))
+                key = action.pod_id if isinstance(action, act.Reap) else action.worker_id
+                self._begin(self._running, key, action, self._gated(term, action, workers.get(key)))
 
     def stop_climbing(self) -> None:
         """Give up every bring-up here; the leader's next tick begins it again."""
@@ -92,7 +100,7 @@ class Executor:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
-    def _begin(self, table: dict[str, asyncio.Task[None]], key: str, action: act.Action, work: Awaitable[None]) -> None:
+    def _begin(self, table: dict[str, asyncio.Task[bool]], key: str, action: act.Action, work: Awaitable[None]) -> None:
         if key in table:
             if isinstance(work, Coroutine):
                 work.close()
@@ -101,11 +109,11 @@ class Executor:
         table[key] = task
         task.add_done_callback(lambda _: (table.pop(key, None), self._wake()))
 
-    async def _gated(self, term: int, action: act.Action, worker: Worker | None) -> None:
+    async def _gated(self, term: int, action: act.Effect, worker: Worker | None) -> None:
         async with self._gate:
             await self._carry_out(term, action, worker)
 
-    async def _recorded(self, action: act.Action, work: Awaitable[None]) -> None:
+    async def _recorded(self, action: act.Action, work: Awaitable[None]) -> bool:
         """The one broad except: an action that goes wrong is written down, and the next tick decides."""
         name, subject = type(action).__name__.lower(), getattr(action, "worker_id", getattr(action, "pod_id", None))
         try:
@@ -116,46 +124,49 @@ class Executor:
             log.warning("action_failed", action=name, worker=subject, error=f"{type(error).__name__}: {error}")
         except Exception:
             log.exception("action_crashed", action=name, worker=subject)
+        else:
+            return True
+        return False
 
-    async def _carry_out(  # noqa: C901, PLR0912  one arm for each action
-        self, term: int, action: act.Action, worker: Worker | None
-    ) -> None:
+    async def _write(self, term: int, action: act.Action) -> None:
+        """The rows of an action: all of it, or what must stand before its effect."""
         match action:
             case act.Spawn():
-                await self._spawn(term, action)
-            case act.Create():
-                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+                await self._intend(term, action)
             case act.Adopt():
                 await self._adopt(term, action)
             case act.Wait():
                 await self._wait(term, action)
             case act.Settle():
-                await self._store.move(
-                    term,
-                    action.worker_id,
-                    from_states=[action.from_state],
-                    to_state=action.to_state,
-                    reason=action.reason,
+                await self._move(
+                    term, action.worker_id, action.from_state, to_state=action.to_state, reason=action.reason
                 )
             case act.Terminate():
                 await self._terminate(term, action)
-            case act.Flush():
-                await self._flush(term, action, _known(worker, action.worker_id))
-            case act.Delete():
-                await self._delete(term, action)
             case act.Bury():
                 await self._bury(term, action)
-            case act.Reap():
-                deleted = await self._cloud.delete_pod(action.pod_id)
-                log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
             case act.Rescue():
                 await self._rescue(term, None, action.reason)
-            case act.Climb():
-                raise AssertionError("climbs have a table of their own")
+            case act.Create() | act.Climb() | act.Flush() | act.Delete() | act.Reap():
+                pass
             case _:
                 assert_never(action)
 
-    async def _spawn(self, term: int, action: act.Spawn) -> None:
+    async def _carry_out(self, term: int, action: act.Effect, worker: Worker | None) -> None:
+        match action:
+            case act.Spawn() | act.Create():
+                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+            case act.Flush():
+                await self._teardown.flush(term, action, _known(worker, action.worker_id))
+            case act.Delete():
+                await self._teardown.delete(term, action)
+            case act.Reap():
+                deleted = await self._cloud.delete_pod(action.pod_id)
+                log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
+            case _:
+                assert_never(action)
+
+    async def _intend(self, term: int, action: act.Spawn) -> None:
         intent = {
             "id": action.worker_id,
             "pool": action.pool,
@@ -171,9 +182,9 @@ class Executor:
             "reason": action.reason,
             "metadata": {},
         }
-        if await self._store.spawn(term, intent):
-            log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
-        await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+        if not await self._store.spawn(term, intent):
+            raise LostRace(f"worker {action.worker_id} exists already")
+        log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
 
     async def _adopt(self, term: int, action: act.Adopt) -> None:
         rung = RUNGS[Stage.POD_RUNNING]
@@ -204,21 +215,7 @@ class Executor:
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
-        fields: dict[str, Any] = {
-            "exit_cause": action.cause,
-            "failure_code": action.code,
-            "waiting_on": WaitingOn.WORKER,
-        }
-        fields |= {"waiting_for": "its tasks to end", "deadline_s": self._policy.drain_grace_s, "next_attempt_s": 0}
-        ended = await self._store.move(
-            term,
-            action.worker_id,
-            from_states=[action.from_state],
-            to_state=State.TERMINATING,
-            stage=Stage.DRAINING,
-            reason=action.reason,
-            fields=fields,
-        )
+        ended = await self._teardown.begin(term, action)
         if action.worker_id in self._climbs:
             self._climbs[action.worker_id].cancel()
         said = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
@@ -226,60 +223,8 @@ class Executor:
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
             await remember(self._store, term, ended, action.code, {"why": action.reason})
-
-    async def _flush(self, term: int, action: act.Flush, worker: Worker) -> None:
-        await self._move(
-            term,
-            worker.id,
-            State.TERMINATING,
-            stage=None if worker.stage is Stage.FLUSHING else Stage.FLUSHING,
-            reason=action.reason,
-            waiting_on=WaitingOn.ORCHESTRATOR,
-            waiting_for="the last log bytes",
-            deadline_s=self._policy.flush_deadline_s,
-            next_attempt_s=RETRY_S,
-        )
-        if worker.nonce is not None:
-            try:
-                async with asyncio.timeout(self._policy.flush_deadline_s):
-                    await self._finish_logs(term, worker, action.reachable)
-            except TimeoutError as error:
-                raise Unavailable("the last log bytes did not come in time") from error
-        await self._move(
-            term,
-            worker.id,
-            State.TERMINATING,
-            stage=Stage.DELETING,
-            reason="logs are safe or declared lost",
-            waiting_on=WaitingOn.ORCHESTRATOR,
-            waiting_for="the delete call",
-            next_attempt_s=0,
-        )
-
-    async def _delete(self, term: int, action: act.Delete) -> None:
-        attempt = await self._store.open_attempt(term, action.worker_id, Stage.DELETING)
-        result = Attempt("cancelled")
-        try:
-            known = await self._cloud.delete_pod(action.pod_id)
-            result = Attempt("ok", evidence={"pod_id": action.pod_id, "known": known})
-        except PortError as error:
-            result = Attempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
-        finally:
-            await self._store.close_attempt(term, attempt, result)
-        sent = result.outcome == "ok"
-        await self._move(
-            term,
-            action.worker_id,
-            State.TERMINATING,
-            reason=action.reason,
-            pod_id=action.pod_id,
-            waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
-            waiting_for="two complete lists without it" if sent else "the delete call to succeed",
-            next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
-            deadline_s=self._policy.drain_grace_s,
-        )
-        said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
-        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
+        else:
+            await self._teardown.name_tasks(term, action)
 
     async def _bury(self, term: int, action: act.Bury) -> None:
         await self._store.move(
@@ -300,9 +245,19 @@ class Executor:
             )
 
     async def _move(
-        self, term: int, worker_id: str, state: State, *, stage: Stage | None = None, reason: str, **fields: Any
+        self,
+        term: int,
+        worker_id: str,
+        state: State,
+        *,
+        to_state: State | None = None,
+        stage: Stage | None = None,
+        reason: str,
+        **fields: Any,
     ) -> None:
-        await self._store.move(term, worker_id, from_states=[state], stage=stage, reason=reason, fields=fields)
+        await self._store.move(
+            term, worker_id, from_states=[state], to_state=to_state, stage=stage, reason=reason, fields=fields
+        )
 
 
 def _known(worker: Worker | None, worker_id: str) -> Worker:

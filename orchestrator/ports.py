@@ -140,6 +140,10 @@ class Store(Protocol):
         """Compare-and-set on one worker: state, stage and `fields` together. LostRace if the state has changed."""
         ...
 
+    async def worker(self, worker_id: str) -> Mapping[str, Any]:
+        """The row of one worker with its events, its attempts at each stage and the tasks it held."""
+        ...
+
     async def open_attempt(self, term: int, worker_id: str, stage: Stage) -> int: ...
     async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None: ...
     async def rescue(self, term: int, *, worker_id: str | None = None) -> Sequence[Mapping[str, Any]]:
@@ -162,7 +166,7 @@ class Store(Protocol):
 
     async def log_shipped(self, term: int, piece: LogRange) -> None: ...
     async def log_pieces(self, worker_id: str) -> Sequence[Mapping[str, Any]]: ...
-    async def log_lost(  # noqa: PLR0917  mirrors the SQL function
+    async def log_lost(
         self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
     ) -> None:
         """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""

@@ -10,7 +10,6 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 from orchestrator import launch, remote
 from orchestrator.ascent import Ascent, Evidence, Proof
@@ -79,7 +78,8 @@ class Proofs:
     async def tcp(self, ascent: Ascent) -> Evidence:
         """Something that speaks SSH answers there."""
         host, port = _address(ascent.worker)
-        for attempt, pause_s in enumerate(pauses(), 1):
+        backing_off = pauses()
+        for attempt in itertools.count(1):
             try:
                 banner = await self._shell.banner(host, port, timeout_s=BANNER_TIMEOUT_S)
             except (Refused, NotSsh, Unavailable) as error:
@@ -88,8 +88,11 @@ class Proofs:
                 ascent.evidence = {"tries": attempt, "error": str(error)[:300]}
             else:
                 return {"tries": attempt, "banner": banner[:100]}
-            await asyncio.sleep(pause_s)
-        raise AssertionError("pauses() never ends")
+            # Nobody there yet is what a booting pod looks like: it is asked again soon, or fifty that come up together
+            # would each wait out a pause. Whoever answers wrongly, or slowly, is asked less and less often.
+            nobody = ascent.suspect is FailureCode.TCP_REFUSED
+            await asyncio.sleep(PAUSES_S[0] if nobody else next(backing_off))
+        raise AssertionError("counting never ends")
 
     async def ssh_auth(self, ascent: Ascent) -> Evidence:
         """Our key is accepted, and the host key is the pinned one, or pinned now."""

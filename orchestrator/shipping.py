@@ -21,6 +21,7 @@ import structlog
 
 from orchestrator import launch, remote
 from orchestrator.core.model import Worker
+from orchestrator.core.states import State
 from orchestrator.ports import Blobs, Lines, LogRange, NotFound, PortError, Store, Unavailable
 from worker.protocol import STREAMS
 
@@ -161,6 +162,8 @@ class Shipper:
                 await self._stop(worker, boot_id)
             except PortError as error:
                 unstopped = error
+        if worker.state is State.TERMINATING:
+            await self._say_left(term, worker)
         for _ in range(LAST_PASSES):
             if await self._ship(term, worker, look_for_launches=True) == 0:
                 break
@@ -168,6 +171,17 @@ class Shipper:
             unstopped = unstopped or Unavailable("its logs are still being written to")
         if unstopped is not None:
             raise unstopped
+
+    async def _say_left(self, term: int, worker: Worker) -> None:
+        """Write down how much of the logs has not arrived yet: that is what the worker's end waits for."""
+        ledger, left = await self._ledger(term, worker.id), 0
+        for boot_id in await self._launches(worker):
+            sizes = await self._sizes(worker, boot_id)
+            left += sum(sizes.get(f"{name}.log", 0) - ledger.end(boot_id, name).shipped for name in STREAMS)
+        waiting_for = {"waiting_for": f"the last {left} bytes of its logs to reach S3"}
+        await self._store.move(
+            term, worker.id, from_states=[State.TERMINATING], reason="its agent was stopped", fields=waiting_for
+        )
 
     async def _stop(self, worker: Worker, boot_id: str) -> None:
         if worker.code_sha is None:

@@ -27,6 +27,7 @@ from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
+from orchestrator.last_look import look
 from orchestrator.logs import configure
 from orchestrator.observe import Observer
 from orchestrator.settings import Settings
@@ -182,6 +183,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
                 store,
                 cloud,
                 climb=bringup.climb,
+                look=partial(look, lines),
                 finish_logs=shipper.finish,
                 hang_up=lines.drop,
                 policy=policy,

@@ -7,12 +7,13 @@ until it was answered, so that a lost reply loses no task; a task that was fence
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 
 from . import protocol
-from .exits import Outcome, failed
+from .exits import Outcome, cancelled, failed
 from .heartbeat import Heartbeat
 from .http1 import Interrupted, Unreachable
 from .journal import Journal, secret_values
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 FAREWELL_S = 4.0  # for handing back, or delivering, what is held when the agent must end
 FAREWELL_CALL_S = 2.0
+PROGRESS_CHARS = 300  # of the reason why a result is not delivered
 EMPTY_PAUSE_S = 0.2  # after an empty answer that came at once; doubles up to EMPTY_PAUSE_MAX_S
 EMPTY_PAUSE_MAX_S = 2.0
 CRASHED = 1
@@ -36,7 +38,8 @@ CRASHED = 1
 
 def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
     """The agent's life; its exit status. <run dir>/done.json says how it ended (guards U18)."""
-    journal = Journal(run.log("agent"), secret_values(config.token, config.env))
+    pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", "")}  # handlers have it in their environment
+    journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}))
     agent = Agent(config, run, pyz, line, journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: agent.life.end(f"{signal.Signals(number).name} received"))
@@ -52,6 +55,10 @@ def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
         agent.close()
         journal.log("agent_ended", reason=reason, message=f"Agent ended: {reason}")
         run.write(DONE_FILE, json.dumps({"reason": reason, "status": status, "at": time.time()}))
+    if agent.life.deserted:
+        from .podstop import stop_pod  # noqa: PLC0415 the last resort of few agents
+
+        stop_pod(config.system_root, journal)
     return status
 
 
@@ -164,7 +171,7 @@ class Agent:
         if held.fenced:
             outcome = Outcome("dropped")
         elif held.cancelled:
-            outcome = failed("CANCELLED", "cancelled before it began", "cancelled", retryable=False)
+            outcome = cancelled("before it began")
         else:
             outcome = self._runner.run(held)
         if outcome.kind != "stopped":
@@ -188,19 +195,30 @@ class Agent:
         self.life.let_go(held)
 
     def _deliver(self, held: Held, outcome: Outcome) -> dict[str, Any] | None:
-        """The answer to the task's end; a result that is refused is a failure instead. Raises Refused."""
+        """The answer to the task's end; a result that is not taken is a failure instead. Raises Refused."""
         try:
-            return self._until_answered(*_report_call(held, outcome, self._journal), held)
+            answer = self._until_answered(*_report_call(held, outcome, self._journal), held)
         except Refused as error:
             if error.final or outcome.kind == "failed":
                 raise
-            refused = failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
-            return self._until_answered(*_report_call(held, refused, self._journal), held)
+            instead = failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
+        else:
+            if answer is not None and answer.get("outcome") == protocol.UNVERIFIED:
+                why = f"{outcome.location} was reported as the output and the store does not have it"
+                instead = failed(protocol.OUTPUT_MISSING, why, "exception", point="Completion")
+            elif answer is None and held.cancelled and not (held.fenced or self.life.ending):
+                instead = cancelled("before its result could be delivered")
+            else:
+                return answer
+        return self._until_answered(*_report_call(held, instead, self._journal), held)
 
     def _until_answered(self, function: str, args: dict[str, Any], held: Held | None = None) -> dict[str, Any] | None:
-        """The answer; None if the agent must end first or `held` was fenced. Raises Refused when it is about `held`."""
+        """The answer; None if the agent must end first, or `held` was fenced, or cancelled with its result undelivered.
+
+        Raises Refused when it is about `held`.
+        """
         tries, farewell = 0, 0.0
-        while not (held and held.fenced):
+        while not (held and (held.fenced or (held.cancelled and tries and function == protocol.COMPLETE))):
             if self.life.ending:
                 farewell = farewell or time.monotonic() + FAREWELL_S
                 if held is None or self.life.forsaken or time.monotonic() > farewell:
@@ -210,6 +228,9 @@ class Agent:
             except Unreachable as error:
                 tries += 1
                 self._journal.log("call_unanswered", function=function, tries=tries, why=str(error))
+                if held:  # seen by whoever asks how far the task is, and no standstill
+                    why = self._journal.clean(str(error), limit=PROGRESS_CHARS)
+                    held.progress = {"fraction": 1.0, "message": f"ended, and not yet heard: try {tries}: {why}"}
                 self.life.pause(min(backoff_s(tries), 0.5 if farewell else 8.0))
             except Refused as error:
                 self._refused(function, error)

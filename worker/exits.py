@@ -38,6 +38,11 @@ def failed(
     return Outcome("failed", failure={**failure, "detail": {name: text for name, text in detail.items() if text}})
 
 
+def cancelled(when: str) -> Outcome:
+    """The end of an attempt that somebody asked to end."""
+    return failed("CANCELLED", f"cancelled {when}", "cancelled", retryable=False)
+
+
 def of_process(status: int | None, oom_kills: int | None, log: str) -> tuple[str, str, str]:
     """(exit class, code, message) of a handler's process that ended without an answer; status None means unknown."""
     number = _signal(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from . import protocol
 from .http1 import Unreachable
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from .life import Life
 
 
+ASK_S = 2.5  # between beats while a task is held: with KILL_CANCELLED_S it makes a cancellation take less than 5 s
+
+
 class Heartbeat(threading.Thread):
-    """Beats every `heartbeat_s`, sooner after a failure; ends with `stop`."""
+    """Beats every `heartbeat_s`, every ASK_S while a task is held, sooner after a failure; ends with `stop`."""
 
     def __init__(self, config: Config, run: RunDir, life: Life, journal: Journal) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -28,15 +32,21 @@ class Heartbeat(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        failures, wait_s = 0, self.every_s
+        failures, beaten = 0, time.monotonic()
         try:
-            while not self._stopped.wait(wait_s):
-                failures = 0 if self.beat() else failures + 1
-                wait_s = min(self.every_s, backoff_s(failures)) if failures else self.every_s
+            while not self._stopped.wait(self._wait_s(failures, beaten)):
+                if failures or self._life.held() or time.monotonic() - beaten >= self.every_s:
+                    failures, beaten = (0 if self.beat() else failures + 1), time.monotonic()
         except BaseException as error:
             # Without heartbeats the leases lapse in silence: better an agent that has ended than one nobody hears.
             self._life.end(f"the heartbeat crashed: {type(error).__name__}: {error}")
             raise
+
+    def _wait_s(self, failures: int, beaten: float) -> float:
+        """Until the next look; at most ASK_S, because a task may be claimed meanwhile."""
+        if failures:
+            return min(self.every_s, backoff_s(failures))
+        return max(0.0, min(ASK_S, beaten + self.every_s - time.monotonic()))
 
     def beat(self) -> bool:
         """One heartbeat; whether it was answered."""

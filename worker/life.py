@@ -46,6 +46,7 @@ class Life:
         os.set_blocking(self._wake_end, False)
         self.ending: str | None = None  # why the agent must give up what it holds
         self.forsaken = False  # there is nobody who would listen to a farewell
+        self.deserted = False  # the dead-man's switch has acted
         self.draining = False
         self.running: Held | None = None
         self.health: dict[str, Any] = {}
@@ -93,6 +94,7 @@ class Life:
         self._failures += 1
         silent_s = time.monotonic() - self._heard_at
         if silent_s >= self._deadman_s and self._failures >= MIN_FAILURES:
+            self.deserted = True
             self.end(
                 f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)",
                 forsaken=True,

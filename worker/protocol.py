@@ -13,7 +13,9 @@ PROTOCOL = 1
 REGISTER = "worker_register"  # p_agent jsonb -> {outcome: ok, wanted, heartbeat_s, lease_s}
 CLAIM = "worker_claim"  # p_claim_no bigint, p_batch int, p_wait_s numeric -> {outcome: ok, wanted, tasks: [CLAIMED]}
 HEARTBEAT = "worker_heartbeat"  # p_tasks jsonb, p_health jsonb, p_logs jsonb -> {outcome, wanted, cancel, fenced}
-COMPLETE = "worker_complete"  # p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced}
+# p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced|unverified}; unverified: the
+# gateway has looked for the output and it is not there, nothing was completed
+COMPLETE = "worker_complete"
 FAIL = "worker_fail"  # p_task_id, p_attempt, p_failure -> {outcome: requeued|failed|cancelled|already|fenced}
 RELEASE = "worker_release"  # p_task_id, p_attempt, p_reason -> {outcome: ok|already|fenced}: unstarted, uncounted
 GRANTS = "worker_grants"  # p_items jsonb [{method, key}] -> {outcome: ok, items: [{method, key, url}], refused: [key]}
@@ -31,6 +33,7 @@ STOP = "stop"  # give up what you hold now and exit
 # Outcomes.
 OK, ALREADY, FENCED = "ok", "already", "fenced"
 REQUEUED, FAILED, CANCELLED = "requeued", "failed", "cancelled"
+UNVERIFIED = "unverified"  # an older agent takes it for heard, and loses the lease: the attempt counts as lost
 
 # SQLSTATEs of refusals (PostgREST puts them in `code`).
 NOT_LEADER = "OR001"
@@ -44,6 +47,9 @@ BAD_ARGUMENT = "OR007"
 # {code, message, point, exit_class, retryable, detail}.
 POINTS = ("Claiming", "Processing", "Completion")
 EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled", "lost")
+
+# Failure codes that both sides of a completion know.
+OUTPUT_MISSING = "OUTPUT_MISSING"  # point Completion: the store does not have what was reported
 
 # Log streams of one launch, append-only files in <run dir>/logs/<stream>.log; heartbeats report {stream: bytes}.
 STREAMS = ("agent", "handler", "system")

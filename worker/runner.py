@@ -12,7 +12,7 @@ import shutil
 import time
 
 from . import exits, protocol
-from .children import Child
+from .children import KILL_GRACE_S, Child
 from .exits import Outcome, failed
 from .http1 import Interrupted, Unreachable
 from .rpc import Refused, Rpc
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .life import Held, Life
 
 MAX_WARM = 4  # hosts kept at once; the one used longest ago goes first
+KILL_CANCELLED_S = 1.0  # between TERM and KILL of a cancelled task
 POLL_S = 0.5  # between looks at a child that says nothing
 LOG_TAIL_BYTES = 64 << 10  # of the attempt's own log that is searched for causes
 DETAIL_CHARS = 2_000  # of it that goes into the failure report
@@ -99,7 +100,7 @@ class Runner:
         })  # fmt: skip
         message, outcome = self._attend(child, held, time.monotonic() + timeout_s, timeout_s)
         if outcome is not None:
-            child.end()
+            child.end(KILL_CANCELLED_S if held.cancelled else KILL_GRACE_S)
             return outcome
         if message and message["op"] == "done":
             return Outcome("done", location=message["output_location"], result=message["result_data"])
@@ -128,7 +129,7 @@ class Runner:
             if self._life.ending:
                 return None, Outcome("stopped")
             if held.cancelled:
-                return None, failed("CANCELLED", "cancelled on request", "cancelled", retryable=False)
+                return None, exits.cancelled("on request")
             if time.monotonic() >= deadline:
                 return None, failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
             for message in child.receive(min(POLL_S, deadline - time.monotonic()), self._life):

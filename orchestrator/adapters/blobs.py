@@ -32,7 +32,7 @@ class BlobRefused(PortError):
 class S3Blobs:
     """Blobs in one bucket, under one prefix; without an endpoint it is AWS."""
 
-    def __init__(  # noqa: PLR0917  one argument a setting, in .env.example's order
+    def __init__(
         self, endpoint_url: str | None, access_key: str, secret_key: str, bucket: str, prefix: str, region: str
     ) -> None:
         self._endpoint_url = endpoint_url

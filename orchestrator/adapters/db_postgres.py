@@ -7,8 +7,10 @@ all who wait for notifications in this process.
 import asyncio
 import contextlib
 import json
+import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import Any, Self
@@ -46,7 +48,9 @@ JSON_ARGS = frozenset(
 TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no prepared statements
 DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
 DEADLOCK_TRIES = 4
+ASSUME = "select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %s, true)"
 CONNECT_TIMEOUT_S = 10
+RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
 SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
 LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
 LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -76,6 +80,7 @@ class PostgresDb:
             max_size=pool_size,
             open=False,
             timeout=call_timeout_s,
+            reconnect_timeout=RECONNECT_TIMEOUT_S,
             kwargs={"autocommit": True, "prepare_threshold": None if pooled else 5},
             configure=self._configure,
         )
@@ -117,12 +122,12 @@ class PostgresDb:
     async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
         statement = _statement(function, args)
         values = {name: _bind(name, value) for name, value in args.items()}
+        limit = _Deadline(self._call_timeout_s)
         for attempt in range(1, DEADLOCK_TRIES + 1):
             try:
-                async with asyncio.timeout(self._call_timeout_s):
-                    return await self._once(claims, statement, values)
-            except TimeoutError as error:
-                raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error
+                async with self._pool.connection(timeout=limit.left_s) as connection:
+                    with limit.on(connection):
+                        return await _once(connection, claims, statement, values)
             except psycopg_pool.PoolTimeout as error:
                 raise Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s") from error
             except psycopg.Error as error:
@@ -130,19 +135,10 @@ class PostgresDb:
                     continue
                 if error.sqlstate is None:  # the connection broke: others in the pool may have gone with it
                     self._check_pool()
+                if limit.is_over:
+                    raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error
                 raise _port_error(function, error) from error
         raise AssertionError("unreachable")
-
-    async def _once(self, claims: Mapping[str, Any] | None, statement: sql.Composed, values: Mapping[str, Any]) -> Any:
-        async with self._pool.connection() as connection:
-            if claims is None:
-                return await _value(connection, statement, values)
-            async with connection.transaction():
-                await connection.execute("set local role gpu_worker")
-                await connection.execute(
-                    "select set_config('request.jwt.claims', %s::text, true)", (Jsonb(dict(claims)),)
-                )
-                return await _value(connection, statement, values)
 
     async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
         if self._in_session_mode:
@@ -180,16 +176,16 @@ class PostgresDb:
                     while True:
                         async for notice in connection.notifies(timeout=LISTEN_PROBE_S):
                             self._tell((notice.channel, notice.payload))
-                        async with asyncio.timeout(self._call_timeout_s):
+                        with _Deadline(self._call_timeout_s).on(connection):
                             await connection.execute("select 1")
-            except (psycopg.Error, TimeoutError):
+            except psycopg.Error:
                 await asyncio.sleep(LISTEN_BACKOFF_S[min(failures, len(LISTEN_BACKOFF_S) - 1)])
                 failures += 1
 
     async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
         try:
-            async with asyncio.timeout(self._call_timeout_s):
+            with _Deadline(self._call_timeout_s).on(connection):
                 for channel in CHANNELS:
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         except BaseException:
@@ -204,6 +200,54 @@ class PostgresDb:
                     queue.get_nowait()
                 queue.put_nowait(CONNECTED)
             queue.put_nowait(event)
+
+
+class _Deadline:
+    """Ends what a connection is waiting for by closing its socket.
+
+    Cancelling the wait would ask the server to cancel the statement first, and a server that does not answer does not
+    answer that either.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._at = asyncio.get_running_loop().time() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return max(0.0, self._at - asyncio.get_running_loop().time())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.left_s <= 0
+
+    @contextlib.contextmanager
+    def on(self, connection: psycopg.AsyncConnection[TupleRow]) -> Iterator[None]:
+        """While inside, the connection has until the deadline."""
+        timer = asyncio.get_running_loop().call_at(self._at, _sever, connection)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _sever(connection: psycopg.AsyncConnection[TupleRow]) -> None:
+    with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
+        own.shutdown(socket.SHUT_RDWR)
+
+
+async def _once(
+    connection: psycopg.AsyncConnection[TupleRow],
+    claims: Mapping[str, Any] | None,
+    statement: sql.Composed,
+    values: Mapping[str, Any],
+) -> Any:
+    if claims is None:
+        return await _value(connection, statement, values)
+    async with connection.transaction():
+        await connection.execute(ASSUME, (json.dumps(dict(claims)),))
+        return await _value(connection, statement, values)
 
 
 async def _value(
@@ -229,7 +273,7 @@ def _statement(function: str, args: Mapping[str, Any]) -> sql.Composed:
 
 
 def _bind(name: str, value: Any) -> Any:
-    """Numbers and the like go as text of no type: the function's own signature says what they are, as with PostgREST."""
+    """Numbers go as text of no type: the function's own signature says what they are, as with PostgREST."""
     if value is None or name in ARRAYS:
         return value
     if name in JSON_ARGS:

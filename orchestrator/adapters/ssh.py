@@ -153,8 +153,9 @@ class AsyncSshSession:
         async with self._answering(timeout_s, "command"):
             process = await self._connection.create_process(command, encoding=None)
             try:
-                process.stdin.write(stdin)
-                process.stdin.write_eof()
+                with contextlib.suppress(BrokenPipeError):  # it ended without reading; its status says the rest
+                    process.stdin.write(stdin)
+                    process.stdin.write_eof()
                 stdout = await _all_of(process.stdout)
                 stderr = await _all_of(process.stderr)
                 await process.wait_closed()

@@ -119,7 +119,8 @@ class Rescue:
     reason: str
 
 
-Action = Spawn | Create | Adopt | Climb | Wait | Settle | Terminate | Flush | Delete | Bury | Reap | Rescue
+Effect = Spawn | Create | Flush | Delete | Reap  # what takes the world, once it is written
+Action = Effect | Adopt | Climb | Wait | Settle | Terminate | Bury | Rescue
 
 
 @dataclass(frozen=True, slots=True)

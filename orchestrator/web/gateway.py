@@ -1,8 +1,9 @@
 """The workers' door to the database: `POST /rest/v1/rpc/<function>` in PostgREST's dialect.
 
 Nothing is decided here. A call is one of the worker functions with a token that we signed, or it is refused; whose
-token it is and what it may do, the database says, under the role `gpu_worker`. Two things are added, which the database
-cannot do: a claim that finds nothing waits for a wake-up, and a grant becomes a signed URL.
+token it is and what it may do, the database says, under the role `gpu_worker`. Three things are added, which the
+database cannot do: a claim that finds nothing waits for a wake-up, a grant becomes a signed URL, and a completion that
+names an object of our bucket is handed on once the bucket shows it.
 """
 
 import asyncio
@@ -16,8 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.core.states import State
-from orchestrator.ports import Blobs, PortError
-from orchestrator.web.refusals import BAD_BODY, BAD_JWT, NO_JWT, NO_STORE, Refusal, from_port_error, unknown_function
+from orchestrator.ports import Blobs, NotFound, PortError
+from orchestrator.web.refusals import (
+    BAD_BODY,
+    BAD_JWT,
+    NO_BUCKET,
+    NO_JWT,
+    NO_STORE,
+    Refusal,
+    from_port_error,
+    unknown_function,
+)
 from orchestrator.web.signal import ANY, TaskSignal
 from orchestrator.web.tokens import Claims, InvalidToken
 from worker import protocol
@@ -27,6 +37,8 @@ MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
 BODY_TIMEOUT_S = 30.0
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
 GRANT_TTL_S = 3_600
+LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
+SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
@@ -73,9 +85,8 @@ class Gateway:
             arguments = await _arguments(request, function)
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
-            log.warning(
-                "worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal)
-            )
+            say = log.warning if refusal.status >= SERVER_ERROR else log.info
+            say("worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal))
             return refusal.response()
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
@@ -93,6 +104,8 @@ class Gateway:
     async def _answer(self, request: Request, claims: Claims, function: str, arguments: dict[str, Any]) -> Any:
         if function == protocol.CLAIM:
             return await self._claim(request, claims, arguments)
+        if function == protocol.COMPLETE and not await self._has_output(claims, arguments.get("p_output_location")):
+            return {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
         answer = await self._call(claims, function, arguments)
         # In a thread: the first signature loads the S3 client, which takes most of a second.
         return await asyncio.to_thread(self._with_urls, answer) if function == protocol.GRANTS else answer
@@ -135,6 +148,25 @@ class Gateway:
             signal.cancel()
             gone.cancel()
             await asyncio.gather(signal, gone, return_exceptions=True)
+
+    async def _has_output(self, claims: Claims, location: str | None) -> bool:
+        """Whether the output is there, or nothing of ours to look for. Refusal 503 while nobody knows: ask again."""
+        key = self._blobs.key_of(location) if location else None
+        if key is None:
+            return True
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await self._blobs.size(key)
+        except NotFound:
+            log.warning("output_missing", worker=claims["sub"], location=location)
+            return False
+        except (PortError, TimeoutError) as error:
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            log.warning("output_unknown", worker=claims["sub"], location=location, why=why)
+            raise Refusal(
+                503, NO_BUCKET, "The bucket did not say whether the output is there", why, "try again"
+            ) from None
+        return True
 
     def _with_urls(self, answer: Any) -> Any:
         """The grants that the database authorised, signed; keys outside the outputs are refused whatever it said."""

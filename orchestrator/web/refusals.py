@@ -16,6 +16,7 @@ NO_JWT = "PGRST302"
 UNKNOWN_FUNCTION = "PGRST202"
 BAD_BODY = "PGRST102"
 NO_DATABASE = "PGRST000"
+NO_BUCKET = "OUTPUT_UNKNOWN"  # our own: PostgREST has no bucket
 
 UNDEFINED_FUNCTION = "42883"
 # SQLSTATE (or its class, two characters) -> HTTP status; anything else is 400.

@@ -89,10 +89,9 @@ class Rig:
         ails: Mapping[str, str] | None = None,
     ) -> tuple[Worker, Sshd]:
         """A worker whose pod was just created, and the pod; `ails`: what is wrong with its machine."""
-        worker_id, pod_id = f"gpu-{uuid.uuid4().hex[:12]}", f"pod-{uuid.uuid4().hex[:8]}"
-        home = self.directory / pod_id
+        worker_id, pod_id = await self.intent(*gpus), f"pod-{uuid.uuid4().hex[:8]}"
+        home, machine = self.directory / pod_id, self.directory / f"{pod_id}.machine"
         home.mkdir()
-        machine = self.directory / f"{pod_id}.machine"
         machine.mkdir()
         write_facts(machine, *gpus, ails)
         env = {"RUNPOD_POD_ID": pod_id, "EMULATED_POD": str(machine), "PATH": f"{self.directory / 'bin'}:{PATH}"}
@@ -101,14 +100,23 @@ class Rig:
         await sshd.start()
         if not server:
             await sshd.stop()
-        intent = {"id": worker_id, "pool": worker_id, "gpu_type": gpus[0], "gpu_count": gpus[1], "reserved_usd": 0}
-        intent |= {"heartbeat_s": self.config.heartbeat_s, "lease_s": 60, "own_program": False, "deadline_s": 30}
-        await self.store.spawn(self.term, {**intent, "actor": "test", "reason": "test"})
-        fields = {"pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
-        row = await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
+        row = await self.created(worker_id, pod_id)
         seen = {"gpu_type": gpus[0], "gpu_count": gpus[1], "machine_id": f"machine-{pod_id}", **(pod or {})}
         self.show(replace(a_pod(pod_id, worker_id, sshd.port), **seen))
         return row, sshd
+
+    async def intent(self, gpu_type: str = GPU, gpu_count: int = 1) -> str:
+        """A worker without a pod; its id."""
+        worker_id = f"gpu-{uuid.uuid4().hex[:12]}"
+        intent = {"id": worker_id, "pool": worker_id, "gpu_type": gpu_type, "gpu_count": gpu_count, "reserved_usd": 0}
+        intent |= {"heartbeat_s": self.config.heartbeat_s, "lease_s": 60, "own_program": False, "deadline_s": 30}
+        await self.store.spawn(self.term, {**intent, "actor": "test", "reason": "test"})
+        return worker_id
+
+    async def created(self, worker_id: str, pod_id: str) -> Worker:
+        """The row once its pod was created."""
+        fields = {"pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
+        return await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
 
     async def move(self, worker_id: str, **given: Any) -> Worker:
         """Any move of a spawning worker."""
@@ -130,9 +138,9 @@ class Rig:
         return sorted((await self.store.worker(worker_id))["attempts"], key=lambda row: int(row["id"]))
 
     async def reaches(self, worker_id: str, stage: Stage) -> None:
-        """Wait until the row shows a stage."""
+        """Wait until an attempt at a stage is under way."""
         async with asyncio.timeout(DEADLINE_S):
-            while (await self.row(worker_id))["stage"] != stage:
+            while not any(a["stage"] == stage for a in await self.attempts(worker_id)):
                 await asyncio.sleep(SNAPSHOT_EVERY_S)
 
     def install(self, sshd: Sshd, name: str, script: str) -> Path:
@@ -170,6 +178,14 @@ class Rig:
             for agent in self.agents(sshd):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(agent["pid"], signal.SIGKILL)
+
+
+async def ended(climb: asyncio.Task[None]) -> None:
+    """Cancel a climb and see it end; psycopg_pool's asyncio.wait_for may swallow a cancellation before Python 3.12."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not climb.done():
+            climb.cancel()
+            await asyncio.wait({climb}, timeout=1)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Sshd:
     port: int = 0
     acceptor: asyncssh.SSHAcceptor | None = None
     connections: set[asyncssh.SSHServerConnection] = field(default_factory=set)
+    children: set[asyncio.subprocess.Process] = field(default_factory=set)
 
     @property
     def host_key(self) -> str:
@@ -54,6 +56,11 @@ class Sshd:
             await self.acceptor.wait_closed()
             self.acceptor = None
         self.cut()
+        for child in tuple(self.children):
+            _kill(child)
+        async with asyncio.timeout(5):
+            while self.children:  # their handlers see them end
+                await asyncio.sleep(0.01)
 
     def cut(self) -> None:
         """Abort every connection, as a network does."""
@@ -72,19 +79,44 @@ class Sshd:
             stderr=asyncio.subprocess.PIPE,
             cwd=self.home,
             env={"PATH": os.environ["PATH"], "HOME": str(self.home), **self.env},
+            start_new_session=True,
         )
+        self.children.add(child)
         if self.cut_after and self.cut_after in command:
             self.cut_after = None
             self.cut()
-            child.kill()
-        stdout, stderr = await child.communicate(await process.stdin.read())
+            _kill(child)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        feeding = asyncio.create_task(_feed(process, child.stdin))
+        stdout, stderr = await asyncio.gather(child.stdout.read(), child.stderr.read())
+        status = await child.wait()
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        self.children.discard(child)
         with contextlib.suppress(OSError):  # the caller has gone
             process.stdout.write(stdout)
             process.stderr.write(stderr)
-            if (child.returncode or 0) < 0:
+            if status < 0:
                 process.exit_with_signal("KILL")
             else:
-                process.exit(child.returncode or 0)
+                process.exit(status)
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+async def _feed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
+    try:
+        stdin.write(await process.stdin.read())
+        await stdin.drain()
+    except (OSError, asyncssh.Error):
+        pass  # the caller has gone, or the command wants no more
+    finally:
+        stdin.close()
 
 
 class _Login(asyncssh.SSHServer):

@@ -1,7 +1,6 @@
 """The climb that succeeds, and what it leaves behind."""
 
 import asyncio
-import contextlib
 import json
 import stat
 from dataclasses import replace
@@ -13,7 +12,7 @@ from orchestrator import launch
 from orchestrator.bringup import WorkerView
 from orchestrator.core.states import READY, RUNGS, FailureCode, Stage, State
 from orchestrator.ports import LostRace
-from tests.bringup.rig import DEADLINE_S, GPU, Rig
+from tests.bringup.rig import DEADLINE_S, GPU, Rig, ended
 
 CLIMB = [
     "pod_running",
@@ -141,9 +140,7 @@ async def test_a_restart_in_mid_climb_finds_the_agent_that_runs(rig: Rig) -> Non
     blind = rig.bring_up(workers=WorkerView())
     first = asyncio.create_task(blind.climb(rig.term, worker))
     await rig.reaches(worker.id, Stage.HEARTBEAT)
-    first.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await first
+    await ended(first)
     before = await rig.row(worker.id)
     rows = (await rig.store.snapshot()).workers
     await rig.bring_up().climb(rig.term, next(w for w in rows if w.id == worker.id))
@@ -198,8 +195,7 @@ async def test_ten_climb_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Ri
     await asyncio.wait_for(asyncio.gather(*climbs[:3], *climbs[4:]), DEADLINE_S)
     ready = [(await rig.row(worker.id))["status"] in READY for worker, _ in pods]
     assert ready == [True] * 3 + [False] + [True] * 6
-    climbs[3].cancel()
-    await asyncio.gather(*climbs, return_exceptions=True)
+    await ended(climbs[3])
     assert (await rig.attempts(hanging.id))[-1]["outcome"] == "cancelled"
     silent.close()
 

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -179,6 +180,22 @@ async def test_a_command_gets_its_stdin_and_gives_back_status_and_both_streams(s
     """Bytes in, bytes out, and the exit status as it was."""
     done = await session.run("cat; echo oops >&2; exit 3", stdin=b"\x00\xff secret", timeout_s=SOON_S)
     assert (done.exit_status, done.stdout, done.stderr) == (3, b"\x00\xff secret", b"oops\n")
+
+
+async def test_a_command_that_ends_before_its_stdin_is_written_has_its_status(
+    session: AsyncSshSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may be quicker than we are; what it did not read does not matter."""
+    create = session._connection.create_process
+
+    async def after_its_end(*args: Any, **given: Any) -> Any:
+        process = await create(*args, **given)
+        await process.wait_closed()
+        return process
+
+    monkeypatch.setattr(session._connection, "create_process", after_its_end)
+    done = await session.run("echo quick; exit 4", stdin=b"x" * 100, timeout_s=SOON_S)
+    assert (done.exit_status, done.stdout) == (4, b"quick\n")
 
 
 async def test_a_command_killed_by_a_signal_has_no_status(session: AsyncSshSession) -> None:

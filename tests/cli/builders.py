@@ -21,6 +21,7 @@ from orchestrator.ports import Attempt, LogRange
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0
+PROGRAM = (sys.executable, "-m", "orchestrator")
 NOTHING: Mapping[str, str | None] = MappingProxyType({})
 INHERITED = ("PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "TMPDIR")
 
@@ -45,11 +46,20 @@ class Ran:
 
 
 async def run(*command: str, stdin: str = "", cwd: Path = ROOT, environment: Mapping[str, str | None] = NOTHING) -> Ran:
-    """A program with this environment and hardly any of ours."""
+    """A program with this environment and hardly any of ours, to its end."""
+    return await ended(await start(*command, cwd=cwd, environment=environment), stdin)
+
+
+async def start(*command: str, cwd: Path = ROOT, environment: Mapping[str, str | None]) -> asyncio.subprocess.Process:
+    """The same, started; its streams are pipes."""
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     env = {**inherited, **{name: value for name, value in environment.items() if value is not None}}
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd)
+    return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd)
+
+
+async def ended(process: asyncio.subprocess.Process, stdin: str = "") -> Ran:
+    """What is left of a program's output, and its exit code; it does not outlive the wait."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             out, err = await process.communicate(stdin.encode())
@@ -68,7 +78,7 @@ class Cli:
     async def __call__(self, *arguments: str, stdin: str = "", **changes: str | None) -> Ran:
         """Run it; `changes` to the environment, None removes."""
         environment = {**self.environment, **changes}
-        return await run(sys.executable, "-m", "orchestrator", *arguments, stdin=stdin, environment=environment)
+        return await run(*PROGRAM, *arguments, stdin=stdin, environment=environment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,12 +125,12 @@ async def test_a_terminal_is_asked_before_anything_is_ended(
     assert ((await fleet.row(worker_id))["drain_requested_at"] is not None) is (code == 0)
 
 
-@pytest.mark.parametrize("place", ["root", "scripts", "elsewhere"])
+@pytest.mark.parametrize("place", ["scripts", "elsewhere"])
 async def test_the_script_runs_from_anywhere(cli: Cli, fleet: Fleet, tmp_path: Path, place: str) -> None:
     """`python spawn_gpu.py list`, wherever one stands."""
     worker_id = await fleet.worker(upto=State.ACTIVE)
-    cwd = {"root": ROOT, "scripts": ROOT / "scripts", "elsewhere": tmp_path}[place]
-    script = {"root": "scripts/spawn_gpu.py", "scripts": "spawn_gpu.py"}.get(place, f"{ROOT}/scripts/spawn_gpu.py")
+    cwd = {"scripts": ROOT / "scripts", "elsewhere": tmp_path}[place]
+    script = {"scripts": "spawn_gpu.py", "elsewhere": f"{ROOT}/scripts/spawn_gpu.py"}[place]
     ran = await run(sys.executable, script, "list", cwd=cwd, environment=cli.environment)
     assert ran.code == 0, ran.err
     assert worker_id in ran.out

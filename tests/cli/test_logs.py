@@ -5,7 +5,7 @@ import gzip
 from collections.abc import Mapping
 
 from orchestrator.core.states import Stage, State
-from tests.cli.builders import Cli, Fleet, Ran
+from tests.cli.builders import PROGRAM, TIMEOUT_S, Cli, Fleet, Ran, ended, start
 
 
 async def _logs(cli: Cli, s3: Mapping[str, str], *arguments: str) -> Ran:
@@ -82,13 +82,17 @@ async def test_following_shows_what_comes_and_ends_with_the_worker(
     """A line that is torn between two objects comes whole."""
     worker_id = await shipping_fleet.worker(upto=State.TERMINATING)
     await shipping_fleet.ship(worker_id, "agent", 0, 0, b"one\ntw")
-    following = asyncio.create_task(_logs(cli, s3_environment, worker_id, "-f", "--stream", "agent"))
-    await asyncio.sleep(1.5)  # past the first look, most likely; the outcome is the same if not
+    following = await start(
+        *PROGRAM, "logs", worker_id, "-f", "--stream", "agent", environment={**cli.environment, **s3_environment}
+    )
+    assert following.stdout is not None
+    async with asyncio.timeout(TIMEOUT_S):
+        assert await following.stdout.readline() == b"one\n"
     await shipping_fleet.ship(worker_id, "agent", 1, 6, b"o\nthree\n")
     await shipping_fleet.move(worker_id, State.TERMINATING, State.TERMINATED, stage=Stage.GONE)
-    ran = await following
+    ran = await ended(following)
     assert ran.code == 0, ran.err
-    assert ran.out == "one\ntwo\nthree\n"
+    assert ran.out == "two\nthree\n"
     assert "has ended" in ran.err
 
 

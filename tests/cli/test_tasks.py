@@ -15,19 +15,17 @@ async def test_a_task_from_submission_to_its_end(cli: Cli) -> None:
     task_id = ran.out.strip()
     assert str(uuid.UUID(task_id)) == task_id
 
-    shown = await cli("tasks", "show", task_id)
+    shown, listed = await asyncio.gather(cli("tasks", "show", task_id), cli("tasks", "list", "--type", kind))
     assert shown.code == 0
     assert all(part in shown.out for part in (task_id, "Queued", kind, '{"n": 1}'))
-    listed = await cli("tasks", "list", "--type", kind)
     (line,) = listed.lines_with(task_id)
     assert "Queued" in line
     assert "0/3" in line
 
     cancelled = await cli("tasks", "cancel", task_id, "--force")
     assert (cancelled.code, cancelled.out) == (0, f"{task_id}: cancelled (Cancelled)\n")
-    assert (await cli("tasks", "show", task_id, "--json")).json()["task"]["status"] == "Cancelled"
-    retried = await cli("tasks", "retry", task_id)
-    assert (retried.code, retried.out) == (0, f"{task_id}: queued again\n")
+    again = await cli("tasks", "retry", task_id)
+    assert (again.code, again.out) == (0, f"{task_id}: queued again\n")
     again = await cli("tasks", "retry", task_id)
     assert again.code == 1
     assert "error[E051]" in again.err
@@ -51,12 +49,12 @@ async def test_params_come_from_a_file_or_from_stdin(cli: Cli, fleet: Fleet, tmp
         assert (await fleet.store.task(made["id"]))["task"]["params"] == {"from": value}
 
 
-async def test_a_dedupe_key_submits_once(cli: Cli) -> None:
+async def test_a_dedupe_key_submits_once(cli: Cli, fleet: Fleet) -> None:
     """The second time the same id comes back, and stderr says why."""
     key = uuid.uuid4().hex
-    first = await cli("tasks", "submit", "--type", "t", "--dedupe-key", key)
+    (first,) = await fleet.store.submit([{"task_type": "t", "params": {}, "dedupe_key": key}])
     second = await cli("tasks", "submit", "--type", "t", "--dedupe-key", key)
-    assert first.out == second.out
+    assert second.out == f"{first['id']}\n"
     assert "already there" in second.err
 
 

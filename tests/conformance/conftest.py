@@ -48,9 +48,9 @@ async def migrated(server: EmbeddedPostgres) -> AsyncIterator[AsyncConnection[An
 
 @pytest.fixture
 async def database(server: EmbeddedPostgres, migrated: AsyncConnection[Any]) -> str:
-    """The URL of a migrated database without rows: emptying one takes a third of the time of a copy."""
+    """The URL of a migrated database without rows: deleting a few is much quicker than a copy, or than truncating."""
     await migrated.execute(
-        sql.SQL("truncate {} restart identity").format(sql.SQL(", ").join(map(sql.Identifier, TABLES)))
+        sql.SQL("; ").join(sql.SQL("delete from {}").format(sql.Identifier(name)) for name in TABLES)
     )
     return server.url
 

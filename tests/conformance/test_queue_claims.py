@@ -224,6 +224,7 @@ async def test_a_claim_is_quick_in_a_queue_of_a_hundred_thousand(fleet: Fleet, h
     for _ in range(20):
         assert len(await agent.claim(batch=10)) == 10
     assert (loop.time() - began) / 20 < 0.1
+    await hand.execute("truncate tasks, task_attempts")  # so many rows are not deleted in passing
 
 
 async def test_errors_of_the_claim_are_port_errors(fleet: Fleet) -> None:

@@ -48,7 +48,10 @@ async def test_a_failure_fails_all_that_depends_on_it_in_turn(fleet: Fleet) -> N
     rows = [await fleet.task(task_id) for task_id in (a, b, c, d, other)]
     assert [row["status"] for row in rows] == ["Failed"] * 4 + ["Queued"]
     assert [row["failure_code"] for row in rows[:4]] == ["OOM"] + ["DEPENDENCY_FAILED"] * 3
-    assert rows[2]["error_message"] == f"Dependency {b} (t) ended as Failed"
+    first = f"Dependency {a} (t) ended as Failed: OOM: no memory"
+    assert [row["error_message"] for row in rows[1:4]] == [
+        first, f"Dependency {b} (t) ended as Failed: {first}", f"Dependency {c} (t) ended as Failed: {first}"
+    ]  # fmt: skip
 
 
 async def test_a_cancelled_dependency_fails_its_dependants_too(fleet: Fleet) -> None:

@@ -35,6 +35,17 @@ async def test_an_insert_wakes_the_loop(stack: Stack, until: Until) -> None:
     await until(ALL_DONE, timeout_s=60)
 
 
+async def test_a_burst_brings_exactly_as_many_pods_as_wanted(stack: Stack, until: Until) -> None:
+    """A tick that comes while the last one's intents are still being written does not ask for them again."""
+    wanted = 60
+    await stack.control("POST", "settings", {"boot_s": [600, 600], "create_s": 1, "per_minute": 10_000})
+    await stack.start_orchestrator({"MIN_ACTIVE_GPUS": f"{wanted}", "MAX_ACTIVE_GPUS": f"{wanted}"})
+    await until("select 1 from workers where pod_id is not null offset %s", wanted - 1)
+    await until("select 1 where not exists (select 1 from workers where stage in ('intent', 'pod_created'))")
+    assert len((await stack.control("GET", "ledger"))["pods"]) == wanted
+    assert len(await until("select id from workers")) == wanted
+
+
 async def test_the_fleet_goes_to_zero_and_comes_back(stack: Stack, until: Until) -> None:
     """With nothing to do the last pod is deleted; the next task brings a new one."""
     await stack.start_orchestrator()
@@ -77,7 +88,7 @@ async def test_a_running_task_is_cancelled(stack: Stack, until: Until) -> None:
     await stack.start_orchestrator({"MAX_ACTIVE_GPUS": "1"})
     [long] = await submit(stack, [work(600)])
     await until("select 1 from tasks where status = 'In Progress' and progress is not null")
-    status, out, err = await stack.run("tasks", "cancel", long, "--json")
+    status, out, err = await stack.run("tasks", "cancel", long, "--force", "--json")
     assert status == 0, out + err
     await submit(stack, [work(0.1)])
     await until("select 1 from tasks where id = %s and status = 'Cancelled'", long)
@@ -102,7 +113,8 @@ async def test_an_own_worker_program_is_started_and_its_log_shipped(stack: Stack
 
 async def test_an_operator_spawns_and_terminates(stack: Stack, until: Until) -> None:
     """Through the same intent and the same proof as the loop's own decisions."""
-    await stack.start_orchestrator({"GPU_IDLE_TIMEOUT_SEC": "600", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "600"})
+    patient = ("GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC")
+    await stack.start_orchestrator(dict.fromkeys(patient, "600"))
     status, out, err = await stack.run("spawn", "--worker-id", "gpu-by-hand", "--json")
     assert status == 0, out + err
     await until("select 1 from workers where id = 'gpu-by-hand' and status in ('active', 'idle')")

@@ -261,3 +261,20 @@ async def test_two_emulators_never_share_a_directory(tmp_path: Path, api: Api) -
     with pytest.raises(RuntimeError, match="state directory of its own"):
         async with emulated(api.emulator.state_dir):
             pass
+
+
+async def test_a_pods_own_key_is_good_for_that_pod_alone(api: Api) -> None:
+    """It may read and stop its pod; other pods, the list and the account are closed to it."""
+    mine, other = await api.create("mine"), await api.create("other")
+    await api.status(mine["id"], "RUNNING")
+    key = api.emulator.core.world.pods[mine["id"]].api_key
+    assert key not in json.dumps(await api.pod(mine["id"]))
+    api.client.headers["Authorization"] = f"Bearer {key}"
+    assert (await api.pod(mine["id"]))["id"] == mine["id"]
+    closed = ["/v2/pods", f"/v2/pods/{other['id']}", "/v2/account/ssh-keys", "/v2/billing/pods", "/v2/pods/nobody"]
+    for path in closed:
+        await api.call("GET", path, status=403)
+    await api.call("POST", "/v2/pods", request("third"), status=403)
+    await api.call("POST", f"/v2/pods/{other['id']}/action", {"action": "stop"}, status=403)
+    await api.call("POST", f"/v2/pods/{mine['id']}/action", {"action": "stop"})
+    assert (await api.pod(mine["id"]))["status"] == "EXITED"

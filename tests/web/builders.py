@@ -69,7 +69,9 @@ class Door:
     blobs: S3Blobs
     term: int
 
-    async def worker(self, *, state: State = State.ACTIVE, pool: str | None = None) -> Caller:
+    async def worker(
+        self, *, state: State = State.ACTIVE, pool: str | None = None, heartbeat_s: float = 20, lease_s: float = 60
+    ) -> Caller:
         """A worker in this state, with an agent that may call; its pool is its own unless named."""
         name, jti, nonce = (uuid.uuid4().hex[:12] for _ in range(3))
         caller = Caller(f"gpu-{name}", pool or f"pool-{name}", jti, nonce, self.client)
@@ -79,8 +81,8 @@ class Door:
             "gpu_type": "NVIDIA GeForce RTX 4090",
             "gpu_count": 1,
         }
-        terms = {"data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60, "own_program": False}
-        why = {"deadline_s": 60, "actor": "test", "reason": "test", "metadata": {}}
+        terms = {"data_center": None, "reserved_usd": 0, "heartbeat_s": heartbeat_s, "lease_s": lease_s}
+        why = {"own_program": False, "deadline_s": 60, "actor": "test", "reason": "test", "metadata": {}}
         assert await self.store.spawn(self.term, intent | terms | why)
         await self.move(caller, (State.SPAWNING,), State.SPAWNING, nonce=nonce, token_jti=jti, pod_id=f"pod-{name}")
         if state is not State.SPAWNING:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.adapters.store import SqlStore
 
 from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.emulator.s3 import EmbeddedS3
 from orchestrator.migrate import migrate

@@ -84,6 +84,22 @@ async def test_a_promotion_wakes_the_worker_that_waited_for_it(door: Door) -> No
     assert task["id"] == task_id
 
 
+async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(door: Door) -> None:
+    """However many are still climbing, the one that is ready gets the task at once."""
+    climbing = [await door.worker(state=State.SPAWNING, pool="mixed") for _ in range(5)]
+    sleepers = [asyncio.create_task(worker.claim(wait_s=1)) for worker in climbing]
+    await door.until(lambda: door.signal.waiting == 5)
+    ready = await door.worker(pool="mixed")
+    waiting = asyncio.create_task(ready.claim(wait_s=WAIT_S))
+    await door.until(lambda: door.signal.waiting == 6)
+    began = time.monotonic()
+    (task_id,) = await door.submit("mixed")
+    (task,) = (await waiting)["tasks"]
+    assert time.monotonic() - began < SOON_S
+    assert task["id"] == task_id
+    assert not any(answer["tasks"] for answer in await asyncio.gather(*sleepers))
+
+
 @pytest.mark.parametrize(("at_once", "wanted"), [(False, protocol.DRAIN), (True, protocol.STOP)])
 async def test_a_request_to_end_reaches_a_waiting_worker(door: Door, at_once: bool, wanted: str) -> None:
     """It does not sleep on for twenty seconds first."""

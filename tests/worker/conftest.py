@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.worker.scripted import Orchestrator, Pod
+from worker.podstop import NAMES
 
 PodMaker = Callable[..., Pod]
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests may run on a pod: no agent of theirs may ask for its end."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from orchestrator.bundle import build_bundle
 from worker import protocol
@@ -37,6 +37,7 @@ class Orchestrator:
         self.fenced: set[str] = set()
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
         self.refuse_results = False  # answer every completion with a 413
+        self.bucket_away = False  # answer every completion with a 503
         self.lose_replies_to: list[
             str
         ] = []  # act on the next call to each, but cut the connection instead of answering
@@ -219,6 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
         if orchestrator.refuse_results and function == protocol.COMPLETE:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
             return
+        if orchestrator.bucket_away and function == protocol.COMPLETE:
+            with orchestrator.changed:
+                orchestrator.calls.append((function, args))
+                orchestrator.changed.notify_all()
+            self._reply(503, {"code": "OUTPUT_UNKNOWN", "message": "ask again", "details": None, "hint": None})
+            return
         answer = orchestrator.answer(function, args, self._gone)
         if function in orchestrator.lose_replies_to:
             orchestrator.lose_replies_to.remove(function)
@@ -268,12 +275,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+class Reachable(Protocol):
+    """Somebody whom an agent can call."""
+
+    @property
+    def url(self) -> str:
+        """Where."""
+        ...
+
+
 @dataclass
 class Pod:
     """A home directory with the bundle in it, and what `start` and `stop` over SSH would do there."""
 
     home: Path
-    orchestrator: Orchestrator
+    orchestrator: Reachable
     code: Mapping[str, str] = field(default_factory=dict)  # the user's files
     nonce: str = "launch-1"
     python: str = sys.executable

@@ -258,6 +258,36 @@ def test_result_is_kept_while_the_orchestrator_is_away(orchestrator: Orchestrato
     assert orchestrator.count(protocol.COMPLETE) == 2
 
 
+def test_result_is_kept_while_the_bucket_is_away(orchestrator: Orchestrator, pod: Pod) -> None:
+    """Nobody can say whether the output is there: the agent asks again, and its heartbeats say what it waits for."""
+    orchestrator.tell(bucket_away=True)
+    pod.start(HANDLERS)
+    orchestrator.submit("kept", "quick")
+    orchestrator.until(
+        lambda: any(
+            "not yet heard: try" in ((task.get("progress") or {}).get("message") or "")
+            for beat in orchestrator.said(protocol.HEARTBEAT)
+            for task in beat["p_tasks"]
+        )
+    )
+    orchestrator.tell(bucket_away=False)
+    assert orchestrator.completion("kept")["p_attempt"] == 1
+    assert "kept" not in orchestrator.failures
+
+
+def test_cancel_reaches_a_result_that_nobody_takes(orchestrator: Orchestrator, pod: Pod) -> None:
+    """A task whose result waits for the bucket can still be cancelled, and the next one has the slot."""
+    orchestrator.tell(bucket_away=True)
+    pod.start(HANDLERS)
+    orchestrator.submit("unwanted", "quick")
+    orchestrator.until(lambda: orchestrator.count(protocol.COMPLETE) > 1)
+    orchestrator.tell(cancel={"unwanted"})
+    assert orchestrator.failure("unwanted")["code"] == "CANCELLED"
+    orchestrator.tell(bucket_away=False)
+    orchestrator.submit("next", "quick")
+    orchestrator.completion("next")
+
+
 def test_upload_waits_for_the_orchestrator(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
     """A handler that wants to upload while nobody can sign for it waits, and the task succeeds."""
     pod.start(HANDLERS)
@@ -287,7 +317,7 @@ def test_lost_reply(orchestrator: Orchestrator, pod: Pod, gate: Gate, function: 
 
 def test_dead_mans_switch(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
     """When nobody has answered for the dead-man's time, the agent ends its handler and itself, and says why."""
-    pod.start(HANDLERS, deadman_s=0.8)
+    pod.start(HANDLERS, deadman_s=0.8, system_root=str(pod.home))
     orchestrator.submit("held", "gated", gate.params)
     pids = gate.begun()
     orchestrator.down()

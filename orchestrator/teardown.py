@@ -1,0 +1,144 @@
+"""The end of a worker, step by step: drain, flush, delete; in each its row says for what, for whom and until when.
+
+A step is level-triggered: it may be cut off anywhere and is begun again by a later tick.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from orchestrator import last_look
+from orchestrator.core import actions as act
+from orchestrator.core.model import Policy, Worker
+from orchestrator.core.states import FAILURES, Stage, State, WaitingOn
+from orchestrator.ports import Attempt, Cloud, PortError, Store, Unavailable
+
+RETRY_S = 5.0  # before a failed flush or delete is tried again
+NAMED_TASKS = 5  # of those a draining worker holds
+log = structlog.get_logger()
+
+
+class Teardown:
+    """What the executor does to a terminating worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        cloud: Cloud,
+        *,
+        look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
+        finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
+        policy: Policy,
+    ) -> None:
+        self._store, self._cloud, self._policy = store, cloud, policy
+        self._look, self._finish_logs = look, finish_logs
+
+    async def begin(self, term: int, action: act.Terminate) -> Worker:
+        """To terminating: no new task from this statement on. A failed worker has nothing to finish."""
+        failed = action.cause in FAILURES
+        fields: dict[str, Any] = {"exit_cause": action.cause, "failure_code": action.code, "next_attempt_s": 0}
+        if failed:
+            fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the flush of its logs"}
+        else:
+            fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "its tasks to end"}
+        return await self._store.move(
+            term,
+            action.worker_id,
+            from_states=[action.from_state],
+            to_state=State.TERMINATING,
+            stage=Stage.DRAINING,
+            reason=action.reason,
+            fields=fields | {"deadline_s": self._policy.flush_deadline_s if failed else self._policy.drain_grace_s},
+        )
+
+    async def name_tasks(self, term: int, action: act.Terminate) -> None:
+        """Say which tasks a drain waits for; after `begin`, so that none is added any more."""
+        held = [row for row in (await self._store.worker(action.worker_id))["tasks"] if row["ended_at"] is None]
+        await self._note(term, action.worker_id, action.reason, waiting_for=_tasks(held))
+
+    async def flush(self, term: int, action: act.Flush, worker: Worker) -> None:
+        """Keep a last look at the pod, stop the agent, see its logs safe or declared lost; then to deleting."""
+        fields: dict[str, Any] = {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": RETRY_S}
+        if worker.stage is not Stage.FLUSHING:  # the deadline runs from the first try on
+            fields |= {"waiting_for": "the last log bytes", "deadline_s": self._policy.flush_deadline_s}
+        await self._store.move(
+            term,
+            worker.id,
+            from_states=[State.TERMINATING],
+            stage=None if worker.stage is Stage.FLUSHING else Stage.FLUSHING,
+            reason=action.reason,
+            fields=fields,
+        )
+        if worker.nonce is not None:
+            try:
+                async with asyncio.timeout(self._policy.flush_deadline_s):
+                    await self._keep_look(term, action, worker)
+                    await self._finish_logs(term, worker, action.reachable)
+            except TimeoutError as error:
+                raise Unavailable("the last log bytes did not come in time") from error
+        await self._store.move(
+            term,
+            worker.id,
+            from_states=[State.TERMINATING],
+            stage=Stage.DELETING,
+            reason="logs are safe or declared lost",
+            fields={
+                "waiting_on": WaitingOn.ORCHESTRATOR,
+                "waiting_for": "the delete call",
+                "deadline_s": self._policy.drain_grace_s,
+                "next_attempt_s": 0,
+            },
+        )
+
+    async def delete(self, term: int, action: act.Delete) -> None:
+        """Ask for the pod's deletion; what proves it is its absence from the provider's lists."""
+        attempt = await self._store.open_attempt(term, action.worker_id, Stage.DELETING)
+        result = Attempt("cancelled")
+        try:
+            known = await self._cloud.delete_pod(action.pod_id)
+            result = Attempt("ok", evidence={"pod_id": action.pod_id, "known": known})
+        except PortError as error:
+            result = Attempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
+        finally:
+            await self._store.close_attempt(term, attempt, result)
+        sent = result.outcome == "ok"
+        rows = (await self._store.worker(action.worker_id))["attempts"]
+        times = _asked([row["started_at"] for row in rows if row["stage"] == Stage.DELETING])
+        await self._note(
+            term,
+            action.worker_id,
+            action.reason,
+            pod_id=action.pod_id,
+            waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
+            waiting_for=f"{'two complete lists without the pod' if sent else 'the delete call to succeed'} ({times})",
+            next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
+            deadline_s=self._policy.drain_grace_s,
+        )
+        said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
+        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
+
+    async def _keep_look(self, term: int, action: act.Flush, worker: Worker) -> None:
+        """Once the agent has been stopped there is less to see, so the first look that saw something stays."""
+        kept = worker.metadata.get("last_snapshot")
+        if kept is None or (action.reachable and not kept.get("known")):
+            seen = await self._look(worker) if action.reachable else last_look.unknown(action.reason)
+            await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
+
+    async def _note(self, term: int, worker_id: str, reason: str, **fields: Any) -> None:
+        await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)
+
+
+def _asked(times: list[str]) -> str:
+    since = min(map(datetime.fromisoformat, times)).astimezone(UTC)
+    return f"asked {len(times)} time{'s' if len(times) > 1 else ''} since {since:%Y-%m-%d %H:%M:%SZ}"
+
+
+def _tasks(held: list[Mapping[str, Any]]) -> str:
+    if not held:
+        return "nothing: it held no task when the drain began"
+    named = ", ".join(f"{row['task_id']} attempt {row['attempt']}" for row in held[:NAMED_TASKS])
+    more = f" and {len(held) - NAMED_TASKS} more" if len(held) > NAMED_TASKS else ""
+    return f"the tasks it held when the drain began: {named}{more}"

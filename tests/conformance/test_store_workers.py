@@ -1,0 +1,438 @@
+"""The lead, and the rows of workers: compare-and-set, under a term, each change with its reason and its cost."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.ports import Attempt, BadArgument, LogRange, LostRace, NotLeader, UnknownWorker
+from tests.conformance.builders import FLEET, START, Fleet
+
+
+@pytest.fixture
+def store(db: PostgresDb) -> SqlStore:
+    """The port under test."""
+    return SqlStore(db, FLEET)
+
+
+async def test_one_leads_until_its_time_is_over_or_it_resigns(fleet: Fleet) -> None:
+    """Renewing keeps the term; a change of leader raises it; the time is the database's."""
+    refused = await fleet.lead("a", 15)
+    assert (refused["leader"], refused["term"], refused["holder"]) == (False, 1, "us")
+    assert refused["expires_at"] == (START + timedelta(hours=1)).isoformat()
+    fleet.wait(3600)
+    first = await fleet.lead("a", 15)
+    assert (first["leader"], first["term"], first["since"]) == (True, 2, fleet.now.isoformat())
+    fleet.wait(10)
+    renewed = await fleet.lead("a", 15)
+    assert (renewed["term"], renewed["since"]) == (2, first["since"])
+    assert (await fleet.lead("b", 15))["leader"] is False
+    fleet.wait(15)
+    assert (await fleet.lead("b", 15))["term"] == 3
+    resign = {"p_fleet": FLEET, "p_holder": "b", "p_term": 2}
+    assert await fleet.call("fleet_resign", **resign) == {"resigned": False}
+    assert await fleet.call("fleet_resign", **resign | {"p_term": 3}) == {"resigned": True}
+    assert (await fleet.lead("a", 15))["term"] == 4
+
+
+async def test_a_leader_that_slept_past_its_time_leads_anew(fleet: Fleet) -> None:
+    """Somebody else may have led in between: its old term is over."""
+    fleet.wait(3601)
+    assert (await fleet.lead("us"))["term"] == 2
+
+
+async def test_of_many_that_ask_at_once_one_leads(fleet: Fleet) -> None:
+    """One term, one holder."""
+    fleet.wait(3601)
+    answers = await asyncio.gather(*(fleet.lead(f"holder-{n}", 15) for n in range(8)))
+    assert [answer["leader"] for answer in answers].count(True) == 1
+    assert {answer["term"] for answer in answers} == {2}
+
+
+async def test_fleets_have_leaders_of_their_own(fleet: Fleet) -> None:
+    """Another environment in the same database."""
+    answer = await fleet.call("fleet_lead", p_fleet="staging", p_holder="b", p_ttl_s=15)
+    assert (answer["leader"], answer["term"]) == (True, 1)
+
+
+WRITES: list[tuple[str, dict[str, Any]]] = [
+    ("spawn", {"p_worker": {"id": "gpu-new"}}),
+    ("move", {"p_worker_id": "gpu-1", "p_from": ["spawning"], "p_to": None, "p_stage": None, "p_reason": "r",
+              "p_fields": {}}),
+    ("rescue", {"p_worker_id": None}),
+    ("attempt_open", {"p_worker_id": "gpu-1", "p_stage": "tcp"}),
+    ("attempt_close", {"p_id": 1, "p_outcome": "ok", "p_failure_code": None, "p_exception_type": None,
+                       "p_evidence": None}),
+    ("note_offer", {"p_key": "k", "p_refused": True, "p_code": None}),
+    ("record_decision", {"p_decision": {"pool": "p", "rule": "r", "target": 1}}),
+    *(
+        (name, {"p_worker_id": "gpu-1", "p_boot_id": "b", "p_stream": "s", "p_seq": 0, "p_first": 0, "p_last": 1,
+                "p_sha256": "x", "p_key": "k"})
+        for name in ("log_begin", "log_shipped")
+    ),
+    ("log_lost", {"p_worker_id": "gpu-1", "p_boot_id": "b", "p_stream": "s", "p_first": 0, "p_last": 1,
+                  "p_reason": "r"}),
+    ("retention", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "args"), WRITES, ids=[name for name, _ in WRITES])
+async def test_a_stale_term_writes_nothing(fleet: Fleet, function: str, args: dict[str, Any]) -> None:
+    """Neither an older one nor one that nobody has."""
+    await fleet.spawn()
+    fleet.wait(3601)
+    await fleet.lead("another")
+    for term in (1, 3, *([None] if function != "spawn" else [])):
+        with pytest.raises(NotLeader):
+            await fleet.fleet(function, **args | {"p_term": term})
+
+
+async def test_an_intent_is_a_row_with_a_name_and_a_clock(fleet: Fleet, store: SqlStore) -> None:
+    """Everything that the core reads, decoded."""
+    intent = {"id": "gpu-1", "pool": "p", "gpu_type": "RTX", "gpu_count": 2, "data_center": "EU-1", "reserved_usd": 0.5}
+    assert await store.spawn(fleet.term, intent | {"deadline_s": 60, "reason": "3 tasks", "metadata": {"a": 1}})
+    assert not await store.spawn(fleet.term, intent)
+    (worker,) = (await store.snapshot()).workers
+    assert (worker.id, worker.pool, worker.state, worker.stage) == ("gpu-1", "p", State.SPAWNING, Stage.INTENT)
+    assert (worker.waiting_on, worker.gpu_count, worker.reserved_usd) == (WaitingOn.ORCHESTRATOR, 2, 0.5)
+    assert worker.deadline_at - worker.created_at == timedelta(seconds=60)
+    assert worker.created_at.tzinfo is not None
+    assert (worker.last_heartbeat, worker.pod_id, worker.metadata) == (None, None, {"a": 1})
+    (event,) = (await store.worker("gpu-1"))["events"]
+    assert (event["from_state"], event["to_state"], event["reason"], event["term"]) == (None, "spawning", "3 tasks", 1)
+    assert await store.request_spawn({"id": "gpu-2", "reason": "by hand"})
+    (event,) = (await store.worker("gpu-2"))["events"]
+    assert (event["actor"], event["term"]) == ("operator", None)
+
+
+@pytest.mark.parametrize("worker_id", ["", "-x", "a b", "a/b", "ä", "x" * 64, "a\n", None])
+async def test_an_id_that_could_do_harm_is_refused(fleet: Fleet, worker_id: str | None) -> None:
+    """It becomes a pod's name, a path and a key."""
+    with pytest.raises(BadArgument, match="worker id is not a valid id"):
+        await fleet.fleet("spawn", p_worker={"id": worker_id})
+
+
+async def test_a_move_changes_what_it_names_and_nothing_else(fleet: Fleet, store: SqlStore) -> None:
+    """Null clears, absence keeps, metadata merges, seconds count from now."""
+    worker_id = await fleet.spawn(metadata={"a": 1})
+    fields = {"pod_id": "pod-1", "ssh_host": "1.2.3.4", "ssh_port": 22, "waiting_for": "boot", "metadata": {"b": 2}}
+    first = await store.move(
+        fleet.term, worker_id, from_states=[State.SPAWNING], stage=Stage.POD_RUNNING, reason="created",
+        fields=fields | {"deadline_s": 600, "waiting_on": WaitingOn.PROVIDER, "price_usd_per_hour": 0.44},
+    )  # fmt: skip
+    assert (first.state, first.stage, first.ssh_port, first.price_usd_per_hour) == ("spawning", "pod_running", 22, 0.44)
+    assert first.metadata == {"a": 1, "b": 2}
+    assert first.deadline_at - first.stage_since == timedelta(seconds=600)
+    second = await store.move(
+        fleet.term, worker_id, from_states=[State.SPAWNING], reason="waits", fields={"waiting_for": None}
+    )
+    assert (second.waiting_for, second.pod_id, second.stage_since) == (None, "pod-1", first.stage_since)
+
+
+async def test_a_move_from_another_state_is_a_lost_race(fleet: Fleet, store: SqlStore) -> None:
+    """And changes nothing."""
+    worker_id = await fleet.spawn()
+    with pytest.raises(LostRace, match=f"{worker_id} is spawning: expected it to be active or idle"):
+        await store.move(fleet.term, worker_id, from_states=[State.ACTIVE, State.IDLE], reason="r")
+    with pytest.raises(UnknownWorker):
+        await store.move(fleet.term, "gpu-none", from_states=[State.ACTIVE], reason="r")
+    with pytest.raises(UnknownWorker):
+        await SqlStore(fleet.db, "staging").move(
+            (await SqlStore(fleet.db, "staging").lead("x", 60)).term,
+            worker_id,
+            from_states=[State.SPAWNING],
+            reason="r",
+        )
+
+
+async def test_of_two_moves_at_once_one_is_lost(fleet: Fleet) -> None:
+    """Eight promotions, one of which happens."""
+    worker_id = await fleet.spawn()
+    answers = await asyncio.gather(
+        *(fleet.move(worker_id, State.SPAWNING, State.ACTIVE) for _ in range(8)), return_exceptions=True
+    )
+    assert sum(isinstance(answer, dict) for answer in answers) == 1
+    assert sum(isinstance(answer, LostRace) for answer in answers) == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "changed", "complaint"),
+    [
+        ((State.SPAWNING, State.IDLE), {}, "cannot go from spawning to idle"),
+        ((State.SPAWNING, State.TERMINATING), {}, "without an exit_cause"),
+        ((State.SPAWNING,), {"status": "active"}, "unknown key 'status'"),
+        ((State.SPAWNING,), {"reason": ""}, "needs a reason"),
+        ((State.SPAWNING,), {"waiting_on": "godot"}, "workers_waiting_on_known"),
+        ((State.SPAWNING,), {"waiting_on": None}, "workers_live_waits"),
+        ((State.SPAWNING,), {"stage": "heaven"}, "workers_stage_known"),
+        ((State.SPAWNING, State.TERMINATING), {"exit_cause": "boredom"}, "workers_exit_cause_known"),
+        ((State.SPAWNING,), {"ssh_port": "many"}, "invalid input syntax"),
+    ],
+)
+async def test_a_move_that_makes_no_sense_is_refused(
+    fleet: Fleet, path: tuple[State, ...], changed: dict[str, Any], complaint: str
+) -> None:
+    """As the caller's fault, by name."""
+    worker_id = await fleet.spawn()
+    with pytest.raises(BadArgument, match=complaint):
+        await fleet.move(worker_id, *path, **changed)
+
+
+async def test_a_new_launch_begins_without_a_heartbeat(fleet: Fleet, store: SqlStore) -> None:
+    """Bring-up waits for this launch's own sign of life, not for an old one's."""
+    agent = await fleet.agent()
+    assert (await store.snapshot()).workers[0].last_heartbeat == fleet.now
+    await fleet.move(agent.id, State.ACTIVE, nonce="second")
+    assert (await store.snapshot()).workers[0].last_heartbeat is None
+
+
+async def test_a_heartbeat_never_changes_a_state(fleet: Fleet) -> None:
+    """In whichever it comes."""
+    for state in (State.SPAWNING, State.ACTIVE, State.IDLE, State.TERMINATING):
+        agent = await fleet.agent(state)
+        await agent.beat(p_health={"gpu": "fine"}, p_logs={"agent": 10, "handler": 20})
+        assert await fleet.status(agent.id) == state
+    row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id))["worker"]
+    assert (row["health"], row["log_bytes"]) == ({"gpu": "fine"}, {agent.nonce: {"agent": 10, "handler": 20}})
+
+
+@pytest.mark.parametrize("logs", [{"agent": "x"}, {"agent": -1}, {"agent": 1.5}, {"agent": None}, [1], {"agent": {}}])
+async def test_log_sizes_that_are_no_sizes_are_refused(fleet: Fleet, logs: Any) -> None:
+    """A pod's nonsense must not reach what the orchestrator computes with."""
+    agent = await fleet.agent()
+    with pytest.raises(BadArgument, match="p_logs"):
+        await agent.beat(p_logs=logs)
+
+
+async def test_costs_follow_the_states_from_the_pods_first_second(fleet: Fleet) -> None:
+    """Nothing before there is a pod; the open interval counts too."""
+    worker_id = await fleet.spawn()
+    fleet.wait(100)
+    await fleet.move(worker_id, State.SPAWNING, pod_id="p", price_usd_per_hour=3.6, nonce="n", token_jti="j")
+    fleet.wait(50)
+    await fleet.move(worker_id, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED)
+    fleet.wait(200)
+    await fleet.call("worker_claim", p_worker_id=worker_id, p_nonce="n", p_claim_no=1, p_batch=1, p_wait_s=0)
+    fleet.wait(300)
+    await fleet.end(worker_id, State.IDLE)
+    fleet.wait(10)
+    listing = {"p_fleet": FLEET, "p_all": True, "p_limit": 10}
+    (row,) = (await fleet.call("fleet_workers", **listing))["workers"]
+    assert row["cost_by_kind"] == {"booting": 0.05, "busy": 0.2, "idle": 0.3, "draining": 0.01}
+    assert row["cost_usd"] == 0.56
+    await fleet.move(worker_id, State.TERMINATING, State.TERMINATED)
+    fleet.wait(1000)
+    (row,) = (await fleet.call("fleet_workers", **listing))["workers"]
+    assert row["cost_usd"] == 0.56
+
+
+async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore) -> None:
+    """Claimable, running, and what waits for something, apart."""
+    later = (fleet.now + timedelta(hours=1)).isoformat()
+    await fleet.submit({}, {}, {"depends_on": ["#0"]}, {"run_after": later}, {"pool": "b"})
+    agent = await fleet.agent()
+    fleet.wait(1)
+    await agent.claim()
+    await fleet.call("fleet_pause", p_fleet=FLEET, p_reason="maintenance")
+    half = await fleet.snapshot()
+    assert half["demand"] == [
+        {"pool": "b", "claimable": 1, "running": 0, "blocked": {"dependencies": 0, "scheduled": 0},
+         "oldest_claimable_at": half["demand"][0]["oldest_claimable_at"]},
+        {"pool": "default", "claimable": 1, "running": 1, "blocked": {"dependencies": 1, "scheduled": 1},
+         "oldest_claimable_at": half["demand"][1]["oldest_claimable_at"]},
+    ]  # fmt: skip
+    assert (half["paused"], half["queued_total"], half["expired_leases"]) == ("maintenance", 4, 0)
+    (worker,) = half["workers"]
+    assert (worker["id"], worker["tasks_running"]) == (agent.id, 1)
+    decoded = await store.snapshot()
+    assert decoded.paused == "maintenance"
+    assert decoded.demand[1].oldest_claimable_at == START + timedelta(microseconds=1)
+    assert decoded.last_spawn_at == {"default": START}
+    await store.pause(None)
+    assert (await store.snapshot()).paused is None
+
+
+async def test_ended_workers_are_listed_only_on_request(fleet: Fleet, store: SqlStore) -> None:
+    """Newest first; the last intent of a pool is remembered beyond its end."""
+    ended = await fleet.agent(State.TERMINATED)
+    fleet.wait(1)
+    alive = await fleet.agent()
+    assert [row["id"] for row in await store.workers()] == [alive.id]
+    assert [row["id"] for row in await store.workers(all=True)] == [alive.id, ended.id]
+    assert [row["id"] for row in await store.workers(all=True, limit=1)] == [alive.id]
+    assert (await store.worker("gpu-none"))["worker"] is None
+
+
+async def test_asking_for_an_end(fleet: Fleet, store: SqlStore) -> None:
+    """Once; a drain may be made a stop; the request is in the worker's history."""
+    agent = await fleet.agent()
+    assert (await store.request_termination("gpu-none", "r"))["outcome"] == "not_found"
+    assert (await store.request_termination(agent.id, "maintenance"))["outcome"] == "requested"
+    assert (await store.request_termination(agent.id, "maintenance"))["outcome"] == "already"
+    assert (await store.request_termination(agent.id, "now", now_not_drain=True))["outcome"] == "requested"
+    assert (await store.request_termination(agent.id, "now", now_not_drain=True))["outcome"] == "already"
+    (worker,) = (await store.snapshot()).workers
+    assert worker.drain_requested_at is not None
+    assert worker.stop_requested_at is not None
+    reasons = [event["reason"] for event in (await store.worker(agent.id))["events"]]
+    assert reasons[-2:] == ["termination requested: maintenance", "termination requested at once: now"]
+    await fleet.end(agent.id, State.ACTIVE)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert (await store.request_termination(agent.id, "r"))["outcome"] == "already"
+
+
+async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(fleet: Fleet, store: SqlStore) -> None:
+    """Counted per stage; closed once; the second close of a lost reply does no harm."""
+    worker_id = await fleet.spawn()
+    first = await store.open_attempt(fleet.term, worker_id, Stage.TCP)
+    refused = Attempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
+    await store.close_attempt(fleet.term, first, refused)
+    await store.close_attempt(fleet.term, first, Attempt("ok"))
+    await store.open_attempt(fleet.term, worker_id, Stage.TCP)
+    await store.open_attempt(fleet.term, worker_id, Stage.EXEC)
+    rows = (await store.worker(worker_id))["attempts"]
+    assert [(row["stage"], row["attempt"], row["outcome"]) for row in rows] == [
+        ("tcp", 1, "failed"), ("tcp", 2, "lost"), ("exec", 1, None)
+    ]  # fmt: skip
+    assert (rows[0]["failure_code"], rows[0]["exception_type"], rows[0]["evidence"]) == (
+        "TCP_REFUSED", "Refused", {"host": "h"}
+    )  # fmt: skip
+    with pytest.raises(BadArgument, match="no attempt 999"):
+        await store.close_attempt(fleet.term, 999, Attempt("ok"))
+    with pytest.raises(UnknownWorker):
+        await store.open_attempt(fleet.term, "gpu-none", Stage.TCP)
+
+
+async def test_offers_cool_down_for_longer_with_each_refusal(fleet: Fleet, store: SqlStore) -> None:
+    """30 s doubling to 600 s; a success clears it."""
+    for expected_s in (30, 60, 120, 240, 480, 600, 600):
+        await fleet.fleet("note_offer", p_key="RTX|*|SECURE", p_refused=True, p_code="NO_CAPACITY")
+        offer = (await store.snapshot()).offers["RTX|*|SECURE"]
+        assert offer.cooldown_until == fleet.now + timedelta(seconds=expected_s)
+    assert offer.refusals == 7
+    await store.note_offer(fleet.term, "RTX|*|SECURE", refused=False, code=None)
+    offer = (await store.snapshot()).offers["RTX|*|SECURE"]
+    assert (offer.cooldown_until, offer.refusals) == (None, 0)
+    assert offer.last_refusal == START
+    assert offer.last_success is not None
+
+
+async def test_a_decision_is_kept_when_it_differs_from_the_pools_last(fleet: Fleet, store: SqlStore) -> None:
+    """Inputs alone make no new row; newest first."""
+    decision = {
+        "pool": "p",
+        "rule": "ceil(1/3)",
+        "target": 1,
+        "inputs": {"queued": 1},
+        "actions": ["spawn"],
+        "blocked": [],
+    }
+    await store.record_decision(fleet.term, decision)
+    await store.record_decision(fleet.term, decision | {"inputs": {"queued": 2}})
+    await store.record_decision(fleet.term, decision | {"pool": "q"})
+    await store.record_decision(fleet.term, decision | {"blocked": ["budget"]})
+    rows = await store.decisions()
+    assert [(row["pool"], row["blocked"], row["inputs"]) for row in rows] == [
+        ("p", ["budget"], {"queued": 1}), ("q", [], {"queued": 1}), ("p", [], {"queued": 1})
+    ]  # fmt: skip
+    assert len(await store.decisions(1)) == 1
+
+
+def piece(seq: int, first: int, last: int, sha256: str = "aa", boot_id: str = "boot") -> LogRange:
+    """A piece of the handler log of gpu-1."""
+    return LogRange("gpu-1", boot_id, "handler", seq, first, last, sha256, f"logs/{boot_id}/{seq}")
+
+
+async def test_log_pieces_follow_each_other(fleet: Fleet, store: SqlStore) -> None:
+    """Without gap or overlap, each begun before it is shipped, repeatable when the reply was lost."""
+    await fleet.spawn()
+    for _ in range(2):
+        await store.log_begin(fleet.term, piece(0, 0, 100))
+    for wrong in (piece(0, 0, 50), piece(0, 0, 100, "bb"), piece(1, 50, 150), piece(1, 101, 150), piece(2, 100, 150)):
+        with pytest.raises(LostRace):
+            await store.log_begin(fleet.term, wrong)
+    with pytest.raises(LostRace):
+        await store.log_begin(fleet.term, piece(0, 5, 10, boot_id="other"))
+    with pytest.raises(LostRace):
+        await store.log_shipped(fleet.term, piece(0, 0, 100, "bb"))
+    for _ in range(2):
+        await store.log_shipped(fleet.term, piece(0, 0, 100))
+    await store.log_begin(fleet.term, piece(1, 100, 150))
+    with pytest.raises(UnknownWorker):
+        await store.log_begin(fleet.term, LogRange("gpu-none", "b", "s", 0, 0, 1, "x", "k"))
+    rows = await store.log_pieces("gpu-1")
+    assert [(row["seq"], row["first"], row["last"], row["shipped_at"] is not None) for row in rows] == [
+        (0, 0, 100, True), (1, 100, 150, False)
+    ]  # fmt: skip
+
+
+async def test_of_two_pieces_begun_at_once_one_is_refused(fleet: Fleet, store: SqlStore) -> None:
+    """Two orchestrators read the same log; the ledger takes one of them."""
+    await fleet.spawn()
+    answers = await asyncio.gather(
+        *(store.log_begin(fleet.term, piece(0, 0, last)) for last in range(1, 9)), return_exceptions=True
+    )
+    assert sum(isinstance(answer, LostRace) for answer in answers) == 7
+
+
+@pytest.mark.parametrize(
+    ("begun", "last", "expected"),
+    [
+        (True, 300, [(0, 100, False), (100, 150, True), (150, 300, True)]),
+        (True, None, [(0, 100, False), (100, 150, True), (150, None, True)]),
+        (True, 150, [(0, 100, False), (100, 150, True)]),
+        (False, 300, [(0, 100, False), (100, 300, True)]),
+        (False, 100, [(0, 100, False)]),
+    ],
+)
+async def test_bytes_that_went_with_their_host_are_declared(
+    fleet: Fleet, store: SqlStore, begun: bool, last: int | None, expected: list[tuple[Any, ...]]
+) -> None:
+    """From where the shipped ones end; said twice, it stays as it is; nothing comes after."""
+    await fleet.spawn()
+    await store.log_begin(fleet.term, piece(0, 0, 100))
+    await store.log_shipped(fleet.term, piece(0, 0, 100))
+    if begun:
+        await store.log_begin(fleet.term, piece(1, 100, 150))
+    with pytest.raises(LostRace):
+        await store.log_lost(fleet.term, "gpu-1", "boot", "handler", 50, last, "r")
+    for _ in range(2):
+        await store.log_lost(fleet.term, "gpu-1", "boot", "handler", 100, last, "pod lost")
+    rows = await store.log_pieces("gpu-1")
+    assert [(row["first"], row["last"], row["declared_lost"]) for row in rows] == expected
+    if begun:
+        with pytest.raises(LostRace):
+            await store.log_shipped(fleet.term, piece(1, 100, 150))
+
+
+async def test_old_rows_go_and_what_counts_stays(fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]) -> None:
+    """Decisions after 30 days, but the last of each pool; a dead worker's history after 90."""
+    decision = {"pool": "p", "rule": "r", "target": 1}
+    for target in (1, 2):
+        await fleet.fleet("record_decision", p_decision=decision | {"target": target})
+    ended = await fleet.agent(State.TERMINATED)
+    alive = await fleet.agent()
+    fleet.wait(91 * 86_400)
+    fleet.term = (await fleet.lead())["term"]
+    assert await fleet.fleet("retention") == {"decisions": 1, "worker_events": 4, "worker_attempts": 0}
+    assert await fleet.fleet("retention") == {"decisions": 0, "worker_events": 0, "worker_attempts": 0}
+    assert [row["target"] for row in await store.decisions()] == [2]
+    workers = {row["worker_id"] for row in await (await hand.execute("select worker_id from worker_events")).fetchall()}
+    assert workers == {alive.id}
+    assert {row["id"] for row in await store.workers(all=True)} == {ended.id, alive.id}
+
+
+async def test_causes_of_an_end_come_back_as_the_cores(fleet: Fleet, store: SqlStore) -> None:
+    """Words, decoded."""
+    worker_id = await fleet.spawn()
+    worker = await store.move(
+        fleet.term, worker_id, from_states=[State.SPAWNING], to_state=State.TERMINATING, stage=Stage.DRAINING,
+        reason="no pod", fields={"exit_cause": ExitCause.SPAWN_FAILED, "failure_code": FailureCode.NO_RUNTIME},
+    )  # fmt: skip
+    assert (worker.exit_cause, worker.failure_code) == (ExitCause.SPAWN_FAILED, FailureCode.NO_RUNTIME)

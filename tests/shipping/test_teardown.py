@@ -1,0 +1,263 @@
+"""The end of a worker: what its row says in each step, and the last that was seen of its pod."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from orchestrator import last_look
+from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.lines import SshLines
+from orchestrator.adapters.ssh import AsyncSshShell
+from orchestrator.core.actions import Delete, Flush, Terminate
+from orchestrator.core.model import Worker
+from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.ports import PortError, Unavailable
+from orchestrator.teardown import Teardown
+from tests.bringup.rig import Rig
+from tests.bringup.sshd import pem_of
+from tests.core import build
+from tests.shipping.logs import Hauling
+
+DEAD_S3 = S3Blobs("http://127.0.0.1:9", "key", "secret", "work", "", "us-east-1")
+SMI = """
+case "$*" in
+  *--query-gpu=*) echo '0, NVIDIA RTX, GPU-1, 570.1, P0, 1024, 24564, 97, 61, 301.50, [N/A]' ;;
+  *) exit 2 ;;
+esac
+"""
+
+
+@dataclass
+class Provider:
+    """The Cloud port as far as a delete goes: these answers, in order."""
+
+    answers: list[bool | PortError]
+    asked: list[str] = field(default_factory=list)
+
+    async def delete_pod(self, pod_id: str) -> bool:
+        """The next answer."""
+        self.asked.append(pod_id)
+        answer = self.answers.pop(0)
+        if isinstance(answer, PortError):
+            raise answer
+        return answer
+
+
+def teardown(hauling: Hauling, *answers: bool | PortError, blobs: S3Blobs | None = None, **policy: Any) -> Teardown:
+    """A new process's: it knows what the database knows."""
+    shipper = hauling.shipper(blobs=blobs)
+    assert hauling.rig.lines is not None
+    return Teardown(
+        hauling.rig.store,
+        Provider(list(answers)),  # type: ignore[arg-type]  # the rest of the port is not asked for
+        look=partial(last_look.look, hauling.rig.lines),
+        finish_logs=shipper.finish,
+        policy=build.policy(**policy),
+    )
+
+
+def end(hauling: Hauling, cause: ExitCause = ExitCause.SCALE_DOWN, code: FailureCode | None = None) -> Terminate:
+    """The decision that the worker must go."""
+    return Terminate(hauling.worker.id, State.ACTIVE, cause, code, "the queue is empty")
+
+
+async def now(hauling: Hauling) -> Worker:
+    """The worker as the next snapshot has it."""
+    rows = (await hauling.rig.store.snapshot()).workers
+    return next(row for row in rows if row.id == hauling.worker.id)
+
+
+async def claimed(hauling: Hauling, count: int) -> list[str]:
+    """Tasks that the worker holds; their ids."""
+    store, worker = hauling.rig.store, hauling.worker
+    await store.submit([{"task_type": "t", "pool": worker.pool} for _ in range(count)])
+    who = {"p_worker_id": worker.id, "p_nonce": worker.nonce, "p_claim_no": 1, "p_batch": count, "p_wait_s": 0}
+    return [task["id"] for task in (await hauling.db.call("worker_claim", **who))["tasks"]]
+
+
+def seconds(later: datetime, earlier: datetime) -> float:
+    return (later - earlier).total_seconds()
+
+
+async def last_snapshot(hauling: Hauling) -> Mapping[str, Any]:
+    """What was kept of the pod."""
+    kept: Mapping[str, Any] = (await hauling.rig.row(hauling.worker.id))["metadata"]["last_snapshot"]
+    return kept
+
+
+# --- what the row says
+
+
+async def test_a_drain_names_the_tasks_and_the_end_of_its_patience(hauling: Hauling) -> None:
+    """The worker is waited for, by name of what it holds, until the grace is over."""
+    held = await claimed(hauling, 7)
+    parts = teardown(hauling, drain_grace_s=600)
+    await parts.begin(hauling.rig.term, end(hauling))
+    await parts.name_tasks(hauling.rig.term, end(hauling))
+    worker = await now(hauling)
+    assert (worker.state, worker.stage, worker.waiting_on) == (State.TERMINATING, Stage.DRAINING, WaitingOn.WORKER)
+    assert worker.waiting_for is not None
+    assert worker.waiting_for.startswith("the tasks it held when the drain began: ")
+    assert worker.waiting_for.endswith(" and 2 more")
+    assert sum(f"{task_id} attempt 1" in worker.waiting_for for task_id in held) == 5
+    assert seconds(worker.deadline_at, worker.stage_since) == 600
+
+
+async def test_a_drain_of_an_empty_worker_waits_for_nothing(hauling: Hauling) -> None:
+    """And says so."""
+    parts = teardown(hauling)
+    await parts.begin(hauling.rig.term, end(hauling))
+    await parts.name_tasks(hauling.rig.term, end(hauling))
+    assert (await now(hauling)).waiting_for == "nothing: it held no task when the drain began"
+
+
+async def test_a_failed_worker_is_not_waited_for(hauling: Hauling) -> None:
+    """What comes next is ours to do, and soon."""
+    failed = end(hauling, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
+    await teardown(hauling, flush_deadline_s=60).begin(hauling.rig.term, failed)
+    worker = await now(hauling)
+    assert (worker.waiting_on, worker.waiting_for) == (WaitingOn.ORCHESTRATOR, "the flush of its logs")
+    assert seconds(worker.deadline_at, worker.stage_since) == 60
+
+
+async def test_a_flush_says_how_much_is_left_and_its_deadline_stays(hauling: Hauling) -> None:
+    """S3 is away: each try fails, the clock runs from the first one, and the row says what lies on the pod still."""
+    hauling.write("agent", 1_000)
+    await hauling.shipper().ship(hauling.rig.term, hauling.worker)
+    hauling.write("agent", 234)
+    hauling.write("handler", 66)
+    parts = teardown(hauling, blobs=DEAD_S3, flush_deadline_s=60)
+    await parts.begin(hauling.rig.term, end(hauling))
+    deadlines = []
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "nothing left"), await now(hauling))
+        worker = await now(hauling)
+        assert (worker.stage, worker.waiting_on) == (Stage.FLUSHING, WaitingOn.ORCHESTRATOR)
+        assert worker.waiting_for == "the last 300 bytes of its logs to reach S3"
+        deadlines.append(worker.deadline_at)
+    assert deadlines[0] == deadlines[1] == worker.stage_since + timedelta(seconds=60)
+    await teardown(hauling).flush(hauling.rig.term, Flush(worker.id, True, "again"), worker)
+    worker = await now(hauling)
+    assert (worker.stage, worker.waiting_for) == (Stage.DELETING, "the delete call")
+    assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
+
+
+async def test_a_delete_says_how_often_it_was_asked_and_since_when(hauling: Hauling) -> None:
+    """Refused once, taken once: then the provider is waited for."""
+    parts = teardown(hauling, Unavailable("HTTP 500"), True)
+    await parts.begin(hauling.rig.term, end(hauling))
+    said = []
+    for _ in range(2):
+        await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "its pod is gone"), await now(hauling))
+        await parts.delete(hauling.rig.term, Delete(hauling.worker.id, "pod-x", "its work is done"))
+        worker = await now(hauling)
+        said.append((worker.waiting_on, (worker.waiting_for or "").partition(" since ")[0]))
+        assert worker.next_attempt_at < worker.deadline_at
+    assert said == [
+        (WaitingOn.ORCHESTRATOR, "the delete call to succeed (asked 1 time"),
+        (WaitingOn.PROVIDER, "two complete lists without the pod (asked 2 times"),
+    ]
+
+
+# --- the last look
+
+
+async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> None:
+    """Running at first; ended, with its own words, once it was stopped."""
+    worker, sshd = await rig.worker()
+    rig.install(sshd, "nvidia-smi", SMI)
+    await rig.bring_up().climb(rig.term, worker)
+    worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
+    assert rig.lines is not None
+    seen = await last_look.look(rig.lines, worker)
+    (agent,) = rig.agents(sshd)
+    assert seen["agent"] == {"exit_class": "running", "pid": agent["pid"], "done": None}
+    assert seen["gpus"] == [
+        {
+            "index": 0, "name": "NVIDIA RTX", "uuid": "GPU-1", "driver_version": "570.1", "pstate": "P0",
+            "memory.used": 1024, "memory.total": 24564, "utilization.gpu": 97, "temperature.gpu": 61,
+            "power.draw": 301.5, "ecc.errors.uncorrected.volatile.total": None,
+        }
+    ]  # fmt: skip
+    assert all(disk["total_kib"] >= disk["free_kib"] > 0 for disk in seen["disk"])
+    assert set(seen["cgroup"]) == set(last_look.COUNTERS)
+    script = f"{rig.config.python} -I .orchestrator/code/agent-{rig.bundle.agent_sha}.pyz stop --run-dir "
+    async with rig.lines.session(worker, timeout_s=10) as session:
+        await session.run(f"{script} .orchestrator/run/{worker.nonce}", timeout_s=20)
+    ended = (await last_look.look(rig.lines, worker))["agent"]
+    assert (ended["exit_class"], ended["done"]["reason"], ended["done"]["status"]) == ("ended", "SIGTERM received", 0)
+
+
+async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is there, and the reason; an agent that left no word was killed."""
+    monkeypatch.setattr(last_look, "SMI_S", 1)
+    hauling.rig.install(hauling.sshd, "nvidia-smi", "sleep 100")
+    run = hauling.file("agent").parent.parent
+    (run / "agent.json").write_text('{"pid": 999999}')
+    (run / "agent.pid").write_text("999999\n")
+    hauling.shipper()
+    assert hauling.rig.lines is not None
+    seen = await last_look.look(hauling.rig.lines, hauling.worker)
+    assert (seen["gpus"], seen["gpus_why"]) == (None, "nvidia-smi did not answer within 1 s")
+    assert seen["agent"] == {"exit_class": "killed", "pid": 999999, "done": None}
+    assert seen["disk"]
+
+
+async def test_a_pod_that_does_not_answer_is_unknown_in_time(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason: nothing is made up."""
+    monkeypatch.setattr(last_look, "LOOK_S", 1)
+    hauling.shipper()
+    assert hauling.rig.lines is not None
+    hauling.rig.install(hauling.sshd, "df", "sleep 100")
+    assert (await last_look.look(hauling.rig.lines, hauling.worker))["known"] is False
+    await hauling.sshd.stop()
+    seen = await last_look.look(SshLines(AsyncSshShell(pem_of(hauling.rig.key))), hauling.worker)
+    assert seen["known"] is False
+    assert "Refused" in seen["why"]
+
+
+async def test_the_look_is_kept_before_the_agent_is_stopped_and_not_taken_anew(hauling: Hauling) -> None:
+    """A second flush finds less; what the first one saw stays."""
+    hauling.rig.install(hauling.sshd, "nvidia-smi", SMI)
+    hauling.write("agent", 10)
+    parts = teardown(hauling)
+    await parts.begin(hauling.rig.term, end(hauling))
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "done"), await now(hauling))
+    first = await last_snapshot(hauling)
+    assert (first["known"], first["gpus"][0]["utilization.gpu"]) == (True, 97)
+    commands = hauling.sshd.commands
+    look, stop = (next(n for n, one in enumerate(commands) if word in one) for word in ("nvidia-smi", " stop "))
+    assert look < stop
+    await hauling.sshd.stop()
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "gone"), await now(hauling))
+    assert await last_snapshot(hauling) == first
+
+
+async def test_an_unreachable_pod_leaves_unknown_with_the_reason(hauling: Hauling) -> None:
+    """The planner knew why."""
+    parts = teardown(hauling)
+    await parts.begin(hauling.rig.term, end(hauling))
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "pod_lost: EXITED"), await now(hauling))
+    kept = await last_snapshot(hauling)
+    assert (kept["known"], kept["why"]) == (False, "pod_lost: EXITED")
+
+
+def test_whatever_a_pod_prints_the_snapshot_is_small() -> None:
+    """Rubbish of any size and form becomes at most 16 KiB of JSON."""
+    for text in (
+        "",
+        "=== gpus\n" + "x, " * 100_000,
+        "=== disk\nh\n" + "a 1 1 1 1% /m\n" * 9_999,
+        "=== agent\n[]\n\0\udcff",
+    ):
+        seen = last_look.bounded(last_look.read(text, "n"))
+        assert len(json.dumps(seen).encode()) <= last_look.MAX_BYTES
+        assert seen["known"]
+    big = last_look.bounded({"known": True, "a": "x" * 20_000, "b": "y" * 100})
+    assert big == {"known": True, "a": "left out: too large", "b": "y" * 100}

@@ -1,0 +1,74 @@
+"""The dead-man's last act: ask the provider to stop this pod, so that a GPU whose orchestrator is gone costs no more.
+
+RunPod puts the pod's id and a key that may act on this pod alone into the container's environment; a login over SSH has
+them only in /etc/rp_environment. Where there is no key, the pod stays as it is and the log says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+
+from .http1 import Connection, Unreachable
+from .rpc import backoff_s
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .journal import Journal
+
+PROVIDER_URL = "https://api.runpod.io"
+NAMES = ("RUNPOD_POD_ID", "RUNPOD_API_KEY", "RUNPOD_API_BASE_URL")
+TRIES = 5
+CALL_S = 10.0
+ENVIRONMENT_BYTES = 256 << 10  # of /etc/rp_environment
+
+
+def stop_pod(root: str, journal: Journal) -> bool:
+    """Ask until the provider has understood, a few times at most; whether it agreed."""
+    given = pod_environment(root)
+    pod_id, key = given.get("RUNPOD_POD_ID", ""), given.get("RUNPOD_API_KEY", "")
+    if not key or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pod_id):
+        journal.log("pod_not_stopped", why="there is no RUNPOD_POD_ID with a RUNPOD_API_KEY on this pod")
+        return False
+    provider = Connection((given.get("RUNPOD_API_BASE_URL") or PROVIDER_URL).rstrip("/"))
+    headers = (  # without a User-Agent the provider's front answers 403, whatever the key
+        f"Authorization: Bearer {key}\r\n"
+        "Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: orchestrator-worker\r\n"
+    )
+    for tries in range(1, TRIES + 1):
+        try:
+            status, _ = provider.post(
+                f"/v2/pods/{pod_id}/action", headers, b'{"action":"stop"}', time.monotonic() + CALL_S
+            )
+        except Unreachable as error:
+            why, final = str(error), False
+        else:
+            if 200 <= status < 300:  # noqa: PLR2004 what HTTP calls success
+                journal.log("pod_stop_asked", pod=pod_id, tries=tries)
+                return True
+            why, final = f"HTTP {status}", status < 500 and status != 429  # noqa: PLR2004 the server's trouble, or haste
+        journal.log("pod_not_stopped", pod=pod_id, tries=tries, why=why)
+        if final:
+            return False
+        time.sleep(backoff_s(tries))
+    return False
+
+
+def pod_environment(root: str) -> dict[str, str]:
+    """What the provider told this pod about itself: in our own environment, else in the file it leaves for logins."""
+    found: dict[str, str] = {}
+    try:
+        with open(os.path.join(root, "etc/rp_environment"), encoding="utf-8", errors="replace") as file:
+            lines = file.read(ENVIRONMENT_BYTES).splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.replace("export ", "", 1).partition("=")
+        if name in NAMES:
+            try:
+                found[name] = "".join(shlex.split(value))
+            except ValueError:  # an open quote
+                continue
+    return {**found, **{name: os.environ[name] for name in NAMES if os.environ.get(name)}}
