@@ -18,7 +18,7 @@ from orchestrator.launch import LaunchConfig
 from orchestrator.ports import Lines
 from orchestrator.remote import Unproven
 
-PROBE_SHARE = 2 / 3  # of a stage's time is nvidia-smi's: what it said must still come back and be written down
+PROBE_SHARE = 2 / 3  # of a stage's time is the probe's: what it said must still come back and be written down
 BUSY_PAUSE_S = 5.0  # memory that the last tenant is just giving back is looked at again
 
 
@@ -31,7 +31,7 @@ class Checks:
     async def platform(self, ascent: Ascent) -> Evidence:
         """Room and inodes where the agent will work, and a clock that is ours within 30 s; the cgroup's limits."""
         asked_at_s = time.time()
-        said = await self._ask(ascent, probes.platform_command(), probes.PLATFORM)
+        said = await self._ask(ascent, probes.platform_command(_share_s(ascent)), probes.PLATFORM)
         return _passed(platform(said, asked_at_s, time.time()))
 
     async def gpu_inventory(self, ascent: Ascent) -> Evidence:
@@ -57,13 +57,17 @@ class Checks:
         return _passed(gpus.fabric(ascent.gpus, ascent.worker.gpu_type))
 
     async def _gpus(self, ascent: Ascent) -> Sections:
-        command = probes.gpus_command(ascent.limit_s * PROBE_SHARE, ascent.worker.gpu_count)
+        command = probes.gpus_command(_share_s(ascent), ascent.worker.gpu_count)
         return await self._ask(ascent, command, probes.GPUS)
 
     async def _ask(self, ascent: Ascent, command: str, script: str) -> Sections:
         async with self._lines.session(ascent.worker, timeout_s=ascent.limit_s) as session:
             done = await remote.run(session, command, stdin=script.encode(), timeout_s=ascent.limit_s)
         return sections(done.stdout)
+
+
+def _share_s(ascent: Ascent) -> float:
+    return ascent.limit_s * PROBE_SHARE
 
 
 def _passed(verdict: Verdict) -> Evidence:

@@ -1,19 +1,14 @@
 """The shell scripts that ask a pod about itself. They arrive over stdin and need sh alone: no interpreter, no file.
 
-Each tool's answer is a section, `=== <name> <exit status>` and what it printed (core/inspection.py reads them). Each
-tool runs under timeout(1), so that one that hangs ends as a fact with a name. One that cannot even be killed (a driver
-in uninterruptible sleep) ends with its stage: that is why GPUs are not asked in the same command as the disk.
+Each tool's answer is a section, `=== <name> <exit status>` and what it printed (core/inspection.py reads them). The
+script runs under timeout(1): what was answered by then has been printed, and the tool that hangs is the first whose
+section is missing. One that cannot even be killed (a driver in uninterruptible sleep) ends with its stage: that is why
+GPUs are not asked in the same command as the disk.
 """
 
 import shlex
 
-COMMAND = "sh -s -- {}"
-DF_TIMEOUT_S, DMESG_TIMEOUT_S = 5, 5
-
 _SAY = r"""
-limited() {
-  if command -v timeout >/dev/null 2>&1; then timeout -k 1 "$@"; else shift; "$@"; fi
-}
 say() {
   name=$1; shift
   said=$("$@" 2>&1 </dev/null)
@@ -24,15 +19,15 @@ say() {
 # $1: a directory in place of /, for tests; nothing on a pod. The cgroup files are read without starting a program.
 PLATFORM = (
     _SAY
-    + f"""
+    + """
 say clock_first date +%s
-say disk limited {DF_TIMEOUT_S} df -Pk "${{HOME:-.}}"
-say inodes limited {DF_TIMEOUT_S} df -Pi "${{HOME:-.}}"
 for file in memory.max memory.current cpu.max pids.max memory/memory.limit_in_bytes memory/memory.usage_in_bytes \\
     cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us pids/pids.max; do
-  if {{ read -r line <"$1/sys/fs/cgroup/$file"; }} 2>/dev/null
+  if { read -r line <"$1/sys/fs/cgroup/$file"; } 2>/dev/null
   then printf '=== cgroup/%s 0\\n%s\\n' "$file" "$line"; fi
 done
+say disk df -Pk "${HOME:-.}"
+say inodes df -Pi "${HOME:-.}"
 say clock_last date +%s
 """
 )
@@ -53,37 +48,35 @@ FABRIC_QUERIES = {
     "topology": "topo -m",
     "fabric": "--query-gpu=index,fabric.state --format=csv,noheader",
 }
-# $1: seconds for all of nvidia-smi together, so that after a call that hung no other is made; $2: GPUs rented.
+# $1: how many GPUs are rented.
 GPUS = (
     _SAY
     + """
-end=$(( $(date +%s) + $1 ))
-smi() {
-  left=$(( end - $(date +%s) ))
-  if [ "$left" -gt 0 ]; then name=$1; shift; say "$name" limited "$left" nvidia-smi "$@"
-  else printf '=== %s 124\\nnot asked: no time is left\\n' "$1"; fi
-}
-"""
-    + "".join(f"smi {name} {arguments}\n" for name, arguments in QUERIES.items())
-    + 'if [ "$2" -gt 1 ]; then\n'
-    + "".join(f"smi {name} {arguments}\n" for name, arguments in FABRIC_QUERIES.items())
-    + f"""fi
-kernel() {{
-  said=$(limited {DMESG_TIMEOUT_S} dmesg </dev/null) || return
+if { read -r line </proc/uptime; } 2>/dev/null; then printf '=== uptime 0\\n%s\\n' "$line"; fi
+kernel() {
+  said=$(dmesg) || { printf '%s\\n' "$said"; return 1; }
   printf '%s\\n' "$said" | grep 'NVRM: Xid' | tail -n 100
-}}
-if {{ read -r line </proc/uptime; }} 2>/dev/null; then printf '=== uptime 0\\n%s\\n' "$line"; fi
-said=$(kernel 2>&1)
-printf '=== xid %s\\n%s\\n' "$?" "$said"
+}
+say xid kernel
 """
+    + "".join(f"say {name} nvidia-smi {arguments}\n" for name, arguments in QUERIES.items())
+    + 'if [ "$1" -gt 1 ]; then\n'
+    + "".join(f"say {name} nvidia-smi {arguments}\n" for name, arguments in FABRIC_QUERIES.items())
+    + "fi\n"
 )
 
 
-def platform_command(root: str = "") -> str:
+def platform_command(limit_s: float, root: str = "") -> str:
     """The command that runs PLATFORM, given on its stdin."""
-    return COMMAND.format(shlex.quote(root))
+    return _limited(limit_s, root)
 
 
 def gpus_command(limit_s: float, count: int) -> str:
     """The command that runs GPUS, given on its stdin."""
-    return COMMAND.format(f"{max(1, int(limit_s))} {count}")
+    return _limited(limit_s, str(count))
+
+
+def _limited(limit_s: float, argument: str) -> str:
+    program = f"sh -s -- {shlex.quote(argument)}"
+    limited = f"timeout -k 1 {max(1, int(limit_s))} {program}"
+    return f"if command -v timeout >/dev/null 2>&1; then exec {limited}; else exec {program}; fi"

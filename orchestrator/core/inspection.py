@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core.states import FailureCode
 
 HEAD = re.compile(r"=== ([^ ]+) (\d+)")
-TIMED_OUT = frozenset({124, 137})  # what timeout(1) says of a tool that it had to end
+TIMED_OUT = 124  # what timeout(1) says of a program that it had to end
 KIB, GIB = 1024, 1024**3
 DISK_NEEDED_BYTES = 5 * GIB  # U6 of the guards; on a disk smaller than twice that, half of it
 DISK_FULL, DISK_TIGHT = 0.97, 0.90  # shares in use: too full, worth a word
@@ -37,13 +37,13 @@ class Section:
     @property
     def said(self) -> str:
         """Its answer in one line, for people."""
-        if self.status in TIMED_OUT:
+        if self.status == TIMED_OUT:
             return "it did not answer in time"
         return (" ".join(self.text.split()) or f"exit status {self.status}")[:300]
 
 
 Sections = Mapping[str, Section]
-NOTHING = Section(127, "it was not asked")
+NOTHING = Section(TIMED_OUT, "")  # no section: the probe was ended before that tool had answered
 
 
 @dataclass(slots=True)

@@ -19,15 +19,16 @@ case "$mode" in
 esac
 facts="$EMULATED_POD/gpus.csv"
 query= format= list=
+show() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$EMULATED_POD/$1"; exit 0; }
 case "$1" in
-  nvlink|topo) exec cat "$EMULATED_POD/$1" ;;
-  -q) exec cat "$EMULATED_POD/details" ;;
+  nvlink|topo) show "$1" ;;
+  -q) show details ;;
 esac
 while [ $# -gt 0 ]; do
   case "$1" in
     --query-gpu=*) query="${1#*=}" ;;
-    --query-compute-apps=*) exec cat "$EMULATED_POD/apps" ;;
-    --query-remapped-rows=*) exec cat "$EMULATED_POD/remapped" ;;
+    --query-compute-apps=*) show apps ;;
+    --query-remapped-rows=*) show remapped ;;
     --query-retired-pages=*) exit 0 ;;
     --format=*) format="${1#*=}" ;;
     -L|--list-gpus) list=1 ;;
@@ -36,7 +37,6 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-if [ ! -r "$facts" ] || [ "$(wc -l < "$facts")" -lt 3 ]; then echo "No devices were found"; exit 6; fi
 [ -n "$query" ] || { [ -n "$list" ] && query=list || query=index,name,driver_version,memory.used,memory.total; }
 exec awk -F, -v query="$query" -v format="$format" '
   NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
@@ -45,12 +45,12 @@ exec awk -F, -v query="$query" -v format="$format" '
     if (query == "list") next
     n = split(query, want, /, */); header = ""
     for (i = 1; i <= n; i++) {
-      if (!(want[i] in column)) { printf "Field \"%s\" is not a valid field to query.\n\n", want[i]; exit 2 }
+      if (!(want[i] in column)) { printf "Field \"%s\" is not a valid field to query.\n\n", want[i]; bad = 2; exit 2 }
       u = unit[column[want[i]]]; header = header (i > 1 ? ", " : "") want[i] (u != "" ? " [" u "]" : "")
     }
-    if (format !~ /noheader/) print header
     next
   }
+  NR == 3 && query != "list" && format !~ /noheader/ { print header }
   query == "list" { printf "GPU %s: %s (UUID: %s)\n", $column["index"], $column["name"], $column["uuid"]; next }
   {
     line = ""
@@ -60,6 +60,7 @@ exec awk -F, -v query="$query" -v format="$format" '
     }
     print line
   }
+  END { if (bad) exit bad; if (NR < 3) { print "No devices were found"; exit 6 } }
 ' "$facts"
 """
 
@@ -74,7 +75,7 @@ DF = r"""#!/bin/sh
 # The pod's one disk: with an i among the options its inodes, else its blocks of 1 KiB.
 file=blocks
 for word in "$@"; do case "$word" in --*) ;; -*i*) file=inodes ;; esac; done
-exec cat "$EMULATED_POD/$file"
+while IFS= read -r line; do printf '%s\n' "$line"; done <"$EMULATED_POD/$file"
 """
 
 DMESG = r"""#!/bin/sh

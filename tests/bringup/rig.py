@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,7 +61,13 @@ class Rig:
     lines: SshLines | None = None
 
     def bring_up(
-        self, *, pem: str | None = None, public: str | None = None, workers: WorkerView | None = None, **changed: Any
+        self,
+        *,
+        pem: str | None = None,
+        public: str | None = None,
+        workers: WorkerView | None = None,
+        pod_log: Callable[[str], Awaitable[str]] | None = None,
+        **changed: Any,
     ) -> BringUp:
         """A new process's bring-up: nothing is remembered but what the database has."""
         shell = AsyncSshShell(pem_of(self.key) if pem is None else pem, public)
@@ -77,7 +83,7 @@ class Rig:
             seen,
             config,
             token_for=self._token,
-            pod_log=self._pod_log,
+            pod_log=pod_log or self._pod_log,
         )
 
     async def worker(

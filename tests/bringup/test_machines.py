@@ -118,7 +118,7 @@ async def test_an_nvidia_smi_that_hangs_ends_as_a_fact(rig: Rig) -> None:
 async def test_an_nvidia_smi_that_cannot_even_be_killed_ends_with_its_stage(rig: Rig) -> None:
     """A driver in uninterruptible sleep keeps timeout(1) waiting too."""
     worker, sshd = await rig.worker()
-    rig.install(sshd, "timeout", 'shift 2; [ "$2" = nvidia-smi ] && exec sleep 60; shift; exec "$@"')
+    rig.install(sshd, "timeout", 'shift 3; case "$4" in 1) exec sleep 60 ;; esac; exec "$@"')
     attempt = await ends(rig, worker, "GPU_NOT_ATTACHED", gpu_inventory=0.5)
     assert attempt["outcome"] == "timeout"
 

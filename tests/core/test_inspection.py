@@ -91,7 +91,7 @@ def test_the_limits_of_both_cgroups_are_read(
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    command = ["sh", "-c", probes.platform_command(str(tmp_path))]
+    command = ["sh", "-c", probes.platform_command(20, str(tmp_path))]
     done = subprocess.run(command, input=probes.PLATFORM.encode(), capture_output=True, timeout=30, check=True)
     found = sections(done.stdout)
     verdict = platform(found, 0, 10**10)

@@ -184,7 +184,7 @@ async def test_a_machine_can_be_bad_in_every_way_that_bring_up_looks_for(api: Ap
     await inject(api, kind, seconds=0.05)
     _, port = await api.reachable(gpu={"id": A100, "count": 2})
     async with ssh(port) as connection:
-        about = await connection.run(probes.platform_command(), input=probes.PLATFORM)
+        about = await connection.run(probes.platform_command(9), input=probes.PLATFORM)
         smi = await connection.run(probes.gpus_command(1 if kind == "smi_hangs" else 9, 2), input=probes.GPUS)
     now_s, seen = time.time(), sections(smi.stdout.encode())
     verdicts = (
