@@ -48,6 +48,87 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := least(coalesce(p_until, v_now), v_now);
+    c_tasks constant int := 1000;  -- the dearest so many are listed; the sums count all
+begin
+    if p_since is null or p_since >= v_until then
+        perform public.internal_refuse('OR007', 'p_since must be before p_until',
+            format('got %s and %s', p_since, v_until));
+    end if;
+    return (
+        with booked as (
+            select c.worker_id, c.kind, c.from_at, c.to_at, c.usd
+              from public.costs c where c.fleet = p_fleet and c.to_at > p_since and c.from_at < v_until
+            union all
+            select w.id, o.kind, o.from_at, o.to_at, o.usd
+              from public.workers w cross join lateral public.internal_open_interval(w, v_now) o
+             where w.fleet = p_fleet and w.status <> 'terminated' and o.to_at > p_since and o.from_at < v_until
+        ), spent as (  -- only what lies within
+            select b.worker_id, b.kind,
+                   extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since)) as seconds,
+                   b.usd * extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since))
+                         / extract(epoch from b.to_at - b.from_at) as usd
+              from booked b where b.to_at > b.from_at
+        ), by_kind as (
+            select s.worker_id, s.kind, sum(s.seconds) as seconds, sum(s.usd) as usd
+              from spent s group by s.worker_id, s.kind
+        ), workers as (
+            select w.id, w.pool, w.gpu_type, w.gpu_count, w.pod_id, w.status, w.price_usd_per_hour,
+                   sum(k.seconds) as seconds, sum(k.usd) as usd,
+                   jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3),
+                                                               'usd', round(k.usd, 6))) as kinds
+              from by_kind k join public.workers w on w.id = k.worker_id
+             group by w.id
+        ), shares as (
+            select a.task_id, t.task_type, a.outcome, extract(epoch from x.to_at - x.from_at) as seconds,
+                   coalesce(w.price_usd_per_hour, 0) * extract(epoch from x.to_at - x.from_at) / 3600 as usd
+              from public.workers w
+              join public.task_attempts a on a.worker_id = w.id
+              join public.tasks t on t.id = a.task_id
+              cross join lateral (
+                  select greatest(a.started_at, p_since) as from_at,
+                         least(coalesce(a.ended_at, v_now), w.billing_until, v_until) as to_at) x
+             where w.fleet = p_fleet and w.billing_since is not null and w.created_at < v_until
+               and coalesce(w.terminated_at > p_since, true) and x.to_at > x.from_at
+        ), tasks as (
+            select s.task_id, s.task_type, count(*) as attempts, sum(s.seconds) as seconds, sum(s.usd) as usd,
+                   coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0) as wasted_usd
+              from shares s group by s.task_id, s.task_type
+        )
+        select jsonb_build_object(
+            'now', v_now, 'since', p_since, 'until', v_until,
+            'usd', (select coalesce(round(sum(w.usd), 6), 0) from workers w),
+            'kinds', coalesce((
+                select jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3), 'usd', round(k.usd, 6)))
+                  from (select b.kind, sum(b.seconds) as seconds, sum(b.usd) as usd
+                          from by_kind b group by b.kind) k), '{}'),
+            'workers', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'id', w.id, 'pool', w.pool, 'gpu_type', w.gpu_type, 'gpu_count', w.gpu_count,
+                           'pod_id', w.pod_id, 'status', w.status, 'price_usd_per_hour', w.price_usd_per_hour,
+                           'seconds', round(w.seconds, 3), 'usd', round(w.usd, 6), 'kinds', w.kinds)
+                           order by w.usd desc, w.id) from workers w), '[]'),
+            'types', coalesce((
+                select jsonb_agg(to_jsonb(y) order by y.usd desc, y.task_type)
+                  from (select t.task_type, count(*) as tasks, sum(t.attempts) as attempts,
+                               round(sum(t.seconds), 3) as seconds, round(sum(t.usd), 6) as usd,
+                               round(sum(t.wasted_usd), 6) as wasted_usd
+                          from tasks t group by t.task_type) y), '[]'),
+            'tasks', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'id', t.task_id, 'task_type', t.task_type, 'attempts', t.attempts,
+                           'seconds', round(t.seconds, 3), 'usd', round(t.usd, 6),
+                           'wasted_usd', round(t.wasted_usd, 6)) order by t.usd desc, t.task_id)
+                  from (select * from tasks t order by t.usd desc, t.task_id limit c_tasks) t), '[]')));
+end
+$$;
+
 CREATE FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -69,6 +150,41 @@ CREATE FUNCTION public.fleet_describe() RETURNS jsonb
               from pg_catalog.pg_proc p
              where p.pronamespace = 'public'::regnamespace and p.prosecdef
                and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype))
+$$;
+
+CREATE FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers;
+begin
+    select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
+    return (select jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'paused', public.internal_paused(p_fleet, v_now),
+        'worker', case when v_worker.id is not null then public.internal_worker_report(v_worker, v_now) end,
+        'usual', public.fleet_usual(p_fleet, v_worker.gpu_type, v_now),
+        'queued', (select count(*) from public.tasks t
+                    where t.pool = v_worker.pool and t.status = 'Queued' and not t.blocked
+                      and coalesce(t.run_after <= v_now, true)),
+        'running', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                       'id', t.id, 'task_type', t.task_type, 'attempt', t.attempts, 'max_attempts', t.max_attempts,
+                       'started_at', t.generation_started_at, 'progress', t.progress, 'progress_at', t.progress_at,
+                       'lease_expires_at', t.lease_expires_at) order by t.generation_started_at, t.id)
+              from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'), '[]'),
+        'events', coalesce((
+            select jsonb_agg(to_jsonb(e) order by e.id)
+              from (select * from public.worker_events e where e.worker_id = v_worker.id
+                     order by e.id desc limit 200) e), '[]'),
+        'attempts', coalesce((
+            select jsonb_agg(to_jsonb(a) order by a.id)
+              from (select * from public.worker_attempts a where a.worker_id = v_worker.id
+                     order by a.id desc limit 200) a), '[]')));
+end
 $$;
 
 CREATE FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
@@ -443,6 +559,33 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return (select jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'paused', public.internal_paused(p_fleet, v_now),
+        'offers', coalesce((select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key)
+                              from public.offers o where o.fleet = p_fleet), '[]'),
+        'decisions', coalesce((
+            select jsonb_object_agg(p.pool, public.internal_pool_decision(p_fleet, p.pool))
+              from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
+        'waiting', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                       'id', w.id, 'pool', w.pool, 'stage', w.stage, 'waiting_on', w.waiting_on,
+                       'waiting_for', w.waiting_for, 'next_attempt_at', w.next_attempt_at,
+                       'deadline_at', w.deadline_at) order by w.id)
+              from public.workers w
+             where w.fleet = p_fleet and w.status = 'spawning'
+               and w.waiting_on in ('capacity', 'budget', 'operator')), '[]')));
+end
+$$;
+
 CREATE FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -568,6 +711,70 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+begin
+    select * into v_task from public.tasks t where t.id = p_task_id;
+    return (select jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'paused', public.internal_paused(p_fleet, v_now),
+        'task', case when v_task.id is not null then to_jsonb(v_task) end,
+        'decision', public.internal_pool_decision(p_fleet, v_task.pool),
+        'ahead', (select count(*) from public.tasks t
+                   where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
+                     and coalesce(t.run_after <= v_now, true)
+                     and (-t.priority, t.created_at, t.id) < (-v_task.priority, v_task.created_at, v_task.id)),
+        'workers', coalesce((
+            select jsonb_object_agg(s.status, s.n)
+              from (select w.status, count(*) as n from public.workers w
+                     where w.fleet = p_fleet and w.pool = v_task.pool and w.status <> 'terminated'
+                     group by w.status) s), '{}'),
+        'worker', (select jsonb_build_object('id', w.id, 'status', w.status, 'last_heartbeat', w.last_heartbeat,
+                                             'exit_cause', w.exit_cause, 'failure_code', w.failure_code)
+                     from public.workers w where w.id = v_task.worker_id),
+        'dependencies', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                       'id', n.id, 'task_type', d.task_type, 'status', d.status, 'worker_id', d.worker_id,
+                       'run_after', d.run_after, 'failure_code', d.failure_code, 'error_message', d.error_message)
+                       order by n.place)
+              from unnest(v_task.depends_on) with ordinality n (id, place)
+              left join public.tasks d on d.id = n.id), '[]'),
+        'dependants', (select count(*) from public.tasks t
+                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
+        'attempts', coalesce((
+            select jsonb_agg(to_jsonb(a) || jsonb_build_object(
+                       'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
+                       'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code) order by a.attempt)
+              from public.task_attempts a left join public.workers w on w.id = a.worker_id
+             where a.task_id = p_task_id), '[]')));
+end
+$$;
+
+CREATE FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    with climbs as (
+        select extract(epoch from e.at - w.created_at) as seconds
+          from public.workers w
+          cross join lateral (select e.at from public.worker_events e
+                               where e.worker_id = w.id and e.from_state = 'spawning' and e.to_state = 'active'
+                               order by e.id limit 1) e
+         where w.fleet = p_fleet and (p_gpu_type is null or w.gpu_type = p_gpu_type)
+         order by w.created_at desc limit 1000
+    )
+    select jsonb_build_object(
+        'gpu_type', p_gpu_type, 'n', count(*),
+        'p50_s', round(percentile_cont(0.5) within group (order by c.seconds)::numeric, 3),
+        'p95_s', round(percentile_cont(0.95) within group (order by c.seconds)::numeric, 3)) from climbs c
+$$;
+
 CREATE FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -661,6 +868,7 @@ CREATE TABLE public.workers (
     agent jsonb,
     health jsonb,
     log_bytes jsonb DEFAULT '{}'::jsonb NOT NULL,
+    billing_until timestamp with time zone,
     CONSTRAINT workers_exit_cause_known CHECK ((exit_cause = ANY (ARRAY['idle_timeout'::text, 'scale_down'::text, 'manual'::text, 'shutdown'::text, 'max_lifetime'::text, 'budget'::text, 'superseded'::text, 'spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text]))),
     CONSTRAINT workers_exit_has_cause CHECK (((status <> ALL (ARRAY['terminating'::text, 'terminated'::text])) OR (exit_cause IS NOT NULL))),
     CONSTRAINT workers_fleet_named CHECK ((fleet ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
@@ -691,6 +899,8 @@ COMMENT ON COLUMN public.workers.claim_no IS 'The highest claim number of the cu
 COMMENT ON COLUMN public.workers.agent IS 'What the agent said of itself when it registered';
 
 COMMENT ON COLUMN public.workers.log_bytes IS '{launch: {stream: bytes}} as heartbeats last told';
+
+COMMENT ON COLUMN public.workers.billing_until IS 'When its pod was last known to be there: nothing later is booked';
 
 CREATE FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) RETURNS public.workers
     LANGUAGE plpgsql SECURITY DEFINER
@@ -871,6 +1081,24 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_cost_booking() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_until timestamptz;
+begin
+    select w.billing_until into v_until from public.workers w where w.id = new.worker_id;
+    if new.from_at >= v_until then
+        return null;
+    elsif new.to_at > v_until then
+        new.usd := new.usd * extract(epoch from v_until - new.from_at) / extract(epoch from new.to_at - new.from_at);
+        new.to_at := v_until;
+    end if;
+    return new;
+end
+$$;
+
 CREATE FUNCTION public.internal_events_are_final() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -967,11 +1195,48 @@ CREATE FUNCTION public.internal_is_pod() RETURNS boolean
     select coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker'
 $$;
 
+CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term)
+      from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
+$$;
+
 CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO ''
     AS $$
     select coalesce(nullif(current_setting('orchestrator.now', true), '')::timestamptz, clock_timestamp())
+$$;
+
+CREATE FUNCTION public.internal_open_interval(p_worker public.workers, p_now timestamp with time zone) RETURNS TABLE(kind text, from_at timestamp with time zone, to_at timestamp with time zone, usd numeric)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select case p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+                                else 'draining' end,
+           i.from_at, i.to_at,
+           coalesce(p_worker.price_usd_per_hour, 0) * extract(epoch from i.to_at - i.from_at) / 3600
+      from (select greatest(p_worker.state_since, p_worker.billing_since) as from_at,
+                   least(p_now, p_worker.billing_until) as to_at) i
+     where p_worker.status <> 'terminated' and p_worker.billing_since is not null and i.to_at > i.from_at
+$$;
+
+CREATE FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select s.reason from public.fleet_settings s
+     where s.fleet = p_fleet and s.name = 'paused' and coalesce(s.expires_at > p_now, true)
+$$;
+
+CREATE FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select to_jsonb(d) from public.decisions d
+     where d.fleet = p_fleet and d.pool = p_pool order by d.id desc limit 1
 $$;
 
 CREATE FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) RETURNS uuid
@@ -1286,6 +1551,33 @@ CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
                 else 'run' end
 $$;
 
+CREATE FUNCTION public.internal_worker_billing() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_proven timestamptz;
+    v_deleted timestamptz;
+begin
+    if new.billing_since is null or new.status = old.status or new.status not in ('terminating', 'terminated') then
+        return new;
+    end if;
+    select max(a.ended_at) filter (where a.outcome = 'ok' and a.stage <> 'deleting'),
+           max(a.ended_at) filter (where a.outcome = 'ok' and a.stage = 'deleting' and a.evidence->'known' = 'true')
+      into v_proven, v_deleted
+      from public.worker_attempts a where a.worker_id = new.id;
+    if new.failure_code = 'POD_MISSING' and new.billing_until is null then
+        -- It vanished: it was there at its last heartbeat, at the last stage that was proven, at its last claim.
+        new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
+                                      case when old.status in ('active', 'idle') then old.state_since end);
+    end if;
+    if new.status = 'terminated' then  -- now that absence is proven, the last delete is known to have worked
+        new.billing_until := least(new.billing_until, v_deleted);
+    end if;
+    return new;
+end
+$$;
+
 CREATE FUNCTION public.internal_worker_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1372,12 +1664,8 @@ CREATE FUNCTION public.internal_worker_costs(p_worker public.workers, p_now time
     AS $$
     with spent (kind, usd) as (
         select c.kind, c.usd from public.costs c where c.worker_id = p_worker.id
-        union all  -- the interval that is still open
-        select case p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
-                                    else 'draining' end,
-               coalesce(p_worker.price_usd_per_hour, 0)
-                   * greatest(extract(epoch from p_now - greatest(p_worker.state_since, p_worker.billing_since)), 0) / 3600
-         where p_worker.status <> 'terminated' and p_worker.billing_since is not null
+        union all
+        select o.kind, o.usd from public.internal_open_interval(p_worker, p_now) o
     ), by_kind as (select kind, sum(usd) as usd from spent group by kind)
     select jsonb_build_object(
         'cost_usd', coalesce((select round(sum(k.usd), 6) from by_kind k), 0),
@@ -2021,6 +2309,8 @@ ALTER TABLE public.workers
 ALTER TABLE ONLY public.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
 
+CREATE INDEX costs_window ON public.costs USING btree (fleet, to_at);
+
 CREATE INDEX costs_worker ON public.costs USING btree (worker_id);
 
 CREATE INDEX decisions_age ON public.decisions USING btree (at);
@@ -2049,6 +2339,8 @@ CREATE INDEX workers_live ON public.workers USING btree (fleet, id) WHERE (statu
 
 CREATE INDEX workers_recent ON public.workers USING btree (fleet, pool, created_at DESC);
 
+CREATE TRIGGER costs_booking BEFORE INSERT ON public.costs FOR EACH ROW EXECUTE FUNCTION public.internal_cost_booking();
+
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
 CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
@@ -2058,6 +2350,8 @@ CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE 
 CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
 
 CREATE TRIGGER workers_added AFTER INSERT ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changed();
+
+CREATE TRIGGER workers_billing BEFORE UPDATE OF status ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_billing();
 
 CREATE TRIGGER workers_changed AFTER UPDATE ON public.workers FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.stage IS DISTINCT FROM new.stage) OR (old.drain_requested_at IS DISTINCT FROM new.drain_requested_at) OR (old.stop_requested_at IS DISTINCT FROM new.stop_requested_at))) EXECUTE FUNCTION public.internal_worker_changed();
 
@@ -2097,9 +2391,13 @@ REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -2129,11 +2427,17 @@ REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term b
 
 REVOKE ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -2157,6 +2461,8 @@ REVOKE ALL ON FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p
 
 REVOKE ALL ON FUNCTION public.internal_clock(p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
@@ -2167,7 +2473,15 @@ REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_ex
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_open_interval(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) FROM PUBLIC;
 
@@ -2192,6 +2506,8 @@ REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_billing() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_changed() FROM PUBLIC;
 

@@ -29,6 +29,14 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "pause": ("orchestrator.cli_loop:pause", "Stop spawning, for a reason; what runs goes on."),
         "resume": ("orchestrator.cli_loop:resume", "Spawn again."),
     },
+    "Why": {
+        "explain": (
+            "orchestrator.cli_explain:explain",
+            "Why a worker, a task or the scaling is where it is; what a code means.",
+        ),
+        "timeline": ("orchestrator.cli_timeline:timeline", "Everything that happened to a worker, in order."),
+        "cost": ("orchestrator.cli_cost:cost", "Dollars by worker, pool, kind or task, and RunPod's bill beside them."),
+    },
     "Workers": {
         "list": ("orchestrator.cli_fleet:list_workers", "The workers, one line each."),
         "status": ("orchestrator.cli_fleet:status", "Everything known about one worker."),
@@ -53,7 +61,8 @@ EXAMPLES = (
     ("python -m orchestrator migrate", "prepare the database in DATABASE_URL"),
     ("python -m orchestrator run", "the daemon"),
     ("python -m orchestrator list --watch", "the workers, as they change"),
-    ("python -m orchestrator status <worker>", "why a worker is where it is"),
+    ("python -m orchestrator explain <worker>", "why a worker is where it is"),
+    ("python -m orchestrator explain scaling", "why there are as many as there are"),
     ("python -m orchestrator logs <worker> -f", "what it says"),
     ("python -m orchestrator tasks submit --type T --params '{}'", "put work in the queue"),
 )

@@ -42,12 +42,13 @@ class Output:
         return self.out.width < NARROW_COLUMNS
 
     def show(self, *parts: RenderableType) -> None:
-        """Data for a person, or for a pipe: there without the blanks that fill a column."""
+        """Data for a person, or for a pipe: there without the blanks that fill a column, and a line stays one line."""
         if self.out.is_terminal:
             self.out.print(*parts, sep="\n")
             return
         with self.out.capture() as captured:
-            self.out.print(*parts, sep="\n")
+            for part in parts:
+                self.out.print(part, soft_wrap=isinstance(part, str | Text))
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
         sys.stdout.flush()
 

@@ -22,7 +22,9 @@ STYLES = {
     "Failed": "red",
     "Cancelled": "dim",
 }
-RIGHT = ("age", "heartbeat", "$/h", "spent", "took", "try", "attempt")
+AGES = ("age", "heartbeat", "took", "after")
+MONEY = ("$/h", "spent", "cost", "booting", "busy", "idle", "draining", "booked", "RunPod", "difference")
+RIGHT = (*AGES, *MONEY, "try", "attempt", "tasks")
 
 
 def table(*columns: str) -> Table:

@@ -20,6 +20,7 @@ from orchestrator.renting import Renter
 from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
+CANCEL_S = 0.5  # for a cancelled action to close its attempt row
 ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Bury, act.Rescue)
 log = structlog.get_logger()
 
@@ -98,7 +99,8 @@ class Executor:
         _, late = await asyncio.wait(tasks, timeout=timeout_s)
         for task in late:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if late:  # bounded again: before Python 3.12 a library's wait_for may swallow a cancel
+            await asyncio.wait(late, timeout=CANCEL_S)
 
     def _begin(self, table: dict[str, asyncio.Task[bool]], key: str, action: act.Action, work: Awaitable[None]) -> None:
         if key in table:

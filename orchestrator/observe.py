@@ -21,7 +21,8 @@ log = structlog.get_logger()
 class Observer:
     """The memory between observations."""
 
-    def __init__(self, store: Store, cloud: Cloud, fleet_id: str) -> None:
+    def __init__(self, store: Store, cloud: Cloud | None, fleet_id: str) -> None:
+        """Without a cloud nothing is known about pods."""
         self._store, self._cloud, self._fleet_id = store, cloud, fleet_id
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
@@ -64,6 +65,8 @@ class Observer:
 
     async def _list(self) -> bool:
         """Whether a new complete list came."""
+        if self._cloud is None:
+            return False
         clock_s = asyncio.get_running_loop().time()
         if clock_s - self._listed_at_s < LIST_EVERY_S:
             return False

@@ -202,6 +202,15 @@ class RateLimited(PortError):
         self.retry_after_s = retry_after_s
 
 
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What the provider charged for one pod in one hour."""
+
+    pod_id: str
+    since: datetime  # when the hour begins
+    usd: float
+
+
 class Cloud(Protocol):
     """The GPU provider."""
 
@@ -223,6 +232,10 @@ class Cloud(Protocol):
 
     async def volume_id(self, name: str) -> tuple[str, str]:
         """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""
+        ...
+
+    async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
+        """What each pod of the account was charged in the whole hours that cover the window; may lag behind."""
         ...
 
     async def close(self) -> None: ...

@@ -22,7 +22,8 @@ from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.store import SqlStore
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import build_bundle
-from orchestrator.core.actions import Plan
+from orchestrator.core import scaling
+from orchestrator.core.actions import Plan, Verdict
 from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
@@ -141,6 +142,14 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         finally:
             await cloud.close()
     return seen, plan(seen, settings.policy())
+
+
+async def verdicts(settings: Settings) -> tuple[Verdict, ...]:
+    """What each pool's size comes to now, by the planner, from the database alone: RunPod may be away."""
+    async with open_store(settings) as store:
+        seen = await Observer(store, None, settings.fleet_id).observe(frozenset(), frozenset())
+    policy = settings.policy()
+    return tuple(scaling.plan(pool, seen, policy, leaving=frozenset())[1] for pool in policy.pools)
 
 
 @asynccontextmanager

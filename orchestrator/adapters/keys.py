@@ -29,7 +29,7 @@ def login_key(private_key_pem: str, public_key: str | None) -> asyncssh.SSHKey:
         return key
     ours, kinds = key.get_algorithm(), sorted({found.get_algorithm() for found in offered})
     if ours not in kinds:
-        raise AuthFailed(f"the private key is {ours}, the public key {', '.join(kinds)}", "kinds_differ")
+        raise AuthFailed(f"the private key is {ours}, the public key {', '.join(kinds)}", "key_type_mix")
     theirs = ", ".join(found.get_fingerprint() for found in offered)
     raise AuthFailed(f"the private key is {key.get_fingerprint()}, the public key {theirs}", "pair_mismatch")
 

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -25,13 +26,14 @@ from orchestrator.adapters.runpod_replies import (
     FLEET_VARIABLE,
     WORKER_VARIABLE,
     Malformed,
+    bills,
     page,
     pod,
     port_error,
     volume,
 )
 from orchestrator.core.model import Pod, PodSpec
-from orchestrator.ports import BadSpec, NoCapacity, PortError, QuotaExceeded, RateLimited, Unavailable
+from orchestrator.ports import BadSpec, Bill, NoCapacity, PortError, QuotaExceeded, RateLimited, Unavailable
 
 MAX_ATTEMPTS = 3  # of one request
 RETRY_PAUSE_S = 0.5  # doubles with each attempt
@@ -126,6 +128,15 @@ class RunPodCloud:
             raise BadSpec(f"{len(found)} network volumes are named {name!r}; the account has: {names}")
         return found[0]
 
+    async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
+        """What each pod of the account was charged in the whole hours that cover the window."""
+        doing = "read the pods' bill"
+        span = {"startTime": _rfc3339(since), "endTime": _rfc3339(until), "bucketSize": "hour"}
+        reply = await self._call(
+            doing, lambda: run_rest_request("GET", "/v2/billing/pods", api_key=self._api_key, params=span)
+        )
+        return _read(bills, reply, doing)
+
     async def close(self) -> None:
         """Nothing to release: calls under way end with their threads, or with the process."""
 
@@ -200,6 +211,10 @@ class RunPodCloud:
 def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], Any]:
     parameters = {} if cursor is None else {"cursor": cursor}
     return lambda: run_rest_request("GET", path, api_key=api_key, params=parameters)
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _meaning(error: Exception, doing: str) -> PortError:

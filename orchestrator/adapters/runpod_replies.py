@@ -13,6 +13,7 @@ from orchestrator.core.model import Pod, PodStatus
 from orchestrator.ports import (
     ApiAuth,
     BadSpec,
+    Bill,
     NoBalance,
     NoCapacity,
     PortError,
@@ -79,8 +80,8 @@ def pod(record: object) -> Pod:
         gpu_count=_whole(gpu, "count") if gpu else 0,
         data_center=_optional_text(fields, "dataCenterId"),
         machine_id=_optional_text(fields, "machineId") or _machine(fields),
-        price_usd_per_hour=_price(fields),
-        created_at=_moment(fields),
+        price_usd_per_hour=None if fields.get("cost") is None else _dollars(fields, "cost"),
+        created_at=None if fields.get("createdAt") is None else _moment(fields, "createdAt"),
     )
 
 
@@ -120,6 +121,15 @@ def volume(record: object) -> tuple[str, str, str]:
     """Read a network volume: id, name, data centre."""
     fields = _object(record, "network volume")
     return _text(fields, "id"), _text(fields, "name"), _text(fields, "dataCenterId")
+
+
+def bills(reply: object) -> tuple[Bill, ...]:
+    """Read the pods' billing history: per pod and bucket a `totalAmount`, GPU, CPU and disk together."""
+    records = _object(reply, "reply").get("records")
+    if not isinstance(records, list):
+        raise Malformed("records is not a list")
+    rows = [_object(record, "billing record") for record in records]
+    return tuple(Bill(_text(row, "podId"), _moment(row, "startTime"), _dollars(row, "totalAmount")) for row in rows)
 
 
 def port_error(error: Exception, doing: str) -> PortError:
@@ -189,21 +199,16 @@ def _port(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _price(fields: Mapping[str, Any]) -> float | None:
-    value = fields.get("cost")
-    if value is None:
-        return None
+def _dollars(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise Malformed("cost")
+        raise Malformed(name)
     return float(value)
 
 
-def _moment(fields: Mapping[str, Any]) -> datetime | None:
-    text = _optional_text(fields, "createdAt")
-    if text is None:
-        return None
+def _moment(fields: Mapping[str, Any], name: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(_text(fields, name))
     except ValueError as error:
-        raise Malformed("createdAt") from error
+        raise Malformed(name) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

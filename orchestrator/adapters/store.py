@@ -136,6 +136,11 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
         "fleet_decisions": ("p_fleet", "p_limit"),
         "fleet_pause": ("p_fleet", "p_reason"),
+        "fleet_explain": ("p_fleet", "p_worker_id"),
+        "fleet_task_explain": ("p_fleet", "p_task_id"),
+        "fleet_scaling_explain": ("p_fleet",),
+        "fleet_usual": ("p_fleet", "p_gpu_type"),
+        "fleet_cost": ("p_fleet", "p_since", "p_until"),
         "fleet_describe": (),
     }
 )
@@ -317,6 +322,26 @@ class SqlStore:
     async def pause(self, reason: str | None) -> None:
         """Stop spawning for a reason; None goes on."""
         await self._call("fleet_pause", p_reason=reason)
+
+    async def explain(self, worker_id: str) -> Row:
+        """All that an explanation of one worker needs; its "worker" is None if there is none."""
+        return dict(await self._call("fleet_explain", p_worker_id=worker_id))
+
+    async def explain_task(self, task_id: UUID | str) -> Row:
+        """All that an explanation of one task needs; its "task" is None if there is none."""
+        return dict(await self._call("fleet_task_explain", p_task_id=str(task_id)))
+
+    async def explain_scaling(self) -> Row:
+        """The last decision of each pool, the offers, and who waits for capacity, budget or an operator."""
+        return dict(await self._call("fleet_scaling_explain"))
+
+    async def usual(self, gpu_type: str | None) -> Row:
+        """How long earlier bring-ups took: {n, p50_s, p95_s}; of every GPU type without one."""
+        return dict(await self._call("fleet_usual", p_gpu_type=gpu_type))
+
+    async def cost(self, since: datetime, until: datetime | None = None) -> Row:
+        """Dollars between two moments, by worker, kind of state, task type and task. BadArgument if there are none."""
+        return dict(await self._call("fleet_cost", p_since=since, p_until=until))
 
     async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
         """Queue tasks, at most 2000 at once; {id, created} of each. BadArgument names the first that is not valid."""

@@ -182,30 +182,6 @@ class FailureCode(StrEnum):
 
 _XID = re.compile(r"XID_[1-9][0-9]{0,3}")
 
-# What the machine is to blame for: it is remembered, and avoided for a while (core/hosts.py). Xids belong here too.
-HOST_FAULTS = frozenset(
-    {
-        FailureCode.HOST_AVOIDED,
-        FailureCode.DISK,
-        FailureCode.INODES,
-        FailureCode.CLOCK_SKEW,
-        FailureCode.GPU_NOT_ATTACHED,
-        FailureCode.GPU_COUNT,
-        FailureCode.GPU_TYPE,
-        FailureCode.GPU_MEMORY,
-        FailureCode.ECC,
-        FailureCode.GPU_BUSY,
-        FailureCode.DRIVER_TOO_OLD,
-        FailureCode.NVLINK_INACTIVE,
-        FailureCode.NVLINK_DEGRADED,
-    }
-)
-
-
-def blames_host(code: FailureCode | None) -> bool:
-    """Whether a failure is the machine's, rather than ours, the image's or the network's."""
-    return code is not None and (code in HOST_FAULTS or _XID.fullmatch(code) is not None)
-
 
 LADDER: tuple[Rung, ...] = (
     Rung(Stage.INTENT, 30, FailureCode.INTENT_STALE, WaitingOn.ORCHESTRATOR),

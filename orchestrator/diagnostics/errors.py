@@ -34,6 +34,7 @@ LOG_OBJECT_GONE = Kind(
 LOG_OBJECT_BAD = Kind("E032", 1, "a log object is not what was shipped", "see who else writes to the bucket")
 NO_WORKER = Kind("E040", 3, "no such worker", "python -m orchestrator list --all")
 NO_TASK = Kind("E041", 3, "no such task", "python -m orchestrator tasks list")
+NO_MEANING = Kind("E042", 3, "no such error id or code", "python -m orchestrator explain NO_CAPACITY")
 CONFIRM = Kind("E050", 2, "this needs a yes, and there is no terminal to ask on", "repeat it with --force")
 WRONG_STATE = Kind("E051", 1, "this cannot be done in its present state", "python -m orchestrator list")
 BAD_ARGUMENT = Kind("E052", 2, "an argument cannot be used", "repeat the command with --help")

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from orchestrator.emulator import bodies, views
 from orchestrator.emulator.api import Asked, Core, Operation, endpoint
+from orchestrator.emulator.bill import billing
 from orchestrator.emulator.catalog import DATA_CENTERS, GPU_TYPES
 from orchestrator.emulator.faults import Fault, Moment
 from orchestrator.emulator.replies import Reply
@@ -180,23 +181,6 @@ async def put_ssh_keys(asked: Asked) -> Reply:
     """PUT /v2/account/ssh-keys."""
     asked.core.world.ssh_keys = asked.parse(bodies.SshKeysBody).keys
     return Reply(200, {"keys": asked.core.world.ssh_keys})
-
-
-async def billing(asked: Asked) -> Reply:
-    """GET /v2/billing/pods: what each pod has cost, as one bucket."""
-    wanted, now = asked.request.query_params.get("podId"), time.time()
-    records = [
-        {
-            "podId": pod.id,
-            "time": isoformat(pod.created_at),
-            "amount": round(pod.billed_usd(now), 6),
-            "timeBilledMs": round(pod.billed_s(now) * 1_000),
-            "gpuTypeId": pod.gpu_type,
-        }
-        for pod in asked.core.world.pods.values()
-        if wanted in (None, pod.id)
-    ]
-    return Reply(200, {"records": records, "pagination": {"nextCursor": None, "hasNextPage": False}})
 
 
 async def graphql(asked: Asked) -> Reply:

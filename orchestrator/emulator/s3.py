@@ -33,6 +33,8 @@ CALL_TIMEOUT_S = 10.0
 VOLUME_SIZE_MB = 64  # a volume is a sparse file; small ones keep an idle server small
 VOLUMES = 200
 REGION = "us-east-1"
+PROBE = "readiness"  # the bucket and the object that tell whether the server serves
+PROBE_BYTES = 64 * 1024  # too much to be kept beside the metadata
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 LISTENERS = ("master", "volume", "filer", "s3", "admin")
 # Ends the server when our end of the pipe closes; for systems without a parent-death signal.
@@ -79,7 +81,7 @@ class EmbeddedS3:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the server and wait until it answers a signed request."""
+        """Start the server and wait until it serves what it stored."""
         if self.pid is not None:
             return
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,13 +118,7 @@ class EmbeddedS3:
 
     async def create_bucket(self, name: str) -> None:
         """Make a bucket; one of that name that exists already is left as it is."""
-
-        def create() -> None:
-            client = self._client()
-            with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
-                client.create_bucket(Bucket=name)
-
-        await asyncio.to_thread(create)
+        await asyncio.to_thread(lambda: _create(self._client(), name))
 
     def _write_config(self) -> None:
         identity = {
@@ -173,13 +169,12 @@ class EmbeddedS3:
             if self._server is None or self._server.poll() is not None:
                 raise S3Failed(f"weed ended while starting: {self._last_words()}")
             try:
-                await asyncio.to_thread(client.list_buckets)
+                if await asyncio.to_thread(_serves, client):
+                    return
             except (BotoCoreError, ClientError) as error:
                 if time.monotonic() > deadline:
                     raise S3Failed(f"not ready after {START_TIMEOUT_S:.0f} s: {error}; {self._last_words()}") from error
                 await asyncio.sleep(POLL_S)
-            else:
-                return
 
     def _client(self) -> "S3Client":
         import boto3  # noqa: PLC0415 - slow to import, see blobs.py
@@ -204,6 +199,22 @@ class EmbeddedS3:
             return self.log_file.read_text(errors="replace")[-2000:]
         except FileNotFoundError:
             return "(no log)"
+
+
+def _serves(client: "S3Client") -> bool:
+    """Whether an object can be read; after a restart the API answers a while before the volumes are found again."""
+    try:
+        client.get_object(Bucket=PROBE, Key=PROBE)["Body"].read()
+    except (client.exceptions.NoSuchBucket, client.exceptions.NoSuchKey):
+        _create(client, PROBE)
+        client.put_object(Bucket=PROBE, Key=PROBE, Body=bytes(PROBE_BYTES))
+        return False
+    return True
+
+
+def _create(client: "S3Client", bucket: str) -> None:
+    with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+        client.create_bucket(Bucket=bucket)
 
 
 def _weed() -> Path:

@@ -70,13 +70,15 @@ class PodRecord:
         """Write to the pod's system log."""
         self.system_log.append((time.time(), line))
 
-    def billed_s(self, now: float) -> float:
-        """Seconds billed so far: from the machine's assignment until deletion."""
-        return 0.0 if self.assigned_at is None else max(0.0, (self.ended_at or now) - self.assigned_at)
+    def billed_s(self, now: float, since: float = 0.0) -> float:
+        """Seconds billed between two moments: from the machine's assignment until deletion."""
+        if self.assigned_at is None:
+            return 0.0
+        return max(0.0, min(now, self.ended_at or now) - max(since, self.assigned_at))
 
-    def billed_usd(self, now: float) -> float:
-        """Dollars billed so far."""
-        return self.billed_s(now) * self.usd_per_hour / SECONDS_PER_HOUR
+    def billed_usd(self, now: float, since: float = 0.0) -> float:
+        """Dollars billed between two moments."""
+        return self.billed_s(now, since) * self.usd_per_hour / SECONDS_PER_HOUR
 
 
 def isoformat(moment: float | None) -> str | None:

@@ -83,6 +83,8 @@ async def test_an_image_that_has_come_is_no_excuse(rig: Rig, short: None) -> Non
     rig.pod_logs[worker.pod_id or ""] = [PULLED]
     attempt = await fails(rig, worker, code="NO_RUNTIME", stage=Stage.POD_RUNNING)
     assert attempt["evidence"]["pod_log"][-1] == "start container"
+    assert (await rig.row(worker.id))["machine_id"] == f"machine-{worker.pod_id}"  # and the machine is a suspect
+    assert f"machine:machine-{worker.pod_id}" in [host["key"] for host in await rig.store.hosts(avoided=True)]
     assert len(await rig.attempts(worker.id)) == 1
 
 
@@ -156,7 +158,7 @@ ANOTHER, RSA = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_p
         (pem_of(ANOTHER)[:-90], None, "bad_private_key", False),
         (pem_of(ANOTHER), "ssh-ed25519 AAAAmangled", "bad_public_key", False),
         (pem_of(ANOTHER), "ours", "pair_mismatch", False),
-        (pem_of(RSA), "ours", "kinds_differ", False),
+        (pem_of(RSA), "ours", "key_type_mix", False),
         (pem_of(ANOTHER), None, "refused", True),
     ],
 )

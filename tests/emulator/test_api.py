@@ -175,7 +175,7 @@ async def test_money_runs_from_the_machine_to_the_delete(api: Api) -> None:
     balance = await api.call("POST", "/graphql", {"query": "{ myself { clientBalance currentSpendPerHr } }"})
     assert balance["data"]["myself"]["clientBalance"] == pytest.approx(1000 - ledger["usd_total"], abs=0.01)
     billed = await api.call("GET", f"/v2/billing/pods?podId={pod['id']}")
-    assert billed["records"][0]["amount"] == pytest.approx(entry["usd"], abs=0.01)
+    assert billed["metadata"]["totals"]["totalAmount"] == pytest.approx(entry["usd"], abs=0.01)
 
 
 async def test_an_account_without_money_rents_nothing_and_loses_its_pods(api: Api) -> None:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from orchestrator.settings import Settings
 
@@ -82,3 +83,13 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     wanted = {re.split(r"[\[<>=!]", line)[0].lower() for line in project["dependencies"]}
     assert wanted <= pinned
+
+
+def test_stages_may_be_given_other_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the ladder's own names; another name is refused with the list of them."""
+    monkeypatch.setenv("BRINGUP_DEADLINES", "pod_running=900, tcp=30")
+    assert dict(Settings().bringup_deadlines) == {"pod_running": 900, "tcp": 30}
+    for wrong in ("tpc=30", "tcp", "tcp=0", "tcp=soon"):
+        monkeypatch.setenv("BRINGUP_DEADLINES", wrong)
+        with pytest.raises(ValidationError, match="bringup_deadlines"):
+            Settings()

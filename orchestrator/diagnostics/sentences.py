@@ -1,0 +1,204 @@
+"""The sentences of causes.py: code -> (what it means, who must act, what happens by itself, what to paste)."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+Sentence = tuple[str, str, str, str]
+
+ORCHESTRATOR, PROVIDER, WORKER, OPERATOR = "orchestrator", "provider", "worker", "operator"
+CAPACITY, BUDGET, NOBODY = "capacity", "budget", "nobody"
+
+REPLACED = "terminate, respawn: another pod is rented while there is work"
+AVOIDED = "terminate, respawn elsewhere: the host is remembered and avoided for a while"
+MORE = "python -m orchestrator timeline <worker>"
+LOGS = "python -m orchestrator logs <worker>"
+RETRY = "python -m orchestrator tasks retry <task>"
+MEND_KEY = 'set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
+IMAGE = "set RUNPOD_WORKER_IMAGE to an image that "
+AGAIN = "it goes back to the queue, after a pause, until its attempts are used up"
+
+# fmt: off
+BRING_UP: Mapping[str, Sentence] = MappingProxyType({
+    "INTENT_STALE": ("The worker was recorded, but nobody asked the provider for its pod in time.",
+                     ORCHESTRATOR, REPLACED, "python -m orchestrator run"),
+    "NO_CAPACITY": ("The provider has no such GPU to rent now.",
+                    CAPACITY, "the next offer is asked, and this one again after its cool-down",
+                    "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling"),
+    "QUOTA": ("The account may not rent more: RunPod refused because of a quota or a spending limit.",
+              OPERATOR, "nothing is rented until it is raised; the refused offer is probed now and then",
+              "raise it in the RunPod console, or lower MAX_ACTIVE_GPUS"),
+    "BALANCE": ("The RunPod account has too little money to rent a pod.",
+                OPERATOR, "nothing is rented until there is money; at $0 RunPod deletes every pod",
+                "add funds in the RunPod console, or set MAX_ACTIVE_GPUS=0"),
+    "API_AUTH": ("RunPod refuses our API key.",
+                 OPERATOR, "nothing is rented and nothing is deleted until the key is right",
+                 "set RUNPOD_API_KEY to a key that may read and write pods"),
+    "BAD_SPEC": ("RunPod rejected the request itself: an image, GPU type, data centre or volume that it does not know.",
+                 OPERATOR, "the same request would be refused again; it is probed now and then",
+                 "compare RUNPOD_WORKER_IMAGE, RUNPOD_GPU_TYPE, RUNPOD_DATA_CENTERS and RUNPOD_STORAGE_NAME"),
+    "CREATE_UNKNOWN": ("The create call got no clear answer, and no pod of that name appeared.",
+                       PROVIDER, "terminate, respawn; a pod that appears late is found by its name and deleted", MORE),
+    "NO_RUNTIME": ("The pod never came to life: no runtime although its time was up.",
+                   PROVIDER, AVOIDED, "raise SPAWNING_TIMEOUT_SEC if the image is large; else none needed"),
+    "IMAGE_PULL_SLOW": ("The pod is still pulling its image.",
+                        PROVIDER, "the deadline is extended once, then: terminate, respawn",
+                        IMAGE + "is smaller or cached at RunPod"),
+    "POD_EXITED": ("The pod's container ended: a bad image, or the host threw it out.",
+                   OPERATOR, REPLACED, IMAGE + "stays up and starts sshd"),
+    "POD_ERROR": ("RunPod shows the pod in the state ERROR.",
+                  PROVIDER, AVOIDED, MORE),
+    "POD_MISSING": ("The pod is gone: two complete lists of RunPod do not show it, and we did not delete it.",
+                    PROVIDER, "its tasks are queued again; terminate, respawn",
+                    "see who else uses RUNPOD_API_KEY, and the account's balance"),
+    "SSH_DETAILS_MISSING": ("RunPod gave the running pod no public address for SSH.",
+                            PROVIDER, AVOIDED, "set RUNPOD_CLOUD or RUNPOD_DATA_CENTERS to one with public addresses"),
+    "TCP_REFUSED": ("Nothing listens at the pod's SSH port: its sshd did not start.",
+                    OPERATOR, REPLACED, IMAGE + "starts sshd by itself, as RunPod's own do"),
+    "TCP_TIMEOUT": ("The pod's SSH port does not answer, or accepts and says nothing.",
+                    PROVIDER, AVOIDED, MORE),
+    "NOT_SSH": ("Something answers at the pod's SSH port, but it is no SSH server.",
+                OPERATOR, REPLACED, IMAGE + "has sshd at port 22"),
+    "HOST_KEY_CHANGED": ("The machine at the pod's address shows another host key than before: it is another machine.",
+                         PROVIDER, "nothing more is sent to it; its tasks are queued again; terminate, respawn", MORE),
+    "AUTH_FAILED": ("The pod refuses our SSH key.",
+                    OPERATOR, REPLACED, MEND_KEY),
+    "EXEC_FAILED": ("Commands do not run properly on the pod, although SSH logs in.",
+                    WORKER, REPLACED, "set WORKER_PYTHON to a Python 3.9 or newer on the image; " + LOGS),
+    "POD_MISMATCH": ("The machine that answers is not the pod that we rented.",
+                     PROVIDER, "it is never promoted: terminate, respawn", MORE),
+    "STALE_CODE": ("The code on the pod is not the code that was sent.",
+                   ORCHESTRATOR, "it is sent again, and after that: terminate, respawn", MORE),
+    "SETUP_FAILED": ("WORKER_SETUP_COMMAND ended with an error on the pod.",
+                     OPERATOR, "terminate, respawn: every worker will fail like this one until it is mended",
+                     "run WORKER_SETUP_COMMAND in the image by hand; its output is in the proof"),
+    "NO_PROCESS": ("The worker's process is not there: it ended at once.",
+                   OPERATOR, REPLACED, "read its last lines in the proof, or: " + LOGS),
+    "NO_HEARTBEAT": ("SSH works, but the worker's heartbeats do not reach the database.",
+                     OPERATOR, REPLACED,
+                     "see that pods reach WORKER_API_URL, and that all replicas have the same WORKER_JWT_SECRET"),
+    "HOST_AVOIDED": ("The pod landed on a machine that is being avoided, after it failed before.",
+                     PROVIDER, "terminate, respawn: with luck on another machine", MORE),
+    "CONNECTION_LOST": ("The SSH connection broke again and again in the middle of a stage.",
+                        PROVIDER, "the climb begins again until the stage's deadline, then: terminate, respawn", MORE),
+})
+
+GPU: Mapping[str, Sentence] = MappingProxyType({
+    "DISK": ("The pod's disk has too little room.",
+             OPERATOR, REPLACED, "raise RUNPOD_CONTAINER_DISK_GB"),
+    "INODES": ("The pod's file system has hardly any inodes left.",
+               OPERATOR, REPLACED, "raise RUNPOD_CONTAINER_DISK_GB, or clean the volume RUNPOD_STORAGE_NAME"),
+    "CLOCK_SKEW": ("The pod's clock is more than 30 s off, so that tokens and signed URLs would fail.",
+                   PROVIDER, AVOIDED, MORE),
+    "GPU_NOT_ATTACHED": ("The pod has no GPU, or no driver for it.",
+                         PROVIDER, AVOIDED, MORE),
+    "GPU_COUNT": ("The pod has another number of GPUs than was rented.",
+                  PROVIDER, AVOIDED, MORE),
+    "GPU_TYPE": ("The pod's GPU is of another type than was rented.",
+                 PROVIDER, AVOIDED, MORE),
+    "GPU_MEMORY": ("A GPU has less memory than its type should have.",
+                   PROVIDER, AVOIDED, MORE),
+    "ECC": ("A GPU has uncorrected memory errors, or a repair that waits for a reset.",
+            PROVIDER, AVOIDED, MORE),
+    "GPU_BUSY": ("A GPU's memory is taken by something that is not ours.",
+                 PROVIDER, AVOIDED, MORE),
+    "DRIVER_TOO_OLD": ("The host's driver is older than the image's CUDA needs.",
+                       PROVIDER, AVOIDED, IMAGE + "needs an older CUDA, if it happens often"),
+    "NVLINK_INACTIVE": ("NVLinks between the pod's GPUs are down.",
+                        PROVIDER, AVOIDED, MORE),
+    "NVLINK_DEGRADED": ("The pod's GPUs have fewer or slower NVLinks than their type should have.",
+                        PROVIDER, AVOIDED, MORE),
+})
+
+TASKS: Mapping[str, Sentence] = MappingProxyType({
+    "HANDLER_ERROR": ("The handler raised an exception.", OPERATOR, AGAIN, LOGS),
+    "EXIT_STATUS": ("The handler's process ended with an error.", OPERATOR, AGAIN, LOGS),
+    "SIGNAL": ("A signal ended the handler's process.", OPERATOR, AGAIN, LOGS),
+    "LOST": ("The handler's process let go of the agent without ending.", OPERATOR, AGAIN, LOGS),
+    "OOM": ("The pod's memory limit was reached: the kernel ended the handler.",
+            OPERATOR, AGAIN, "raise RUNPOD_MIN_MEMORY_GB, or make the task smaller"),
+    "VRAM_OOM": ("The GPU's memory was too small for the task.",
+                 OPERATOR, AGAIN, "set RUNPOD_GPU_TYPE to one with more memory, or make the task smaller"),
+    "TIMEOUT": ("The attempt took longer than the task allows.",
+                OPERATOR, AGAIN, "python -m orchestrator tasks submit --timeout-s SECONDS, with more of them"),
+    "CANCELLED": ("Somebody cancelled the task.", NOBODY, "nothing", RETRY),
+    "NO_HANDLER": ("No handler is set for this type of task.",
+                   OPERATOR, AGAIN, "add it to WORKER_HANDLERS: type=module:function"),
+    "HANDLER_NOT_STARTED": ("The handler's process could not be started.",
+                            OPERATOR, AGAIN, "see WORKER_PYTHON and WORKER_SETUP_COMMAND; " + LOGS),
+    "RESULT_REFUSED": ("The handler's result was refused: too large, or not JSON.",
+                       OPERATOR, "nothing: another attempt would end the same way",
+                       "upload it and return its location; then " + RETRY),
+    "RELEASED": ("The worker gave the task back before it began: it was told to go.",
+                 NOBODY, "it goes back to the queue at once, and the attempt does not count", "none needed; " + LOGS),
+    "WORKER_LOST": ("The worker that held it is gone.",
+                    NOBODY, "it goes back to the queue at once, the attempt counted",
+                    "python -m orchestrator explain <worker>"),
+    "LEASE_EXPIRED": ("The worker that held it stopped renewing its lease.",
+                      NOBODY, "it goes back to the queue at once, the attempt counted",
+                      "python -m orchestrator explain <worker>"),
+    "TASK_STUCK": ("It made no progress for TASK_STUCK_TIMEOUT_SEC, although its worker lives.",
+                   OPERATOR, AGAIN, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
+    "OUTPUT_MISSING": ("The task says that it is complete, but its output is not in the bucket.",
+                       OPERATOR, AGAIN, "let the handler upload through task.upload(); see S3_BUCKET"),
+    "DEPENDENCY_FAILED": ("A task that it depends on failed or was cancelled.",
+                          OPERATOR, "nothing until that one is retried: then this one is queued again too",
+                          "python -m orchestrator tasks retry <task>, with the id of the dependency"),
+})
+
+ENDINGS: Mapping[str, Sentence] = MappingProxyType({
+    "idle_timeout": ("There was nothing to do for it.", NOBODY, "nothing: as planned",
+                     "none needed; GPU_IDLE_TIMEOUT_SEC says how long an idle worker stays"),
+    "scale_down": ("There were more workers than the queue needs.", NOBODY, "nothing: as planned",
+                   "none needed; GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC and SPAWNING_GRACE_PERIOD_SEC say how soon"),
+    "manual": ("An operator asked for its end.", NOBODY, "another is started while there is work",
+               "python -m orchestrator pause, if no other should start"),
+    "shutdown": ("All workers were told to end.", NOBODY, "others are started while there is work",
+                 "set MAX_ACTIVE_GPUS=0, if no other should start"),
+    "max_lifetime": ("It had reached the age at which workers are renewed.", NOBODY,
+                     "another is started while there is work", "none needed; " + MORE),
+    "budget": ("The budget was used up.", BUDGET, "nothing is rented until the budget allows it",
+               "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h"),
+    "superseded": ("A newer schema or release has taken its place.", NOBODY, "others are started while there is work",
+                   "none needed; " + MORE),
+    "spawn_failed": ("Its bring-up did not succeed.", ORCHESTRATOR, REPLACED, MORE),
+    "heartbeat_lost": ("Its heartbeats stopped.", WORKER, "its tasks are queued again; another is started",
+                       "raise HEARTBEAT_TIMEOUT_SEC if it was only slow; " + LOGS),
+    "task_stuck": ("Its task made no progress.", OPERATOR, "the task is queued again; another worker is started",
+                   "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
+    "gpu_fault": ("Its GPU failed.", PROVIDER, "its tasks are queued again; the host is avoided for a while", MORE),
+    "host_fault": ("Its host failed.", PROVIDER, "its tasks are queued again; the host is avoided for a while", MORE),
+    "pod_lost": ("RunPod lost or ended its pod.", PROVIDER, "its tasks are queued again; another is started",
+                 "see the account's balance in the RunPod console; " + MORE),
+    "stale_code": ("It ran other code than it should.", ORCHESTRATOR, REPLACED, MORE),
+    "agent_crashed": ("Its agent ended by itself.", WORKER, "its tasks are queued again; another is started", LOGS),
+})
+
+WAITS: Mapping[str, Sentence] = MappingProxyType({
+    ORCHESTRATOR: ("It is the orchestrator's turn.", ORCHESTRATOR, "the next tick acts",
+                   "python -m orchestrator run, if none leads"),
+    PROVIDER: ("It is RunPod's turn.", PROVIDER, "it is looked at again every few seconds, until the deadline",
+               "python -m orchestrator status <worker>"),
+    WORKER: ("It is the worker's turn.", WORKER, "its heartbeats tell", LOGS),
+    OPERATOR: ("A person must mend something.", OPERATOR, "it is tried again until the deadline, then given up", MORE),
+    CAPACITY: ("Every offer was refused lately.", CAPACITY, "the first one whose cool-down ends is asked again",
+               "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling"),
+    BUDGET: ("The budget does not allow another worker now.", BUDGET, "it is started when the budget allows it",
+             "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost"),
+})
+
+# (code, sub-cause) -> a sharper sentence and fix.
+SUBCAUSES: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType({
+    ("AUTH_FAILED", "REFUSED"): ("The pod refuses our key: it was given the public half of another.", MEND_KEY),
+    ("AUTH_FAILED", "PAIR_MISMATCH"):
+        ("RUNPOD_SSH_PRIVATE_KEY does not match the public key on the pod.", MEND_KEY),
+    ("AUTH_FAILED", "NO_PRIVATE_KEY"):
+        ("No SSH private key is set.", 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"'),
+    ("AUTH_FAILED", "BAD_PRIVATE_KEY"):
+        ("RUNPOD_SSH_PRIVATE_KEY cannot be read as a private key: mangled, or with a passphrase.",
+         'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"'),
+    ("AUTH_FAILED", "BAD_PUBLIC_KEY"):
+        ("RUNPOD_SSH_PUBLIC_KEY is not a line of authorized_keys: mangled, or something else.", MEND_KEY),
+    ("AUTH_FAILED", "KEY_TYPE_MIX"):
+        ("RUNPOD_SSH_PRIVATE_KEY and RUNPOD_SSH_PUBLIC_KEY are of different types (RSA, Ed25519).", MEND_KEY),
+})
+# fmt: on

@@ -1,0 +1,220 @@
+"""`explain <task>`: where it is, whom it waits for and why, each attempt, and the fix. Reads fleet_task_explain()."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from orchestrator.core.model import Policy
+from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.scaling import block
+from orchestrator.diagnostics.sentences import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
+
+Row = Mapping[str, Any]
+LEAD = "python -m orchestrator run"
+NAMED = 3  # dependencies that are named; the rest is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One claim of the task."""
+
+    number: int
+    worker_id: str
+    worker: str  # its state, or how it ended
+    started_at: str
+    ended_at: str | None
+    outcome: str  # "running" while it does
+    code: str | None
+    exit_class: str | None
+    point: str | None  # Claiming, Processing or Completion
+    message: str | None
+    means: str | None
+    log: str | None  # where the handler's log stood: `bytes 120–4096 of handler`
+    usd: float | None
+    fix: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a task is and why."""
+
+    task_id: str
+    task_type: str
+    pool: str
+    status: str
+    attempts_made: int
+    max_attempts: int
+    who: str
+    what: str
+    code: str | None
+    since: str
+    until: str | None
+    then: str
+    fix: str
+    holding_up: int  # tasks that depend on it
+    attempts: Sequence[Attempt] = ()
+    dependencies: Sequence[Row] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Why:
+    who: str
+    what: str
+    then: str
+    fix: str
+    code: str | None = None
+    until: str | None = None
+
+
+def explained(found: Row, policy: Policy | None = None) -> Explanation:
+    """What to say of a task that fleet_task_explain() found."""
+    task = found["task"]
+    why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
+    return Explanation(
+        task_id=task["id"],
+        task_type=task["task_type"],
+        pool=task["pool"],
+        status=task["status"],
+        attempts_made=task["attempts"] - task["uncounted"],
+        max_attempts=task["max_attempts"],
+        who=why.who,
+        what=why.what,
+        code=why.code,
+        since=task["updated_at"],
+        until=why.until,
+        then=why.then,
+        fix=why.fix.replace("<task>", task["id"]).replace("<worker>", task["worker_id"] or "<worker>"),
+        holding_up=found["dependants"],
+        attempts=[_attempt(row, datetime.fromisoformat(found["now"])) for row in found["attempts"]],
+        dependencies=found["dependencies"],
+    )
+
+
+def _queued(found: Row, policy: Policy | None) -> _Why:
+    task, now = found["task"], datetime.fromisoformat(found["now"])
+    unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
+    if task["blocked"] and unmet:
+        shown = "; ".join(_dependency(d) for d in unmet[:NAMED])
+        more = f"; and {len(unmet) - NAMED} more" if len(unmet) > NAMED else ""
+        what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {shown}{more}"
+        fix = f"python -m orchestrator explain {unmet[0]['id']}"
+        return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)
+    if task["run_after"] and datetime.fromisoformat(task["run_after"]) > now:
+        cause = causes.of(task["failure_code"]) if task["failure_code"] else None
+        if task["failure_code"]:
+            said = cause.means if cause else task["error_message"] or ""
+            what = f"the pause after attempt {task['attempts']}, which failed: {said}"
+        else:
+            what = "its time: it was submitted for later"
+        fix = cause.fix if cause else "none needed; python -m orchestrator tasks cancel <task>, if it should not run"
+        return _Why(NOBODY, what, "it can be claimed from then on", fix, task["failure_code"], task["run_after"])
+    return _claimable(found, policy)
+
+
+def _claimable(found: Row, policy: Policy | None) -> _Why:
+    task, workers, ahead = found["task"], found["workers"], found["ahead"]
+    ready, coming = workers.get("active", 0) + workers.get("idle", 0), workers.get("spawning", 0)
+    before = f"{ahead} tasks of pool {task['pool']} go before it"
+    soon = "it is claimed when its turn comes"
+    if policy and task["pool"] not in {pool.name for pool in policy.pools}:
+        known = ", ".join(pool.name for pool in policy.pools)
+        what = f"a worker of pool {task['pool']}, which no orchestrator with these settings has: there are {known}"
+        return _Why(OPERATOR, what, "nothing", "define it in POOLS_FILE, or submit with --pool")
+    if ready:
+        what = f"a free worker: {before}, {ready} worker(s) serve it"
+        return _Why(WORKER, what, soon, "raise MAX_ACTIVE_GPUS or lower TASKS_PER_GPU_THRESHOLD for more workers")
+    if coming and found["leader"]:
+        what = f"a worker: {coming} on the way, {before}"
+        return _Why(PROVIDER, what, "it is claimed when one is promoted", "python -m orchestrator list")
+    return _unserved(found)
+
+
+def _unserved(found: Row) -> _Why:
+    """Nobody is there for it, and nobody comes."""
+    decision = found["decision"] or {}
+    if found["leader"] is None:
+        return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", LEAD)
+    if found["paused"]:
+        what = f"an operator: spawning is paused, {found['paused']}"
+        return _Why(OPERATOR, what, "nothing until it is resumed", "python -m orchestrator resume")
+    if decision.get("blocked"):
+        blocked = block(decision["blocked"][0])
+        said = "; ".join(decision["blocked"])
+        what = f"a worker: {said}"
+        then = "another is started when that ends" if blocked.who != OPERATOR else "nothing until that is changed"
+        return _Why(blocked.who, what, then, blocked.fix)
+    if decision and decision["target"] == 0:
+        what = f"a worker: the pool's target is 0, {decision['rule']}"
+        return _Why(OPERATOR, what, "the next tick counts it", "python -m orchestrator explain scaling")
+    return _Why(CAPACITY if decision else ORCHESTRATOR, "a worker: none yet", "the next tick starts one", LEAD)
+
+
+def _running(found: Row, _: Policy | None) -> _Why:
+    task, worker = found["task"], found["worker"] or {}
+    what = f"worker {task['worker_id']} ({worker.get('status', 'not ours')}) to finish it"
+    if task["cancel_requested_at"]:
+        what += "; its cancellation was asked for"
+    if task["progress"]:
+        what += f"; progress {task['progress']}"
+    then = "without a heartbeat by then it is queued again, the attempt counted"
+    return _Why(WORKER, what, then, "python -m orchestrator logs <worker> -f", None, task["lease_expires_at"])
+
+
+def _complete(found: Row, _: Policy | None) -> _Why:
+    where = found["task"]["output_location"]
+    return _Why(
+        NOBODY, "it is done" + (f": {where}" if where else ""), "nothing", "python -m orchestrator tasks show <task>"
+    )
+
+
+def _ended(found: Row, _: Policy | None) -> _Why:
+    """Failed or Cancelled."""
+    task = found["task"]
+    code = task["failure_code"] or ("CANCELLED" if task["status"] == "Cancelled" else None)
+    cause = causes.of(code) if code else None
+    said = (cause.means if cause else "") + (f" It said: {task['error_message']}" if task["error_message"] else "")
+    why = _Why(OPERATOR, said.strip() or "it failed, and did not say why", "nothing until it is retried", RETRY, code)
+    if code == "DEPENDENCY_FAILED":
+        broken = next((d for d in found["dependencies"] if d["status"] in {"Failed", "Cancelled"}), None)
+        if broken:
+            return replace(why, fix=f"python -m orchestrator tasks retry {broken['id']}")
+    return replace(why, fix=f"{cause.fix}; then {RETRY}") if cause and RETRY not in cause.fix else why
+
+
+def _dependency(row: Row) -> str:
+    if row["status"] is None:
+        return f"{row['id']} (does not exist)"
+    on = f" on {row['worker_id']}" if row["status"] == "In Progress" else ""
+    return f"{row['task_type']} {row['id']} is {row['status']}{on}"
+
+
+def _attempt(row: Row, now: datetime) -> Attempt:
+    cause = causes.of(row["failure_code"]) if row["failure_code"] else None
+    began = datetime.fromisoformat(row["started_at"])
+    ended = datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else now
+    price = row["price_usd_per_hour"]
+    ending = " ".join(row[name] for name in ("worker_exit_cause", "worker_failure_code") if row[name])
+    return Attempt(
+        number=row["attempt"],
+        worker_id=row["worker_id"],
+        worker=ending or row["worker_status"] or "unknown",
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        outcome=row["outcome"] or "running",
+        code=row["failure_code"],
+        exit_class=row["exit_class"],
+        point=row["failed_at_point"],
+        message=row["message"],
+        means=cause.means if cause else None,
+        log=_log_range(row),
+        usd=None if price is None else float(price) * (ended - began).total_seconds() / 3600,
+        fix=cause.about(worker=row["worker_id"], task=row["task_id"]).fix if cause else None,
+    )
+
+
+def _log_range(row: Row) -> str | None:
+    first, last = row["log_first"], row["log_last"]
+    if first is None and last is None:
+        return None
+    return f"bytes {first or 0}–{'…' if last is None else last} of handler"

@@ -1,0 +1,169 @@
+"""What it cost: by state, worker, pool, type and task, within a window, up to the moment when a pod was last there."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.diagnostics.money import lines, reconciled
+from orchestrator.ports import BadArgument, Bill
+from tests.conformance.builders import FLEET, START, Fleet
+from tests.diagnostics.build import attempt
+
+PRICE = 3.6  # dollars an hour of the conformance suite's workers: a tenth of a cent a second
+
+
+async def cost(fleet: Fleet, since_s: float = 0, until_s: float | None = None) -> Any:
+    """The report from so many seconds after the start."""
+    until = None if until_s is None else START + timedelta(seconds=until_s)
+    since = START + timedelta(seconds=since_s)
+    return await fleet.call("fleet_cost", p_fleet=FLEET, p_since=since, p_until=until)
+
+
+def kinds(report: Any) -> dict[str, float]:
+    """Dollars by kind."""
+    return {kind: float(part["usd"]) for kind, part in report["kinds"].items()}
+
+
+async def worked(fleet: Fleet) -> Any:
+    """A worker that was 100 s busy with a task, 40 s idle, and is ending since 5 s."""
+    await fleet.submit(task_type="segment")
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    fleet.wait(100)
+    await agent.complete(task)
+    await agent.claim()
+    fleet.wait(40)
+    await fleet.end(agent.id, State.IDLE)
+    fleet.wait(5)
+    return agent
+
+
+async def test_dollars_are_split_by_what_the_worker_did(fleet: Fleet) -> None:
+    """The interval that is still open counts too."""
+    await worked(fleet)
+    report = await cost(fleet)
+    assert kinds(report) == {"busy": 0.1, "idle": 0.04, "draining": 0.005}
+    assert float(report["usd"]) == pytest.approx(0.145)
+    (line,) = lines(report, "worker")
+    assert (line.usd, line.kinds["idle"]) == pytest.approx((0.145, 0.04))
+
+
+@pytest.mark.parametrize(
+    ("since_s", "until_s", "expected"),
+    [
+        (50, None, {"busy": 0.05, "idle": 0.04, "draining": 0.005}),
+        (50, 120, {"busy": 0.05, "idle": 0.02}),
+        (110, 130, {"idle": 0.02}),
+        (143, 9999, {"draining": 0.002}),
+    ],
+)
+async def test_only_what_lies_within_the_window_counts(
+    fleet: Fleet, since_s: float, until_s: float | None, expected: dict[str, float]
+) -> None:
+    """Intervals that reach over its edge count with their part."""
+    await worked(fleet)
+    report = await cost(fleet, since_s, until_s)
+    assert kinds(report) == expected
+
+
+async def test_a_window_that_ends_before_it_begins_is_refused(fleet: Fleet) -> None:
+    """It is the caller's mistake."""
+    with pytest.raises(BadArgument, match="p_since must be before p_until"):
+        await cost(fleet, 10, 5)
+
+
+async def test_a_tasks_share_is_its_time_on_the_worker(fleet: Fleet) -> None:
+    """By type and by task; what an attempt cost that came to nothing is shown apart."""
+    agent = await worked(fleet)
+    other = await fleet.agent()
+    (failed,) = await fleet.submit(task_type="stitch")
+    (task,) = await other.claim()
+    fleet.wait(20)
+    await other.fail(task, code="OOM")
+    by_type = {line.name: line for line in lines(await cost(fleet), "type")}
+    assert (by_type["segment"].usd, by_type["segment"].wasted_usd) == pytest.approx((0.1, 0))
+    assert (by_type["stitch"].usd, by_type["stitch"].wasted_usd) == pytest.approx((0.02, 0.02))
+    names = [line.name for line in lines(await cost(fleet), "task")]
+    assert names[1] == f"{failed} stitch"
+    assert agent.id in {line.name for line in lines(await cost(fleet), "worker")}
+
+
+async def test_pools_and_kinds_add_up(fleet: Fleet) -> None:
+    """Every way of grouping has the same sum."""
+    await worked(fleet)
+    await fleet.agent(pool="big")
+    fleet.wait(60)
+    report = await cost(fleet)
+    for by in ("worker", "pool", "kind"):
+        assert sum(line.usd for line in lines(report, by)) == pytest.approx(float(report["usd"])), by
+    assert {line.name: line.count for line in lines(report, "pool")} == {"default": 1, "big": 1}
+
+
+async def test_another_fleets_dollars_are_its_own(fleet: Fleet) -> None:
+    """A fleet sees nothing of them."""
+    await worked(fleet)
+    report = await fleet.call("fleet_cost", p_fleet="other", p_since=START, p_until=None)
+    assert (report["usd"], report["workers"], report["tasks"]) == (0, [], [])
+
+
+async def test_a_vanished_pod_costs_nothing_after_it_was_last_seen(fleet: Fleet) -> None:
+    """It was seen with its last heartbeat; nobody looked for two hours."""
+    agent = await fleet.agent()
+    fleet.wait(100)
+    await agent.beat()
+    fleet.wait(7200)
+    lost = {"exit_cause": ExitCause.POD_LOST, "failure_code": "POD_MISSING"}
+    row = await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    assert row["billing_until"] is not None
+    fleet.wait(60)
+    assert kinds(await cost(fleet)) == {"busy": 0.1}
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    fleet.wait(60)
+    assert kinds(await cost(fleet)) == {"busy": 0.1}
+    report = await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id)
+    assert float(report["worker"]["cost_usd"]) == pytest.approx(0.1)
+
+
+async def test_a_pod_that_vanished_while_it_came_up_was_there_at_its_last_proof(fleet: Fleet) -> None:
+    """The last stage that was proven."""
+    agent = await fleet.agent(State.SPAWNING)
+    await attempt(fleet, agent.id, Stage.POD_RUNNING, "ok", took_s=30)
+    fleet.wait(3600)
+    lost = {"exit_cause": ExitCause.SPAWN_FAILED, "failure_code": "POD_MISSING"}
+    await fleet.move(agent.id, State.SPAWNING, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    assert kinds(await cost(fleet)) == {"booting": 0.03}
+
+
+async def test_a_deleted_pod_costs_nothing_after_the_delete_that_worked(fleet: Fleet) -> None:
+    """Its absence was proven later."""
+    agent = await worked(fleet)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", took_s=5, known=True)
+    fleet.wait(600)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert kinds(await cost(fleet))["draining"] == pytest.approx(0.01)
+
+
+async def test_a_delete_that_did_nothing_ends_no_bill(fleet: Fleet) -> None:
+    """The provider did not know the pod, which proves nothing."""
+    agent = await worked(fleet)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", took_s=5, known=False)
+    fleet.wait(600)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert kinds(await cost(fleet))["draining"] == pytest.approx(0.61)
+
+
+async def test_the_providers_bill_is_laid_beside_the_books(fleet: Fleet) -> None:
+    """Pod by pod, the widest difference first; what it charged for pods of no worker is told apart."""
+    agent = await worked(fleet)
+    second = await fleet.agent()
+    fleet.wait(10)
+    bills = [Bill(f"pod-{agent.id}", START, 0.1), Bill(f"pod-{agent.id}", START + timedelta(hours=1), 0.05)]
+    both = reconciled(await cost(fleet), [*bills, Bill("stranger", START, 0.5), Bill("free", START, 0.0)])
+    wider, closer = both.pods
+    assert (wider.worker_id, closer.worker_id) == (second.id, agent.id)
+    assert (wider.ours_usd, wider.theirs_usd) == pytest.approx((0.01, 0))
+    assert (closer.ours_usd, closer.theirs_usd) == pytest.approx((0.155, 0.15))
+    assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("stranger", 0.5)]
+    assert both.theirs_usd - both.ours_usd == pytest.approx(-0.015)

@@ -1,0 +1,201 @@
+"""`explain <task>`: where it is, why it waits, each attempt and the fix."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator import cli_explanations
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.diagnostics import causes
+from tests.conformance.builders import Fleet
+from tests.diagnostics.build import climb, lines, promoted, times, told
+
+DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
+
+
+async def decided(fleet: Fleet, *blocked: str, **fields: Any) -> None:
+    """What the loop last decided for the pool."""
+    await fleet.fleet("record_decision", p_decision={**DECISION, "blocked": list(blocked), **fields})
+
+
+async def test_a_blocked_task_names_the_dependencies_that_are_missing(fleet: Fleet) -> None:
+    """Where each is, on whom it runs, and what to look at next."""
+    (running,) = await fleet.submit(task_type="segment")
+    agent = await fleet.agent()
+    await agent.claim()
+    (waiting,) = await fleet.submit(task_type="segment")
+    (task,) = await fleet.submit(task_type="stitch", depends_on=[running, waiting])
+    said = await told(fleet, task)
+    assert said.what == (
+        f"2 of 2 dependencies: segment {running} is In Progress on {agent.id}; segment {waiting} is Queued"
+    )
+    assert (said.who, said.fix) == ("worker", f"python -m orchestrator explain {running}")
+    assert (await told(fleet, running)).holding_up == 1
+
+
+async def test_a_task_for_later_says_when(fleet: Fleet) -> None:
+    """Nobody needs to act."""
+    later = fleet.now + timedelta(hours=1)
+    (task,) = await fleet.submit(run_after=later.isoformat())
+    said = await told(fleet, task)
+    assert said.who == "nobody"
+    assert said.until is not None
+    assert times([said.until]) == [later]
+
+
+async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
+    """The attempt's code, its sentence, and until when."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code="VRAM_OOM", message="CUDA out of memory", exit_class="vram_oom", point="Processing")
+    said = await told(fleet, task)
+    assert said.what == "the pause after attempt 1, which failed: The GPU's memory was too small for the task."
+    assert (said.code, said.until is not None) == ("VRAM_OOM", True)
+    assert "RUNPOD_GPU_TYPE" in said.fix
+    (attempt,) = said.attempts
+    assert (attempt.worker_id, attempt.outcome, attempt.exit_class) == (agent.id, "failed", "vram_oom")
+    assert (attempt.point, attempt.message) == ("Processing", "CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("blocked", "who", "fix"),
+    [
+        ("2 more wanted, MAX_ACTIVE_GPUS=0", "operator", "MAX_ACTIVE_GPUS"),
+        ("2 spawn(s): every offer was refused lately, next try 12:00:30", "capacity", "RUNPOD_DATA_CENTERS"),
+        ("1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1", "budget", "DAILY_BUDGET_USD"),
+        ("3 spawn(s): breaker open, 1 canary at a time", "orchestrator", "python -m orchestrator list --all"),
+        ("2 spawn(s): paused, maintenance", "operator", "python -m orchestrator resume"),
+    ],
+)
+async def test_without_a_worker_the_decision_says_why_none_comes(
+    fleet: Fleet, blocked: str, who: str, fix: str
+) -> None:
+    """Capacity, budget, breaker, the most that are allowed, or a pause."""
+    (task,) = await fleet.submit()
+    await decided(fleet, blocked)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == (who, f"a worker: {blocked}")
+    assert fix in said.fix
+
+
+async def test_a_paused_fleet_is_the_operators(fleet: Fleet) -> None:
+    """With the reason that was given."""
+    (task,) = await fleet.submit()
+    await fleet.call("fleet_pause", p_fleet="default", p_reason="new prices")
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("operator", "an operator: spawning is paused, new prices")
+    assert said.fix == "python -m orchestrator resume"
+
+
+async def test_a_pool_with_the_target_zero_shows_the_arithmetic(fleet: Fleet) -> None:
+    """The decision's own."""
+    (task,) = await fleet.submit()
+    await decided(fleet)
+    assert "target is 0, min(max(…), 0 max) = 0" in (await told(fleet, task)).what
+
+
+async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) -> None:
+    """By priority, then age."""
+    (task,) = await fleet.submit()
+    fleet.wait(1)
+    await fleet.submit(count=2, priority=1)
+    await fleet.submit(count=3)
+    await climb(fleet, Stage.TCP)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("provider", "a worker: 1 on the way, 2 tasks of pool default go before it")
+    await promoted(fleet, 10)
+    said = await told(fleet, task)
+    assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker(s) serve it"
+
+
+async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
+    """The fix is to run one."""
+    (task,) = await fleet.submit()
+    fleet.wait(7200)
+    said = await told(fleet, task)
+    assert (said.what, said.fix) == ("an orchestrator: none leads", "python -m orchestrator run")
+
+
+async def test_a_pool_that_nobody_has_is_named(fleet: Fleet) -> None:
+    """With those that there are."""
+    (task,) = await fleet.submit(pool="big")
+    said = await told(fleet, task)
+    assert "pool big, which no orchestrator with these settings has: there are default" in said.what
+    assert "POOLS_FILE" in said.fix
+
+
+async def test_a_running_task_names_its_worker_and_its_lease(fleet: Fleet) -> None:
+    """And what happens when the worker falls silent."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("worker", f"worker {agent.id} (active) to finish it")
+    assert said.until is not None
+    assert times([said.until]) == [fleet.now + timedelta(seconds=60)]
+
+
+async def test_a_finished_task_says_where_its_output_is(fleet: Fleet) -> None:
+    """And what its attempt cost and wrote."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.beat(p_logs={"handler": 100})
+    (claimed,) = await agent.claim()
+    fleet.wait(10)
+    await agent.beat(p_logs={"handler": 350})
+    await agent.complete(claimed, p_output_location="s3://b/outputs/x")
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("nobody", "it is done: s3://b/outputs/x")
+    (attempt,) = said.attempts
+    assert attempt.log == "bytes 100–350 of handler"
+    assert attempt.usd == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("code", ["HANDLER_ERROR", "OOM", "TIMEOUT", "NO_HANDLER", "SIGNAL"])
+async def test_a_failed_task_names_the_code_its_words_and_the_fix(fleet: Fleet, code: str) -> None:
+    """And each attempt in a table."""
+    (task,) = await fleet.submit(max_attempts=1)
+    agent = await fleet.agent()
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code=code, message="ValueError: no", exit_class="exception", point="Processing")
+    said, cause = await told(fleet, task), causes.of(code)
+    assert cause is not None
+    assert (said.status, said.code) == ("Failed", code)
+    assert said.what == f"{cause.means} It said: ValueError: no"
+    assert said.fix == f"{cause.about(worker=agent.id).fix}; then python -m orchestrator tasks retry {task}"
+    text = "\n".join(lines(*cli_explanations.task(said, fleet.now)))
+    assert f"FAILED: {cause.means}" in text
+    assert f"{code} exception at Processing" in text
+
+
+async def test_a_task_whose_worker_was_lost_says_so(fleet: Fleet) -> None:
+    """The attempt names how the worker ended."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.HEARTBEAT_LOST)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    (attempt,) = (await told(fleet, task)).attempts
+    assert (attempt.outcome, attempt.code, attempt.worker) == ("lost", "WORKER_LOST", "heartbeat_lost")
+    assert attempt.fix == f"python -m orchestrator explain {agent.id}"
+
+
+async def test_what_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
+    """The fix names the dependency."""
+    (first,) = await fleet.submit(max_attempts=1)
+    (second,) = await fleet.submit(depends_on=[first])
+    agent = await fleet.agent()
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code="OOM", message="too big")
+    said = await told(fleet, second)
+    assert (said.code, said.fix) == ("DEPENDENCY_FAILED", f"python -m orchestrator tasks retry {first}")
+
+
+async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
+    """Nobody waits for anything."""
+    (task,) = await fleet.submit()
+    await fleet.call("task_cancel", p_id=task)
+    said = await told(fleet, task)
+    assert (said.status, said.fix) == ("Cancelled", f"python -m orchestrator tasks retry {task}")

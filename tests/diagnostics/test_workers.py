@@ -1,0 +1,211 @@
+"""`explain <worker>`: for every state and every failure, whom it waits for and why, in the operators' form."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
+from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.workers import WANTED
+from tests.conformance.builders import FLEET, Fleet
+from tests.diagnostics.build import GPU, attempt, climb, explained, give_up, promoted, shown, times
+
+SEEN: Mapping[str, Any] = {
+    "local": "10.1.2.3:51422",
+    "remote": "213.173.110.7:12086",
+    "key": "SHA256:abc",
+    "cause": "pair_mismatch",
+}
+
+
+async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
+    """The form that operators know: head, whom it waits for, clocks and money, proof, what is usual and the fix."""
+    for seconds in (100, 160, 360):
+        await promoted(fleet, seconds)
+    worker = await climb(fleet, Stage.SSH_AUTH)
+    await fleet.submit(count=4)
+    for _ in range(3):
+        await attempt(fleet, worker, Stage.SSH_AUTH, code="AUTH_FAILED", kind="AuthFailed", error="it says no", **SEEN)
+    head, waiting, clocks, proof, usual = await shown(fleet, worker)
+    assert head == f"{worker}  spawning 2m06s  stage ssh_auth (attempt 3 of 6)"
+    mismatch = "RUNPOD_SSH_PRIVATE_KEY does not match the public key on the pod"
+    assert waiting == f"WAITING ON operator: {mismatch} (AUTH_FAILED/PAIR_MISMATCH)"
+    assert clocks.split("   ") == [
+        "since 12:12:22",
+        "deadline 12:13:05",
+        "then: terminate, respawn: another pod is rented while there is work",
+        "holding up: 4 queued tasks",
+        "spent: $0.03",
+    ]
+    assert proof.startswith(
+        "proof: ssh_auth failed 3 times (AuthFailed): 10.1.2.3:51422 -> 213.173.110.7:12086, it says"
+    )
+    assert usual.split("   ") == [
+        "usual for NVIDIA GeForce RTX 4090: p50 2m40s, p95 5m40s (n=3)",
+        'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"',
+    ]
+
+
+@pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.stage)
+async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: Rung) -> None:
+    """At each stage, although nothing has gone wrong yet."""
+    stage = rung.stage
+    worker = await climb(fleet, stage)
+    said = await explained(fleet, worker)
+    assert (said.who, said.code) == (RUNGS[stage].waiting_on, None)
+    assert said.what == WANTED[stage]
+    assert said.then == f"{RUNGS[stage].overdue}: terminate, respawn"
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=RUNGS[stage].deadline_s)]
+
+
+@pytest.mark.parametrize("code", FailureCode)
+async def test_each_failure_is_named_while_it_holds_a_worker_up(fleet: Fleet, code: FailureCode) -> None:
+    """The code, its sentence, who must act, and the fix."""
+    worker = await climb(fleet, Stage.TCP)
+    await attempt(fleet, worker, Stage.TCP, "lost", code, error="something was seen")
+    said, cause = await explained(fleet, worker), causes.of(code)
+    assert cause is not None
+    assert (said.code, said.who, said.then) == (code, cause.who, cause.then)
+    assert said.what == cause.means.rstrip(".")
+    assert said.fix == cause.about(worker=worker).fix
+    assert said.proof == "tcp lost: something was seen"
+
+
+@pytest.mark.parametrize("code", [*FailureCode, "XID_79"])
+async def test_each_failure_is_named_once_it_has_ended_a_worker(fleet: Fleet, code: str) -> None:
+    """In the text: why it ended, what it cost, the sentence and the fix."""
+    worker = await climb(fleet, Stage.TCP)
+    await attempt(fleet, worker, Stage.TCP, code=code, error="something was seen")
+    await give_up(fleet, worker, code)
+    await fleet.move(worker, State.TERMINATING, State.TERMINATED)
+    fleet.wait(3600)
+    text, cause = "\n".join(await shown(fleet, worker)), causes.of(code)
+    assert cause is not None
+    assert f"{worker}  terminated 1h00m ago  lived 2m02s  last stage gone" in text
+    assert "ENDED spawn_failed: Its bring-up did not succeed." in text
+    assert f"ENDED {code}: {cause.means}" in text
+    assert f"ENDED said then: {code}: it did not work" in text
+    assert "spent: $0.02 (booting $0.02" in text
+    assert f"fix: {cause.about(worker=worker).fix}" in text
+    assert "proof: tcp failed: something was seen" in text
+
+
+@pytest.mark.parametrize("cause", ExitCause)
+async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
+    """Of a worker that ran and ended for it."""
+    agent = await fleet.agent()
+    await fleet.end(agent.id, State.ACTIVE, cause)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    said, meaning = await explained(fleet, agent.id), causes.ending(cause)
+    assert meaning is not None
+    assert said.ended[0] == f"{cause}: {meaning.means}"
+    assert (said.who, said.then) == ("nobody", meaning.then)
+
+
+async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
+    """And not that somebody must mend something."""
+    worker = await climb(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
+    await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", error="no longer any instances available")
+    said = await explained(fleet, worker)
+    assert (said.who, said.code) == ("capacity", "NO_CAPACITY")
+    assert said.proof == "pod_created failed: no longer any instances available"
+    assert "explain scaling" in said.fix
+
+
+async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
+    """The connection broke once, and the climb went on."""
+    worker = await climb(fleet, Stage.DEPLOY)
+    await attempt(fleet, worker, Stage.DEPLOY, "lost", "CONNECTION_LOST")
+    await attempt(fleet, worker, Stage.TCP, "ok", banner="SSH-2.0-OpenSSH")
+    said = await explained(fleet, worker)
+    assert (said.code, said.who) == (None, "orchestrator")
+    assert said.proof == "tcp ok: banner SSH-2.0-OpenSSH"
+
+
+async def test_without_a_leader_the_orchestrator_is_waited_for(fleet: Fleet) -> None:
+    """Whatever the row says: nobody acts on it."""
+    worker = await climb(fleet, Stage.TCP)
+    fleet.wait(7200)
+    said = await explained(fleet, worker)
+    assert (said.who, said.then, said.fix) == (
+        "orchestrator",
+        "nothing: no orchestrator leads",
+        "python -m orchestrator run",
+    )
+
+
+async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
+    """Each task with its attempt, and when silence would end it."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    fleet.wait(30)
+    said = await explained(fleet, agent.id)
+    assert (said.who, said.what) == ("worker", f"to finish t {task} (attempt 1 of 3)")
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=30)]
+    assert said.spent_usd == pytest.approx(0.03)
+    text = "\n".join(await shown(fleet, agent.id))
+    assert f"runs t {task} for 30s, no progress told yet" in text
+    assert "did: 0 tasks done, 0 failed, 1 running" in text
+
+
+async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:
+    """By the pool's idle timeout."""
+    agent = await fleet.agent(State.IDLE)
+    fleet.wait(100)
+    said = await explained(fleet, agent.id, gpu_idle_timeout_sec=600)
+    assert said.what == "nothing: pool default has no task to claim"
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=500)]
+    assert said.then.startswith("idle_timeout: terminate")
+
+
+@pytest.mark.parametrize(
+    ("stage", "what"),
+    [
+        (Stage.DRAINING, "1 task(s) to end"),
+        (Stage.FLUSHING, "the last log bytes to reach S3"),
+        (Stage.DELETING, "two complete lists without it"),
+    ],
+)
+async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
+    fleet: Fleet, stage: Stage, what: str
+) -> None:
+    """At each step of its end."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.MANUAL)
+    waiting: dict[str, Any] = {
+        "waiting_on": "provider",
+        "waiting_for": "two complete lists without it",
+        "deadline_s": 60,
+    }
+    await fleet.move(agent.id, State.TERMINATING, stage=stage, **waiting)
+    said = await explained(fleet, agent.id)
+    assert (said.who, said.what) == ("provider", what)
+    assert said.ended[0] == "manual: An operator asked for its end."
+    assert "ENDING manual" in "\n".join(await shown(fleet, agent.id))
+
+
+async def test_what_is_usual_comes_from_earlier_climbs_of_that_gpu_alone(fleet: Fleet) -> None:
+    """Half took so long, and nineteen in twenty no longer than that."""
+    nothing = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
+    assert (nothing["n"], nothing["p50_s"]) == (0, None)
+    for seconds in range(10, 211, 10):
+        await promoted(fleet, seconds)
+    await fleet.agent()  # of another type
+    usual = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
+    assert (usual["n"], usual["p50_s"], usual["p95_s"]) == (21, 110, 200)
+    assert (await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=None))["n"] == 22
+
+
+async def test_a_worker_of_another_fleet_is_not_found(fleet: Fleet) -> None:
+    """Nor one that never was."""
+    worker = await climb(fleet, Stage.TCP)
+    assert (await fleet.call("fleet_explain", p_fleet="other", p_worker_id=worker))["worker"] is None
+    assert (await fleet.call("fleet_explain", p_fleet=FLEET, p_worker_id="nobody"))["worker"] is None
