@@ -139,6 +139,31 @@ CREATE FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now time
              order by d.id desc limit least(greatest(coalesce(p_limit, 100), 0), 10000)) d), '[]'))
 $$;
 
+CREATE FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_type jsonb;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_pools');
+    for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
+        perform public.internal_check_keys(v_type, array['task_type', 'pool', 'timeout_s', 'max_attempts'], 'p_pools');
+    end loop;
+    delete from public.task_types t
+     where t.fleet = p_fleet
+       and t.task_type not in (select d->>'task_type' from jsonb_array_elements(coalesce(p_pools, '[]')) d);
+    insert into public.task_types (task_type, fleet, pool, timeout_s, max_attempts, declared_at)
+    select d->>'task_type', p_fleet, d->>'pool', (d->>'timeout_s')::numeric, (d->>'max_attempts')::int, v_now
+      from jsonb_array_elements(coalesce(p_pools, '[]')) d
+    on conflict (task_type) do update
+       set fleet = excluded.fleet, pool = excluded.pool, timeout_s = excluded.timeout_s,
+           max_attempts = excluded.max_attempts, declared_at = excluded.declared_at;
+    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')));
+end
+$$;
+
 CREATE FUNCTION public.fleet_describe() RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -352,8 +377,9 @@ declare
     v_new public.workers;
 begin
     perform public.internal_check_keys(v_fields, array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
-        'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'waiting_on', 'waiting_for',
-        'exit_cause', 'failure_code', 'metadata', 'deadline_s', 'next_attempt_s'], 'p_fields');
+        'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'release', 'reserved_usd',
+        'reserved_usd_per_hour', 'budget', 'waiting_on', 'waiting_for', 'exit_cause', 'failure_code', 'metadata',
+        'deadline_s', 'next_attempt_s'], 'p_fields');
     if coalesce(p_reason, '') = '' then
         perform public.internal_refuse('OR007', 'a move needs a reason');
     end if;
@@ -365,13 +391,15 @@ begin
         perform public.internal_refuse('OR002', format('%s is %s', p_worker_id, v_old.status),
             format('expected it to be %s', array_to_string(p_from, ' or ')), 'Observe again.');
     end if;
-    v_new := jsonb_populate_record(v_old, v_fields - array['metadata', 'deadline_s', 'next_attempt_s']);
+    v_new := jsonb_populate_record(v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s']);
     v_new.status := coalesce(p_to, v_old.status);
     v_new.stage := coalesce(p_stage, case when p_to = 'terminated' then 'gone' end, v_old.stage);
     if v_new.status in ('terminating', 'terminated') and v_new.exit_cause is null then
         perform public.internal_refuse('OR007', format('%s cannot be %s without an exit_cause', p_worker_id, p_to), '',
             'put exit_cause into p_fields');
     end if;
+    perform public.internal_check_budget(p_fleet, p_worker_id, v_new.reserved_usd, v_new.reserved_usd_per_hour,
+                                         v_fields->'budget', v_now);
     perform public.internal_because('orchestrator', p_term, p_reason);
     update public.workers w
        set status = v_new.status, stage = v_new.stage, state_reason = p_reason, pod_id = v_new.pod_id,
@@ -380,6 +408,8 @@ begin
            ssh_host = v_new.ssh_host, ssh_port = v_new.ssh_port, host_key = v_new.host_key, nonce = v_new.nonce,
            code_sha = v_new.code_sha, token_jti = v_new.token_jti, price_usd_per_hour = v_new.price_usd_per_hour,
            gpu_type = v_new.gpu_type, data_center = v_new.data_center, machine_id = v_new.machine_id,
+           release = v_new.release, reserved_usd = v_new.reserved_usd,
+           reserved_usd_per_hour = v_new.reserved_usd_per_hour,
            waiting_on = v_new.waiting_on, waiting_for = v_new.waiting_for, exit_cause = v_new.exit_cause,
            failure_code = v_new.failure_code,
            metadata = w.metadata || coalesce(nullif(v_fields->'metadata', 'null'), '{}'),
@@ -405,14 +435,15 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_note_offer');
-    insert into public.offers as o (fleet, key, cooldown_until, refusals, last_refusal, last_code, last_success)
+    insert into public.offers as o (fleet, key, cooldown_until, refusals, last_refusal, last_code, last_success, probe_budget)
     values (p_fleet, p_key, case when p_refused then v_now + interval '30 seconds' end,
             case when p_refused then 1 else 0 end, case when p_refused then v_now end,
-            case when p_refused then p_code end, case when not p_refused then v_now end)
+            case when p_refused then p_code end, case when not p_refused then v_now end, case when p_refused then 1 end)
     on conflict (fleet, key) do update
        set refusals = case when p_refused then o.refusals + 1 else 0 end,
            cooldown_until = case when p_refused
                                  then v_now + least(30 * 2 ^ least(o.refusals, 10), 600) * interval '1 second' end,
+           probe_budget = case when p_refused then 1 else least(o.probe_budget * 2, 1024) end,
            last_refusal = coalesce(excluded.last_refusal, o.last_refusal),
            last_code = coalesce(excluded.last_code, o.last_code),
            last_success = coalesce(excluded.last_success, o.last_success);
@@ -420,7 +451,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.fleet_pause(p_fleet text, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -428,16 +459,27 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_id(p_fleet, 'p_fleet');
+    if p_pool is not null then
+        perform public.internal_check_id(p_pool, 'p_pool');
+    end if;
+    if p_for_s <= 0 then
+        perform public.internal_refuse('OR007', 'a pause must last longer than nothing', format('got %s s', p_for_s));
+    end if;
     if p_reason is null then
-        delete from public.fleet_settings s where s.fleet = p_fleet and s.name = 'paused';
+        delete from public.fleet_settings s
+         where s.fleet = p_fleet
+           and case when p_pool is null then s.name = 'paused' or s.name like 'paused:%'
+                    else s.name = 'paused:' || p_pool end;
     else
-        insert into public.fleet_settings (fleet, name, value, reason, set_at)
-        values (p_fleet, 'paused', 'true', p_reason, v_now)
+        insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
+        values (p_fleet, coalesce('paused:' || p_pool, 'paused'), 'true', p_reason, v_now,
+                v_now + p_for_s * interval '1 second')
         on conflict (fleet, name) do update
-           set value = excluded.value, reason = excluded.reason, set_at = excluded.set_at, expires_at = null;
+           set value = excluded.value, reason = excluded.reason, set_at = excluded.set_at,
+               expires_at = excluded.expires_at;
     end if;
     perform pg_notify('orchestrator_fleet', '');
-    return jsonb_build_object('paused', p_reason);
+    return jsonb_build_object('paused', public.internal_pauses(p_fleet, v_now));
 end
 $$;
 
@@ -592,36 +634,55 @@ CREATE FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zo
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
+    v_paused jsonb := public.internal_pauses(p_fleet, v_now);
+    v_avoid jsonb := '{}';
+    c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
 begin
+    if to_regclass('public.hosts') is not null then  -- it comes with a later migration
+        select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') into v_avoid
+          from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
+    end if;
     return (
         with running as (
-            select t.worker_id, t.pool, count(*) as n from public.tasks t
-             where t.status = 'In Progress' group by t.worker_id, t.pool
+            select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
+                   (array_agg(t.id order by coalesce(t.progress_at, t.generation_started_at), t.id))[1] as slowest
+              from public.tasks t where t.status = 'In Progress' group by t.worker_id, t.pool
+        ), held as (
+            select r.worker_id, sum(r.n) as n, min(r.progress_at) as progress_at,
+                   (array_agg(r.slowest order by r.progress_at))[1] as slowest
+              from running r where r.worker_id is not null group by r.worker_id
         ), queued as (
             select t.pool,
                    count(*) as total,
                    count(*) filter (where t.blocked) as dependencies,
                    count(*) filter (where not t.blocked and t.run_after > v_now) as scheduled,
-                   count(*) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as claimable,
+                   count(*) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as ready,
                    min(t.created_at) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as oldest
               from public.tasks t where t.status = 'Queued' group by t.pool
         ), demand as (
-            select p.pool, coalesce(q.claimable, 0) as claimable, coalesce(r.n, 0) as running,
-                   coalesce(q.dependencies, 0) as dependencies, coalesce(q.scheduled, 0) as scheduled, q.oldest
+            select p.pool, v_paused ?| array['*', p.pool] as paused, coalesce(q.ready, 0) as ready,
+                   coalesce(r.n, 0) as running, coalesce(q.dependencies, 0) as dependencies,
+                   coalesce(q.scheduled, 0) as scheduled, q.oldest
               from (select pool from queued union select pool from running) p
               left join queued q on q.pool = p.pool
               left join (select pool, sum(n) as n from running group by pool) r on r.pool = p.pool
+        ), climbs as (
+            select w.id, w.pool, w.climb_ended_at, w.promoted_at is not null as promoted, w.exit_cause, w.failure_code,
+                   w.release, row_number() over (partition by w.pool order by w.climb_ended_at desc, w.id) as place
+              from public.workers w where w.fleet = p_fleet and w.climb_ended_at > v_now - interval '1 day'
         )
         select jsonb_build_object(
             'now', v_now,
             'workers', coalesce((
-                select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce((
-                           select sum(r.n) from running r where r.worker_id = w.id), 0)) order by w.id)
-                  from public.workers w where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
+                select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
+                           'progress_at', h.progress_at, 'slowest_task', h.slowest) order by w.id)
+                  from public.workers w left join held h on h.worker_id = w.id
+                 where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
             'demand', coalesce((
                 select jsonb_agg(jsonb_build_object(
-                           'pool', d.pool, 'claimable', d.claimable, 'running', d.running,
-                           'blocked', jsonb_build_object('dependencies', d.dependencies, 'scheduled', d.scheduled),
+                           'pool', d.pool, 'claimable', case when d.paused then 0 else d.ready end, 'running', d.running,
+                           'blocked', jsonb_build_object('dependencies', d.dependencies, 'scheduled', d.scheduled,
+                                                         'paused', case when d.paused then d.ready else 0 end),
                            'oldest_claimable_at', d.oldest) order by d.pool) from demand d), '[]'),
             'expired_leases', (
                 select count(*) from public.tasks t
@@ -634,8 +695,19 @@ begin
                 select jsonb_object_agg(s.pool, s.at) from (
                     select w.pool, max(w.created_at) as at from public.workers w
                      where w.fleet = p_fleet and w.stage is not null group by w.pool) s), '{}'),
-            'paused', (select s.reason from public.fleet_settings s
-                        where s.fleet = p_fleet and s.name = 'paused' and coalesce(s.expires_at > v_now, true)),
+            'ended', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'worker_id', c.id, 'pool', c.pool, 'at', c.climb_ended_at, 'promoted', c.promoted,
+                           'exit_cause', case when not c.promoted then c.exit_cause end,
+                           'failure_code', case when not c.promoted then c.failure_code end, 'release', c.release)
+                       order by c.climb_ended_at, c.id)
+                  from climbs c where c.place <= c_climbs), '[]'),
+            'proven', coalesce((
+                select jsonb_agg(r.release order by r.release) from public.releases r
+                 where r.fleet = p_fleet and r.promoted_at > v_now - interval '30 days'), '[]'),
+            'spent', (select to_jsonb(s) from public.internal_spent(p_fleet, null, v_now) s),
+            'avoid', v_avoid,
+            'paused', v_paused,
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );
 end
@@ -647,29 +719,36 @@ CREATE FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, 
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
+    v_usd numeric := coalesce((p_worker->>'reserved_usd')::numeric, 0);
+    v_usd_per_hour numeric := coalesce((p_worker->>'reserved_usd_per_hour')::numeric, 0);
     v_created int;
 begin
     perform public.internal_check_id(p_fleet, 'p_fleet');
-    perform public.internal_check_keys(p_worker, array['id', 'pool', 'gpu_type', 'gpu_count', 'data_center', 'reserved_usd',
-        'heartbeat_s', 'lease_s', 'own_program', 'deadline_s', 'actor', 'reason', 'metadata'], 'p_worker');
+    perform public.internal_check_keys(p_worker, array['id', 'pool', 'gpu_type', 'gpu_count', 'data_center', 'release',
+        'reserved_usd', 'reserved_usd_per_hour', 'budget', 'heartbeat_s', 'lease_s', 'own_program', 'deadline_s', 'actor',
+        'reason', 'metadata'], 'p_worker');
     perform public.internal_check_id(p_worker->>'id', 'the worker id');
     perform public.internal_check_id(coalesce(p_worker->>'pool', 'default'), 'the pool');
     if p_term is not null then
         perform public.internal_check_term(p_fleet, p_term, 'fleet_spawn');
+    end if;
+    if not exists (select from public.workers w where w.id = p_worker->>'id') then
+        perform public.internal_check_budget(p_fleet, p_worker->>'id', v_usd, v_usd_per_hour, p_worker->'budget', v_now);
     end if;
     perform public.internal_because(
         coalesce(p_worker->>'actor', case when p_term is null then 'operator' else 'orchestrator' end), p_term,
         coalesce(p_worker->>'reason', 'spawn requested'));
     insert into public.workers (
         id, fleet, pool, status, stage, waiting_on, deadline_at, next_attempt_at, instance_type, gpu_type, gpu_count,
-        data_center, reserved_usd, heartbeat_s, lease_s, own_program, metadata, created_at, last_heartbeat)
+        data_center, release, reserved_usd, reserved_usd_per_hour, heartbeat_s, lease_s, own_program, metadata,
+        created_at, last_heartbeat)
     values (
         p_worker->>'id', p_fleet, coalesce(p_worker->>'pool', 'default'), 'spawning', 'intent', 'orchestrator',
         v_now + coalesce((p_worker->>'deadline_s')::numeric, 30) * interval '1 second', v_now,
         coalesce(p_worker->>'gpu_type', 'unknown'), p_worker->>'gpu_type',
-        coalesce((p_worker->>'gpu_count')::int, 1), p_worker->>'data_center',
-        coalesce((p_worker->>'reserved_usd')::numeric, 0), coalesce((p_worker->>'heartbeat_s')::numeric, 20),
-        coalesce((p_worker->>'lease_s')::numeric, 60), coalesce((p_worker->>'own_program')::boolean, false),
+        coalesce((p_worker->>'gpu_count')::int, 1), p_worker->>'data_center', p_worker->>'release', v_usd, v_usd_per_hour,
+        coalesce((p_worker->>'heartbeat_s')::numeric, 20), coalesce((p_worker->>'lease_s')::numeric, 60),
+        coalesce((p_worker->>'own_program')::boolean, false),
         coalesce(nullif(p_worker->'metadata', 'null'), '{}'), v_now, null)
     on conflict (id) do nothing;
     get diagnostics v_created = row_count;
@@ -868,12 +947,17 @@ CREATE TABLE public.workers (
     agent jsonb,
     health jsonb,
     log_bytes jsonb DEFAULT '{}'::jsonb NOT NULL,
+    release text,
+    reserved_usd_per_hour numeric DEFAULT 0 NOT NULL,
+    climb_ended_at timestamp with time zone,
+    promoted_at timestamp with time zone,
     billing_until timestamp with time zone,
     CONSTRAINT workers_exit_cause_known CHECK ((exit_cause = ANY (ARRAY['idle_timeout'::text, 'scale_down'::text, 'manual'::text, 'shutdown'::text, 'max_lifetime'::text, 'budget'::text, 'superseded'::text, 'spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text]))),
     CONSTRAINT workers_exit_has_cause CHECK (((status <> ALL (ARRAY['terminating'::text, 'terminated'::text])) OR (exit_cause IS NOT NULL))),
     CONSTRAINT workers_fleet_named CHECK ((fleet ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
     CONSTRAINT workers_live_waits CHECK (((status = 'terminated'::text) OR ((stage IS NOT NULL) AND (waiting_on IS NOT NULL) AND (deadline_at IS NOT NULL) AND (next_attempt_at IS NOT NULL)))),
     CONSTRAINT workers_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT workers_reserved CHECK (((reserved_usd >= (0)::numeric) AND (reserved_usd_per_hour >= (0)::numeric))),
     CONSTRAINT workers_stage_known CHECK ((stage = ANY (ARRAY['intent'::text, 'pod_created'::text, 'pod_running'::text, 'ssh_details'::text, 'tcp'::text, 'ssh_auth'::text, 'exec'::text, 'identity'::text, 'platform'::text, 'gpu_inventory'::text, 'gpu_health'::text, 'gpu_fabric'::text, 'deploy'::text, 'process'::text, 'heartbeat'::text, 'promoted'::text, 'draining'::text, 'flushing'::text, 'deleting'::text, 'gone'::text]))),
     CONSTRAINT workers_status_known CHECK ((status = ANY (ARRAY['spawning'::text, 'active'::text, 'idle'::text, 'terminating'::text, 'terminated'::text]))),
     CONSTRAINT workers_waiting_on_known CHECK ((waiting_on = ANY (ARRAY['orchestrator'::text, 'provider'::text, 'worker'::text, 'operator'::text, 'capacity'::text, 'budget'::text])))
@@ -888,6 +972,8 @@ COMMENT ON COLUMN public.workers.drain_requested_at IS 'An operator or the plann
 
 COMMENT ON COLUMN public.workers.stop_requested_at IS 'It is wanted gone now, its tasks given up';
 
+COMMENT ON COLUMN public.workers.reserved_usd IS 'What ending it in good order may still cost: part of the committed budget';
+
 COMMENT ON COLUMN public.workers.billing_since IS 'When its pod id became known: costs count from here';
 
 COMMENT ON COLUMN public.workers.nonce IS 'The current launch of its agent; any other is fenced';
@@ -899,6 +985,12 @@ COMMENT ON COLUMN public.workers.claim_no IS 'The highest claim number of the cu
 COMMENT ON COLUMN public.workers.agent IS 'What the agent said of itself when it registered';
 
 COMMENT ON COLUMN public.workers.log_bytes IS '{launch: {stream: bytes}} as heartbeats last told';
+
+COMMENT ON COLUMN public.workers.release IS 'image@code that it runs';
+
+COMMENT ON COLUMN public.workers.reserved_usd_per_hour IS 'Its price, before the provider has told it';
+
+COMMENT ON COLUMN public.workers.climb_ended_at IS 'When it left spawning, promoted or not';
 
 COMMENT ON COLUMN public.workers.billing_until IS 'When its pod was last known to be there: nothing later is booked';
 
@@ -930,6 +1022,34 @@ begin
     return v_worker;
 end
 $$;
+
+CREATE FUNCTION public.internal_check_budget(p_fleet text, p_worker_id text, p_usd numeric, p_usd_per_hour numeric, p_budget jsonb, p_now timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    v_hourly numeric := (p_budget->>'hourly_usd')::numeric;
+    v_daily numeric := (p_budget->>'daily_usd')::numeric;
+    v_wanted numeric := p_usd + coalesce((p_budget->>'useful_usd')::numeric, 0);
+    v_spent record;
+begin
+    if v_hourly is null and v_daily is null then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('orchestrator budget of ' || p_fleet, 0));
+    select * into v_spent from public.internal_spent(p_fleet, p_worker_id, p_now);
+    if v_spent.hourly_usd + p_usd_per_hour > v_hourly then
+        perform public.internal_refuse('OR003', format('%s is over the hourly budget', p_worker_id),
+            format('$%s/h running + $%s/h > MAX_HOURLY_COST_USD=%s', round(v_spent.hourly_usd, 4),
+                   round(p_usd_per_hour, 4), v_hourly), 'raise MAX_HOURLY_COST_USD, or let a worker end');
+    elsif v_spent.today_usd + v_spent.committed_usd + v_wanted > v_daily then
+        perform public.internal_refuse('OR003', format('%s is over the budget of the day', p_worker_id),
+            format('$%s spent + $%s committed + $%s > DAILY_BUDGET_USD=%s', round(v_spent.today_usd, 4),
+                   round(v_spent.committed_usd, 4), round(v_wanted, 4), v_daily),
+            'raise DAILY_BUDGET_USD, or wait for midnight UTC');
+    end if;
+end
+$_$;
 
 CREATE FUNCTION public.internal_check_id(p_id text, p_what text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1231,6 +1351,16 @@ CREATE FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time z
      where s.fleet = p_fleet and s.name = 'paused' and coalesce(s.expires_at > p_now, true)
 $$;
 
+CREATE FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select coalesce(jsonb_object_agg(coalesce(nullif(substr(s.name, 8), ''), '*'),
+                                     jsonb_build_object('reason', s.reason, 'until', s.expires_at)), '{}')
+      from public.fleet_settings s
+     where s.fleet = p_fleet and (s.name = 'paused' or s.name like 'paused:%') and coalesce(s.expires_at > p_now, true)
+$$;
+
 CREATE FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -1371,6 +1501,29 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) RETURNS TABLE(today_usd numeric, committed_usd numeric, hourly_usd numeric)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    with day (began) as (
+        select date_trunc('day', p_now, 'UTC')
+    ), live as (
+        select w.*, coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour) as rate
+          from public.workers w where w.fleet = p_fleet and w.status <> 'terminated'
+    )
+    select (select coalesce(sum(case when c.from_at >= d.began then c.usd
+                                     else c.usd * extract(epoch from c.to_at - d.began)
+                                          / nullif(extract(epoch from c.to_at - c.from_at), 0) end), 0)
+              from public.costs c where c.fleet = p_fleet and c.to_at > d.began)
+           + coalesce(sum(l.rate * extract(epoch from p_now - greatest(l.state_since, l.billing_since, d.began)) / 3600)
+                      filter (where l.billing_since is not null), 0),
+           coalesce(sum(greatest(l.reserved_usd - case when l.status = 'terminating'
+                            then l.rate * extract(epoch from p_now - l.state_since) / 3600 else 0 end, 0))
+                    filter (where l.id is distinct from p_without), 0),
+           coalesce(sum(l.rate) filter (where l.id is distinct from p_without), 0)
+      from day d left join live l on true group by d.began
+$$;
+
 CREATE FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1423,8 +1576,8 @@ begin
 
     insert into public.tasks (id, task_type, params, pool, priority, max_attempts, run_after, depends_on, dedupe_key,
                               timeout_s, created_at, updated_at)
-    select (r->>'id')::uuid, r->>'task_type', r->'params', coalesce(r->>'pool', 'default'),
-           coalesce((r->>'priority')::int, 0), coalesce((r->>'max_attempts')::int, 3), (r->>'run_after')::timestamptz,
+    select (r->>'id')::uuid, r->>'task_type', r->'params', r->>'pool',
+           coalesce((r->>'priority')::int, 0), (r->>'max_attempts')::int, (r->>'run_after')::timestamptz,
            array(select jsonb_array_elements_text(r->'depends_on')::uuid), r->>'dedupe_key', (r->>'timeout_s')::numeric,
            (r->>'at')::timestamptz, p_now
       from unnest(v_rows) r
@@ -1470,6 +1623,23 @@ begin
     )
     select count(*) into v_taken from noted;
     return v_taken;
+end
+$$;
+
+CREATE FUNCTION public.internal_task_routed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_type public.task_types;
+begin
+    if new.pool is null or new.max_attempts is null or new.timeout_s is null then
+        select * into v_type from public.task_types d where d.task_type = new.task_type;
+        new.pool := coalesce(new.pool, v_type.pool, 'default');
+        new.max_attempts := coalesce(new.max_attempts, v_type.max_attempts, 3);
+        new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
+    end if;
+    return new;
 end
 $$;
 
@@ -1653,6 +1823,25 @@ begin
     if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
         new.last_heartbeat := null;
         new.claim_no := 0;
+    end if;
+    return new;
+end
+$$;
+
+CREATE FUNCTION public.internal_worker_climbed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    new.climb_ended_at := public.internal_now();
+    if new.status = 'active' then
+        new.promoted_at := new.climb_ended_at;
+        if new.release is not null then
+            insert into public.releases as r (fleet, release, promoted_at)
+            values (new.fleet, new.release, new.promoted_at)
+            on conflict (fleet, release) do update set promoted_at = excluded.promoted_at
+             where r.promoted_at < excluded.promoted_at - interval '1 minute';  -- many are promoted at once
+        end if;
     end if;
     return new;
 end
@@ -2129,7 +2318,17 @@ CREATE TABLE public.offers (
     refusals integer DEFAULT 0 NOT NULL,
     last_refusal timestamp with time zone,
     last_code text,
-    last_success timestamp with time zone
+    last_success timestamp with time zone,
+    probe_budget integer,
+    CONSTRAINT offers_probe_budget_check CHECK ((probe_budget > 0))
+);
+
+COMMENT ON COLUMN public.offers.probe_budget IS 'Create calls that may be under way at once: 1 after a refusal, doubled by a success';
+
+CREATE TABLE public.releases (
+    fleet text NOT NULL,
+    release text NOT NULL,
+    promoted_at timestamp with time zone NOT NULL
 );
 
 CREATE TABLE public.schema_migrations (
@@ -2159,6 +2358,18 @@ CREATE TABLE public.task_attempts (
     CONSTRAINT task_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['complete'::text, 'failed'::text, 'cancelled'::text, 'released'::text, 'lost'::text])))
 );
 
+CREATE TABLE public.task_types (
+    task_type text NOT NULL,
+    fleet text NOT NULL,
+    pool text,
+    timeout_s numeric,
+    max_attempts integer,
+    declared_at timestamp with time zone NOT NULL,
+    CONSTRAINT task_types_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 100))),
+    CONSTRAINT task_types_pool_check CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT task_types_timeout_s_check CHECK ((timeout_s > (0)::numeric))
+);
+
 CREATE TABLE public.tasks (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     task_type text NOT NULL,
@@ -2173,9 +2384,9 @@ CREATE TABLE public.tasks (
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     generation_started_at timestamp with time zone,
     generation_processed_at timestamp with time zone,
-    pool text DEFAULT 'default'::text NOT NULL,
+    pool text NOT NULL,
     priority integer DEFAULT 0 NOT NULL,
-    max_attempts integer DEFAULT 3 NOT NULL,
+    max_attempts integer NOT NULL,
     uncounted integer DEFAULT 0 NOT NULL,
     timeout_s numeric,
     run_after timestamp with time zone,
@@ -2285,11 +2496,17 @@ ALTER TABLE ONLY public.log_objects
 ALTER TABLE ONLY public.offers
     ADD CONSTRAINT offers_pkey PRIMARY KEY (fleet, key);
 
+ALTER TABLE ONLY public.releases
+    ADD CONSTRAINT releases_pkey PRIMARY KEY (fleet, release);
+
 ALTER TABLE ONLY public.schema_migrations
     ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (version);
 
 ALTER TABLE ONLY public.task_attempts
     ADD CONSTRAINT task_attempts_pkey PRIMARY KEY (task_id, attempt);
+
+ALTER TABLE ONLY public.task_types
+    ADD CONSTRAINT task_types_pkey PRIMARY KEY (task_type);
 
 ALTER TABLE ONLY public.tasks
     ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
@@ -2308,6 +2525,8 @@ ALTER TABLE public.workers
 
 ALTER TABLE ONLY public.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
+
+CREATE INDEX costs_spent ON public.costs USING btree (fleet, to_at) INCLUDE (from_at, usd);
 
 CREATE INDEX costs_window ON public.costs USING btree (fleet, to_at);
 
@@ -2335,6 +2554,8 @@ CREATE INDEX worker_attempts_worker ON public.worker_attempts USING btree (worke
 
 CREATE INDEX worker_events_worker ON public.worker_events USING btree (worker_id, id);
 
+CREATE INDEX workers_climbs ON public.workers USING btree (fleet, climb_ended_at) WHERE (climb_ended_at IS NOT NULL);
+
 CREATE INDEX workers_live ON public.workers USING btree (fleet, id) WHERE (status <> 'terminated'::text);
 
 CREATE INDEX workers_recent ON public.workers USING btree (fleet, pool, created_at DESC);
@@ -2344,6 +2565,8 @@ CREATE TRIGGER costs_booking BEFORE INSERT ON public.costs FOR EACH ROW EXECUTE 
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
 CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
+
+CREATE TRIGGER tasks_routed BEFORE INSERT ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_routed();
 
 CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_touched();
 
@@ -2356,6 +2579,8 @@ CREATE TRIGGER workers_billing BEFORE UPDATE OF status ON public.workers FOR EAC
 CREATE TRIGGER workers_changed AFTER UPDATE ON public.workers FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.stage IS DISTINCT FROM new.stage) OR (old.drain_requested_at IS DISTINCT FROM new.drain_requested_at) OR (old.stop_requested_at IS DISTINCT FROM new.stop_requested_at))) EXECUTE FUNCTION public.internal_worker_changed();
 
 CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changing();
+
+CREATE TRIGGER workers_climbed BEFORE UPDATE ON public.workers FOR EACH ROW WHEN (((old.status = 'spawning'::text) AND (new.status <> 'spawning'::text))) EXECUTE FUNCTION public.internal_worker_climbed();
 
 ALTER TABLE public.costs ENABLE ROW LEVEL SECURITY;
 
@@ -2371,9 +2596,13 @@ ALTER TABLE public.log_objects ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.offers ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.releases ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.schema_migrations ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_attempts ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.task_types ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.tasks ENABLE ROW LEVEL SECURITY;
 
@@ -2395,6 +2624,8 @@ REVOKE ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with ti
 
 REVOKE ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
@@ -2415,7 +2646,7 @@ REVOKE ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_i
 
 REVOKE ALL ON FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.fleet_pause(p_fleet text, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -2446,6 +2677,8 @@ REVOKE ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit
 REVOKE ALL ON FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_check_budget(p_fleet text, p_worker_id text, p_usd numeric, p_usd_per_hour numeric, p_budget jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_check_id(p_id text, p_what text) FROM PUBLIC;
 
@@ -2481,6 +2714,8 @@ REVOKE ALL ON FUNCTION public.internal_open_interval(p_worker public.workers, p_
 
 REVOKE ALL ON FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) FROM PUBLIC;
@@ -2495,9 +2730,13 @@ REVOKE ALL ON FUNCTION public.internal_settle_dependants(p_ids uuid[]) FROM PUBL
 
 REVOKE ALL ON FUNCTION public.internal_settle_new(p_ids uuid[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_task_routed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_task_touched() FROM PUBLIC;
 
@@ -2512,6 +2751,8 @@ REVOKE ALL ON FUNCTION public.internal_worker_billing() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_worker_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_changing() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_climbed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_costs(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
 

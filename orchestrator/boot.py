@@ -1,11 +1,9 @@
 """The stages in which the provider is waited for: the pod runs, and shows where SSH is."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from orchestrator.ascent import Ascent, Evidence
-from orchestrator.core.hosts import machine_key
 from orchestrator.core.images import is_pulling
 from orchestrator.core.model import Pod, PodStatus
 from orchestrator.core.states import FailureCode
@@ -24,29 +22,19 @@ GONE = {
 
 
 class Boot:
-    """What the provider's lists and logs show of a pod.
+    """What the provider's lists show of a pod; `pod_log` gives its own log."""
 
-    `hosts` gives the machines and places that are avoided, `pod_log` a pod's own log.
-    """
-
-    def __init__(
-        self,
-        pods: PodView,
-        hosts: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]],
-        pod_log: Callable[[str], Awaitable[str]],
-    ) -> None:
-        self._pods, self._hosts, self._pod_log = pods, hosts, pod_log
+    def __init__(self, pods: PodView, pod_log: Callable[[str], Awaitable[str]]) -> None:
+        self._pods, self._pod_log = pods, pod_log
 
     async def pod_running(self, ascent: Ascent) -> Evidence:
-        """The provider says RUNNING, a runtime is present, and its machine is none that failed of late."""
+        """The provider says RUNNING, and a runtime is present."""
         look_s = min(LOG_LOOK_S, ascent.limit_s / 4)  # before the deadline, the pod's own log is asked why
         try:
             pod = await self._pod(ascent, _runs, ascent.limit_s - look_s)
         except TimeoutError:
             await self._ask_the_log(ascent, look_s / 2)
             pod = await self._pod(ascent, _runs, ascent.limit_s)
-        if pod.machine_id is not None:
-            await self._refuse_avoided(pod.machine_id)
         return {"pod_id": pod.id, "machine_id": pod.machine_id}
 
     async def _ask_the_log(self, ascent: Ascent, timeout_s: float) -> None:
@@ -60,13 +48,6 @@ class Boot:
         ascent.evidence = {"pod_log": said.splitlines()[-LOG_LINES:]}
         if is_pulling(said):
             ascent.suspect = FailureCode.IMAGE_PULL_SLOW
-
-    async def _refuse_avoided(self, machine_id: str) -> None:
-        avoided = {host["key"]: host for host in await self._hosts()}
-        host = avoided.get(machine_key(machine_id))
-        if host is not None:
-            evidence = {"host": host["key"], "avoid_until": host["avoid_until"], "failures": host["evidence"][:3]}
-            raise Unproven(FailureCode.HOST_AVOIDED, f"machine {machine_id} failed before", evidence)
 
     async def ssh_details(self, ascent: Ascent) -> Evidence:
         """A public address for port 22."""

@@ -60,7 +60,7 @@ class BringUp:
         pod_log: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         self._store, self._config = store, config
-        boot = Boot(pods, lambda: store.hosts(avoided=True), pod_log or _no_log)
+        boot = Boot(pods, pod_log or _no_log)
         self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for)
 
     async def climb(self, term: int, worker: Worker) -> None:

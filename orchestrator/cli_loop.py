@@ -5,12 +5,13 @@ import dataclasses
 import runpy
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from orchestrator.cli_render import Output, json_option, numbers, one_line
+from orchestrator.cli_render import Output, clock, json_option, numbers, one_line
 from orchestrator.cli_session import opened_store, runs, settings_for
 from orchestrator.diagnostics.errors import MISSING_PART, NO_PROVIDER, Failure
 
@@ -76,25 +77,28 @@ def plan(output: Output) -> int:
 
 @click.command()
 @click.option("--reason", default="paused by the operator", show_default=True, help="Shown wherever it is felt.")
+@click.option("--pool", help="This pool only.")
+@click.option("--for", "minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes until it ends by itself.")
 @json_option
 @click.pass_obj
 @runs
-async def pause(output: Output, reason: str) -> None:
+async def pause(output: Output, reason: str, pool: str | None, minutes: float | None) -> None:
     """Stop spawning; running workers go on, idle ones still end."""
     async with opened_store() as store:
-        await store.pause(reason)
-    _show_paused(output, reason)
+        paused = await store.pause(reason, pool=pool, for_s=None if minutes is None else minutes * 60)
+    _show_paused(output, reason, paused)
 
 
 @click.command()
+@click.option("--pool", help="This pool only; otherwise every pause ends.")
 @json_option
 @click.pass_obj
 @runs
-async def resume(output: Output) -> None:
+async def resume(output: Output, pool: str | None) -> None:
     """Spawn again."""
     async with opened_store() as store:
-        await store.pause(None)
-    _show_paused(output, None)
+        paused = await store.pause(None, pool=pool)
+    _show_paused(output, None, paused)
 
 
 @click.command()
@@ -145,7 +149,8 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
         "pods": len(seen.pods or ()),
         "workers": dict(Counter(worker.state.value for worker in seen.workers)),
         "demand": [dataclasses.asdict(demand) for demand in seen.demand],
-        "paused": seen.paused,
+        "paused": {pool: dataclasses.asdict(pause) for pool, pause in seen.paused.items()},
+        "spent": dataclasses.asdict(seen.spent),
     }
 
 
@@ -155,8 +160,9 @@ def _show_seen(output: Output, seen: "Snapshot") -> None:
     for demand in seen.demand:
         blocked = f"; blocked: {numbers(demand.blocked)}" if any(demand.blocked.values()) else ""
         output.say(f"queue {demand.pool}: {demand.claimable} claimable, {demand.running} running{blocked}")
-    if seen.paused:
-        output.say(f"spawning is paused: {seen.paused}", "yellow")
+    for pool, pause in seen.paused.items():
+        until = f", until {clock(pause.until)}" if pause.until else ""
+        output.say(f"spawning is paused in {'every pool' if pool == '*' else pool}: {pause.reason}{until}", "yellow")
 
 
 def _show_plan(output: Output, made: "Plan") -> None:
@@ -179,11 +185,12 @@ def _show_plan(output: Output, made: "Plan") -> None:
         output.show("", actions)
 
 
-def _show_paused(output: Output, reason: str | None) -> None:
+def _show_paused(output: Output, reason: str | None, paused: Mapping[str, Any]) -> None:
     if output.json:
-        output.document(paused=reason)
+        output.document(paused=reason, pools=paused)
     elif reason is None:
-        output.show("Spawning is resumed.")
+        still = f" Still paused: {', '.join(sorted(paused))}." if paused else ""
+        output.show(f"Spawning is resumed.{still}")
     else:
         output.show(f"Spawning is paused: {one_line(reason)}")
         output.say("python -m orchestrator resume ends it.")

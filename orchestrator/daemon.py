@@ -18,6 +18,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from orchestrator.bringup import PodView, WorkerView
+from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
@@ -36,6 +37,7 @@ SHIP_EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line 
 SHIP_DEADLINE_S = 60.0
 CONCURRENT_SHIPMENTS = 16
 RETENTION_EVERY_S = 3600.0
+CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
 SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
 SETTLE_S = 2.0  # SIGTERM to exit takes at most 3 s
 DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
@@ -51,6 +53,7 @@ class Daemon:
         store: Store,
         db: Db,
         observer: Observer,
+        catalog: Catalog,
         executor: Callable[[Callable[[], None]], Executor],
         shipper: Shipper,
         pods: PodView,
@@ -62,6 +65,7 @@ class Daemon:
         on_notify: Callable[[str, str], None],
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
+        self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
         self._executor = executor(self.wake)
@@ -75,6 +79,8 @@ class Daemon:
         self._shipments: dict[str, asyncio.Task[None]] = {}
         self._ship_gate = asyncio.Semaphore(CONCURRENT_SHIPMENTS)
         self._moving = False
+        self._retry_s: float | None = None  # until something that is blocked may go on
+        self._declared: int | None = None  # the term in which the pools were declared
         self._fleet: tuple[Worker, ...] = ()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -102,6 +108,7 @@ class Daemon:
         await self._lead()
         if not self._lease or not self._lease.leader:
             return None
+        await self._catalog.refresh()
         made = await self._tick_as_leader(self._lease.term)
         await self._executor.settle(self._policy.flush_deadline_s)
         await self._store.resign(self._holder, self._lease.term)
@@ -126,6 +133,8 @@ class Daemon:
         self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
+        if self._catalog.needed:
+            self._scheduler.add_job(self._look_up, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
         self._scheduler.start()
         try:
             yield
@@ -186,9 +195,14 @@ class Daemon:
             return
         moving = self._health.reason is not None or self._moving
         delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, self._poll_s) if moving else self._poll_s
+        if self._retry_s is not None:
+            delay_s = min(delay_s, max(self._retry_s, TRANSITION_S))
         self._scheduler.modify_job("tick", next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
 
     async def _tick_as_leader(self, term: int) -> Plan:
+        if self._declared != term:
+            await self._store.declare_pools(term, self._policy.task_types)
+            self._declared = term
         snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
         self._moving = in_transition(snapshot)
         self._fleet = snapshot.workers
@@ -196,6 +210,8 @@ class Daemon:
             self._pods.update(snapshot.pods)
         self._workers.update(snapshot.workers)
         made = plan(snapshot, self._policy)
+        waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
+        self._retry_s = min(waits, default=None)
         for verdict in made.verdicts:
             await self._record(term, verdict, made)
         if not self._stopping:
@@ -261,6 +277,10 @@ class Daemon:
                 await self._shipper.ship(term, worker)
         except (PortError, TimeoutError) as error:
             log.info("logs_delayed", worker=worker.id, error=f"{type(error).__name__}: {error}")
+
+    async def _look_up(self) -> None:
+        if await self._catalog.refresh():
+            self.wake()
 
     async def _retain(self) -> None:
         if self._lease and self._lease.leader:

@@ -11,7 +11,9 @@ from typing import Any, assert_never
 
 import structlog
 
+from orchestrator.catalog import Catalog
 from orchestrator.core import actions as act
+from orchestrator.core import budget
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.states import FAILURES, RUNGS, Stage, State
 from orchestrator.hosts import remember
@@ -46,6 +48,7 @@ class Executor:
         look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
         finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
         hang_up: Callable[[str], Awaitable[None]],
+        catalog: Catalog,
         policy: Policy,
         terms: Terms,
         wake: Callable[[], None],
@@ -54,7 +57,7 @@ class Executor:
         self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._renter = Renter(store, cloud, policy)
+        self._renter = Renter(store, cloud, policy, catalog)
         self._teardown = Teardown(store, cloud, look=look, finish_logs=finish_logs, policy=policy)
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
@@ -157,7 +160,9 @@ class Executor:
     async def _carry_out(self, term: int, action: act.Effect, worker: Worker | None) -> None:
         match action:
             case act.Spawn() | act.Create():
-                await self._renter.rent(term, action.worker_id, self._pools[action.pool], action.offer)
+                await self._renter.rent(
+                    term, action.worker_id, self._pools[action.pool], action.offer, action.usd_per_hour
+                )
             case act.Flush():
                 await self._teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
@@ -169,21 +174,22 @@ class Executor:
                 assert_never(action)
 
     async def _intend(self, term: int, action: act.Spawn) -> None:
-        intent = {
+        pool = self._pools[action.pool]
+        intent: dict[str, Any] = {
             "id": action.worker_id,
             "pool": action.pool,
             "gpu_type": action.offer.gpu_type,
-            "gpu_count": self._pools[action.pool].gpu_count,
+            "gpu_count": pool.gpu_count,
             "data_center": action.offer.data_center,
-            "reserved_usd": 0,
+            "release": self._policy.release(pool),
             "heartbeat_s": self._terms.heartbeat_s,
             "lease_s": self._terms.lease_s,
             "own_program": self._terms.own_program,
             "deadline_s": RUNGS[Stage.INTENT].deadline_s,
             "actor": "orchestrator",
             "reason": action.reason,
-            "metadata": {},
-        }
+            "metadata": {"offer": action.offer.key},
+        } | budget.reservation(action.usd_per_hour, self._policy)
         if not await self._store.spawn(term, intent):
             raise LostRace(f"worker {action.worker_id} exists already")
         log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)

@@ -10,6 +10,7 @@ from datetime import datetime
 
 import structlog
 
+from orchestrator.catalog import Catalog
 from orchestrator.core.model import Pod, Snapshot
 from orchestrator.core.presence import Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
@@ -21,9 +22,9 @@ log = structlog.get_logger()
 class Observer:
     """The memory between observations."""
 
-    def __init__(self, store: Store, cloud: Cloud | None, fleet_id: str) -> None:
+    def __init__(self, store: Store, cloud: Cloud | None, fleet_id: str, catalog: Catalog) -> None:
         """Without a cloud nothing is known about pods."""
-        self._store, self._cloud, self._fleet_id = store, cloud, fleet_id
+        self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
@@ -61,6 +62,12 @@ class Observer:
             climbing=climbing,
             last_spawn_at=half.last_spawn_at,
             paused=half.paused,
+            ended=half.ended,
+            proven=half.proven,
+            spent=half.spent,
+            avoid=half.avoid,
+            prices=self._catalog.prices,
+            volumes=self._catalog.volumes,
         )
 
     async def _list(self) -> bool:

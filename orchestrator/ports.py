@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from orchestrator.core.hosts import Strike
-from orchestrator.core.model import Demand, OfferState, Pod, PodSpec, Worker
+from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Pod, PodSpec, Spent, TaskType, Worker
 from orchestrator.core.states import FailureCode, Stage, State
 
 
@@ -89,7 +89,11 @@ class DatabaseHalf:
     expired_leases: int
     offers: Mapping[str, OfferState]
     last_spawn_at: Mapping[str, datetime]
-    paused: str | None
+    paused: Mapping[str, Pause]
+    ended: tuple[EndedClimb, ...]
+    proven: frozenset[str]
+    spent: Spent
+    avoid: Mapping[str, datetime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Store(Protocol):
     async def resign(self, holder: str, term: int) -> None: ...
     async def snapshot(self) -> DatabaseHalf: ...
     async def spawn(self, term: int, worker: Mapping[str, Any]) -> bool:
-        """Insert an intent; False if the id exists already."""
+        """Insert an intent with its reservation; False if the id exists already. OverBudget with the arithmetic."""
         ...
 
     async def move(
@@ -160,6 +164,10 @@ class Store(Protocol):
         ...
 
     async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...
+    async def declare_pools(self, term: int, task_types: Sequence[TaskType]) -> None:
+        """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
+        ...
+
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload; its range can never be given to another object."""
         ...
@@ -228,6 +236,10 @@ class Cloud(Protocol):
 
     async def pod_log(self, pod_id: str) -> str:
         """The last lines of the provider's own log about a pod (image pull, container start)."""
+        ...
+
+    async def prices(self) -> Mapping[str, float]:
+        """Dollars an hour of one GPU by "<GPU type>|<cloud>", from the catalogue; Unavailable if it cannot be read."""
         ...
 
     async def volume_id(self, name: str) -> tuple[str, str]:

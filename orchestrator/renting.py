@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+from orchestrator.catalog import Catalog
+from orchestrator.core import budget
 from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool
 from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import (
@@ -37,12 +39,12 @@ log = structlog.get_logger()
 class Renter:
     """One orchestrator's way to new pods."""
 
-    def __init__(self, store: Store, cloud: Cloud, policy: Policy) -> None:
-        self._store, self._cloud, self._policy = store, cloud, policy
+    def __init__(self, store: Store, cloud: Cloud, policy: Policy, catalog: Catalog) -> None:
+        self._store, self._cloud, self._policy, self._catalog = store, cloud, policy, catalog
 
-    async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer) -> None:
-        """One create call for a recorded intent. Raises LostRace when the intent is no longer wanted."""
-        await self._asking(term, worker_id, offer)
+    async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
+        """One create call for a recorded intent. LostRace: it is no longer wanted; OverBudget: it does not fit."""
+        await self._asking(term, worker_id, pool, offer, usd_per_hour)
         attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
         result = Attempt("cancelled")
         try:
@@ -60,7 +62,7 @@ class Renter:
         elif result.outcome == "failed":
             await self._refused(term, worker_id, offer, result)
 
-    async def _asking(self, term: int, worker_id: str, offer: Offer) -> None:
+    async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
         rung = RUNGS[Stage.POD_CREATED]
         fields: dict[str, Any] = {
             "waiting_on": rung.waiting_on,
@@ -69,8 +71,9 @@ class Renter:
             "next_attempt_s": 0,
             "gpu_type": offer.gpu_type,
             "data_center": offer.data_center,
+            "release": self._policy.release(pool),
             "metadata": {"offer": offer.key},
-        }
+        } | budget.reservation(usd_per_hour, self._policy)
         await self._store.move(
             term,
             worker_id,
@@ -92,6 +95,8 @@ class Renter:
             "deadline_s": rung.deadline_s,
             "next_attempt_s": 0,
         }
+        if pod.price_usd_per_hour is not None:  # it is rented: what it may cost is a fact, whatever the budget
+            fields |= budget.reservation(pod.price_usd_per_hour, self._policy) | {"budget": None}
         await self._store.move(
             term,
             worker_id,
@@ -124,7 +129,7 @@ class Renter:
     async def _spec(self, worker_id: str, pool: Pool, offer: Offer) -> PodSpec:
         volume_id, data_center = None, offer.data_center
         if pool.volume_name:
-            volume_id, data_center = await self._cloud.volume_id(pool.volume_name)
+            volume_id, data_center = await self._catalog.volume(pool.volume_name)
         return PodSpec(
             name=worker_id,
             fleet_id=self._policy.fleet_id,

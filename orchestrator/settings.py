@@ -8,32 +8,18 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
 from orchestrator.core.states import RUNGS
+from orchestrator.pools import Count, Seconds, read_pools
+from orchestrator.problems import Problem, SettingsError
 
-Count = Annotated[int, Field(ge=0, le=10_000)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
-
-
-class Problem(NamedTuple):
-    """One thing wrong with the environment."""
-
-    what: str
-    why: str
-    fix: str
-
-
-class SettingsError(Exception):
-    """The environment cannot be used; `problems` lists everything that is wrong with it."""
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(f"{p.what}: {p.why}" for p in self.problems))
+__all__ = ["Problem", "Settings", "SettingsError", "load"]
+Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 class Settings(BaseSettings):
@@ -76,8 +62,14 @@ class Settings(BaseSettings):
     graceful_shutdown_timeout_sec: Seconds = 600
     task_stuck_timeout_sec: Seconds = 1200
     heartbeat_timeout_sec: Seconds = 60
+    max_worker_failure_rate: Annotated[float, Field(ge=0, le=1)] = 0.8
+    failure_window_minutes: Annotated[float, Field(gt=0, le=1_440)] = 5
+    min_workers_for_rate_check: Annotated[int, Field(ge=1, le=100)] = 5
+    max_hourly_cost_usd: Dollars | None = None
+    daily_budget_usd: Dollars | None = None
 
     # What
+    pools_file: Path | None = None
     runpod_gpu_type: Annotated[tuple[str, ...], NoDecode] = ("NVIDIA GeForce RTX 4090",)
     runpod_data_centers: Annotated[tuple[str, ...], NoDecode] = ()
     runpod_cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
@@ -158,10 +150,10 @@ class Settings(BaseSettings):
             raise SettingsError(problems)
         return self
 
-    def policy(self) -> Policy:
-        """The planner's numbers."""
+    def default_pool(self) -> Pool:
+        """The pool that the environment describes."""
         centers: tuple[str | None, ...] = self.runpod_data_centers or (None,)
-        pool = Pool(
+        return Pool(
             name="default",
             offers=tuple(Offer(gpu, dc, self.runpod_cloud) for gpu in self.runpod_gpu_type for dc in centers),
             image=self.runpod_worker_image,
@@ -178,15 +170,25 @@ class Settings(BaseSettings):
             idle_timeout_s=self.gpu_idle_timeout_sec,
             overcapacity_idle_timeout_s=self.gpu_overcapacity_idle_timeout_sec,
         )
+
+    def policy(self) -> Policy:
+        """The planner's numbers. Raises SettingsError where POOLS_FILE cannot be used."""
+        pools, task_types = read_pools(self.pools_file, self.default_pool())
         return Policy(
             fleet_id=self.fleet_id,
-            pools=(pool,),
+            pools=pools,
+            task_types=task_types,
             spawning_timeout_s=self.spawning_timeout_sec,
             spawning_grace_s=self.spawning_grace_period_sec,
             scale_down_grace_s=self.scale_down_grace_period_sec,
             drain_grace_s=self.graceful_shutdown_timeout_sec,
             heartbeat_timeout_s=self.heartbeat_timeout_sec,
             task_stuck_s=self.task_stuck_timeout_sec,
+            max_failure_rate=self.max_worker_failure_rate,
+            failure_window_s=self.failure_window_minutes * 60,
+            failure_min_climbs=self.min_workers_for_rate_check,
+            hourly_budget_usd=self.max_hourly_cost_usd,
+            daily_budget_usd=self.daily_budget_usd,
         )
 
     def secrets(self) -> tuple[str, ...]:
@@ -237,6 +239,10 @@ def _contradictions(settings: Settings) -> list[Problem]:
     if settings.worker_start_command and settings.worker_handlers:
         why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
         problems.append(Problem("two kinds of worker are set", why, "unset one of the two"))
+    try:
+        settings.policy()
+    except SettingsError as error:
+        problems += error.problems
     return problems
 
 

@@ -1,13 +1,14 @@
 """The composition root: the only module that names adapters, and says which settings each needs."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,11 +22,11 @@ from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.store import SqlStore
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
-from orchestrator.bundle import build_bundle
-from orchestrator.core import scaling
+from orchestrator.bundle import Bundle, build_bundle
+from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan, Verdict
-from orchestrator.core.model import Snapshot, Worker
-from orchestrator.core.plan import plan
+from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.plan import plan, sizes
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
@@ -39,6 +40,8 @@ from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verify
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
+CATALOG_WAIT_S = 5.0  # for prices, where an answer without them is better than none
+RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, short enough to read
 log = structlog.get_logger()
 
 
@@ -137,19 +140,26 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     """What the next tick sees and would do, through the loop's own observation and planner; writes nothing."""
     async with open_store(settings) as store:
         cloud = open_cloud(settings)
+        policy = _policy(settings, build_bundle(settings.worker_code_dir))
+        catalog = Catalog(cloud, policy)
         try:
-            seen = await Observer(store, cloud, settings.fleet_id).observe(frozenset(), frozenset())
+            await catalog.refresh()
+            seen = await Observer(store, cloud, settings.fleet_id, catalog).observe(frozenset(), frozenset())
         finally:
             await cloud.close()
-    return seen, plan(seen, settings.policy())
+    return seen, plan(seen, policy)
 
 
 async def verdicts(settings: Settings) -> tuple[Verdict, ...]:
     """What each pool's size comes to now, by the planner, from the database alone: RunPod may be away."""
+    policy = _policy(settings, build_bundle(settings.worker_code_dir))
+    catalog = Catalog(open_cloud(settings) if settings.runpod_api_key else None, policy)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CATALOG_WAIT_S):
+            await catalog.refresh()
     async with open_store(settings) as store:
-        seen = await Observer(store, None, settings.fleet_id).observe(frozenset(), frozenset())
-    policy = settings.policy()
-    return tuple(scaling.plan(pool, seen, policy, leaving=frozenset())[1] for pool in policy.pools)
+        seen = await Observer(store, None, settings.fleet_id, catalog).observe(frozenset(), frozenset())
+    return tuple(verdict for _, verdict in sizes(seen, policy, []))
 
 
 @asynccontextmanager
@@ -157,12 +167,14 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
     key, secret = settings.runpod_ssh_private_key, settings.worker_jwt_secret
     assert key is not None and secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018
-    policy = replace(settings.policy(), public_key=settings.runpod_ssh_public_key.strip())
+    bundle = build_bundle(settings.worker_code_dir)
+    policy = replace(_policy(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(open_db(settings))
         store = SqlStore(db, settings.fleet_id)
         await store.check_functions()
         cloud, blobs = open_cloud(settings), open_blobs(settings)
+        catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell = AsyncSshShell(key.get_secret_value(), policy.public_key)
         lines = SshLines(shell)
@@ -174,7 +186,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             store,
             lines,
             shell,
-            build_bundle(settings.worker_code_dir),
+            bundle,
             pods,
             workers,
             _launch(settings, heartbeat_s, {pool.name: pool.image for pool in policy.pools}),
@@ -187,7 +199,8 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         daemon = Daemon(
             store=store,
             db=db,
-            observer=Observer(store, cloud, settings.fleet_id),
+            observer=Observer(store, cloud, settings.fleet_id, catalog),
+            catalog=catalog,
             executor=lambda wake: Executor(
                 store,
                 cloud,
@@ -195,6 +208,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
                 look=partial(look, lines),
                 finish_logs=shipper.finish,
                 hang_up=lines.drop,
+                catalog=catalog,
                 policy=policy,
                 terms=terms,
                 wake=wake,
@@ -209,6 +223,12 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
         )
         yield Parts(daemon, db, blobs, task_signal, health)
+
+
+def _policy(settings: Settings, bundle: Bundle) -> Policy:
+    """The planner's numbers, with the name of the code that a worker started now would get."""
+    both = f"{bundle.agent_sha}{bundle.code_sha or ''}"
+    return replace(settings.policy(), code_sha=hashlib.sha256(both.encode()).hexdigest()[:RELEASE_DIGITS])
 
 
 def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:

@@ -39,6 +39,7 @@ JSON_ARGS = frozenset(
         "p_result_data",
         "p_failure",
         "p_items",
+        "p_pools",
         "p_worker",
         "p_fields",
         "p_evidence",

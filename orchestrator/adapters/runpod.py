@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -30,6 +30,7 @@ from orchestrator.adapters.runpod_replies import (
     page,
     pod,
     port_error,
+    prices,
     volume,
 )
 from orchestrator.core.model import Pod, PodSpec
@@ -117,6 +118,15 @@ class RunPodCloud:
             return await self._call(doing, lambda: system_log(pod_id, self._api_key))
         except (BadSpec, NoCapacity, QuotaExceeded) as error:
             raise Unavailable(str(error)) from error
+
+    async def prices(self) -> Mapping[str, float]:
+        """Dollars an hour of one GPU by "<GPU type>|<cloud>", from the catalogue; Unavailable if it cannot be read."""
+        doing = "read the catalogue"
+        try:
+            reply = await self._call(doing, lambda: run_rest_request("GET", "/v2/catalog/gpus", api_key=self._api_key))
+        except (BadSpec, NoCapacity, QuotaExceeded) as error:  # nothing was asked for that could be refused
+            raise Unavailable(str(error)) from error
+        return _read(prices, reply, doing)
 
     async def volume_id(self, name: str) -> tuple[str, str]:
         """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""

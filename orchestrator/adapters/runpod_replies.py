@@ -123,6 +123,21 @@ def volume(record: object) -> tuple[str, str, str]:
     return _text(fields, "id"), _text(fields, "name"), _text(fields, "dataCenterId")
 
 
+def prices(reply: object) -> dict[str, float]:
+    """Read the catalogue: "<GPU type>|<cloud>" -> $/h of one GPU, for what has a price."""
+    records = _object(reply, "reply").get("gpus")
+    if not isinstance(records, list):
+        raise Malformed("gpus is not a list")
+    found = {}
+    for record in records:
+        fields = _object(record, "gpu")
+        price = _optional_object(fields, "price")
+        for cloud, usd in price.items():
+            if usd is not None:
+                found[f"{_text(fields, 'id')}|{cloud.upper()}"] = _dollars(price, cloud)
+    return found
+
+
 def bills(reply: object) -> tuple[Bill, ...]:
     """Read the pods' billing history: per pod and bucket a `totalAmount`, GPU, CPU and disk together."""
     records = _object(reply, "reply").get("records")

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator.core.hosts import Strike
-from orchestrator.core.model import Demand, OfferState, Worker
+from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Spent, TaskType, Worker
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import (
     Attempt,
@@ -135,7 +135,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_worker": ("p_fleet", "p_worker_id"),
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
         "fleet_decisions": ("p_fleet", "p_limit"),
-        "fleet_pause": ("p_fleet", "p_reason"),
+        "fleet_declare_pools": ("p_fleet", "p_term", "p_pools"),
+        "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),
         "fleet_explain": ("p_fleet", "p_worker_id"),
         "fleet_task_explain": ("p_fleet", "p_task_id"),
         "fleet_scaling_explain": ("p_fleet",),
@@ -185,11 +186,15 @@ class SqlStore:
             expired_leases=int(row["expired_leases"]),
             offers={offer["key"]: _offer(offer) for offer in row["offers"]},
             last_spawn_at={pool: _time(at) for pool, at in row["last_spawn_at"].items()},
-            paused=row["paused"],
+            paused={pool: Pause(pause["reason"], _maybe_time(pause["until"])) for pool, pause in row["paused"].items()},
+            ended=tuple(_climb(climb) for climb in row["ended"]),
+            proven=frozenset(row["proven"]),
+            spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
+            avoid={key: _time(until) for key, until in row["avoid"].items()},
         )
 
     async def spawn(self, term: int, worker: Row) -> bool:
-        """Insert an intent; False if the id exists already."""
+        """Insert an intent with its reservation; False if the id exists already. OverBudget with the arithmetic."""
         return bool((await self._call("fleet_spawn", p_term=term, p_worker=worker))["created"])
 
     async def move(
@@ -264,6 +269,14 @@ class SqlStore:
         """Keep a decision, unless it is the same as the pool's last one."""
         await self._call("fleet_record_decision", p_term=term, p_decision=decision)
 
+    async def declare_pools(self, term: int, task_types: Sequence[TaskType]) -> None:
+        """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
+        rows = [
+            {"task_type": t.name, "pool": t.pool, "timeout_s": t.timeout_s, "max_attempts": t.max_attempts}
+            for t in task_types
+        ]
+        await self._call("fleet_declare_pools", p_term=term, p_pools=rows)
+
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload. LostRace if the range does not follow the one before."""
         await self._call("fleet_log_begin", p_term=term, **_piece(piece))
@@ -319,9 +332,10 @@ class SqlStore:
         """The newest decisions first."""
         return list((await self._call("fleet_decisions", p_limit=limit))["decisions"])
 
-    async def pause(self, reason: str | None) -> None:
-        """Stop spawning for a reason; None goes on."""
-        await self._call("fleet_pause", p_reason=reason)
+    async def pause(self, reason: str | None, *, pool: str | None = None, for_s: float | None = None) -> Row:
+        """Stop spawning for a reason (None: go on), in one pool or all, for a time or for good; what holds then."""
+        answer = await self._call("fleet_pause", p_pool=pool, p_reason=reason, p_for_s=for_s)
+        return dict(answer["paused"])
 
     async def explain(self, worker_id: str) -> Row:
         """All that an explanation of one worker needs; its "worker" is None if there is none."""
@@ -413,6 +427,10 @@ def worker_of(row: Row) -> Worker:
         failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
         tasks_running=int(row["tasks_running"]),
         own_program=row["own_program"],
+        release=row["release"],
+        progress_at=_maybe_time(row.get("progress_at")),
+        slowest_task=row.get("slowest_task"),
+        reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
         metadata=row["metadata"],
         log_bytes=row["log_bytes"] or {},
         machine_id=row["machine_id"],
@@ -436,6 +454,19 @@ def _offer(row: Row) -> OfferState:
         refusals=row["refusals"],
         last_refusal=_maybe_time(row["last_refusal"]),
         last_success=_maybe_time(row["last_success"]),
+        probe_budget=row["probe_budget"],
+    )
+
+
+def _climb(row: Row) -> EndedClimb:
+    return EndedClimb(
+        worker_id=row["worker_id"],
+        pool=row["pool"],
+        at=_time(row["at"]),
+        promoted=row["promoted"],
+        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
+        failure_code=row["failure_code"],
+        release=row["release"],
     )
 
 

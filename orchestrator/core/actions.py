@@ -5,6 +5,7 @@ named here, so that a plan made from an old snapshot does nothing rather than th
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from orchestrator.core.model import Offer
 from orchestrator.core.states import ExitCause, FailureCode, State
@@ -18,6 +19,7 @@ class Spawn:
     pool: str
     offer: Offer
     reason: str
+    usd_per_hour: float | None = None  # the offer's price, as far as it is known: what is reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Create:
     pool: str
     offer: Offer
     reason: str
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class Verdict:
     target: int
     inputs: dict[str, object]
     blocked: tuple[str, ...]  # what was wanted and not done, and why
+    retry_at: datetime | None = None  # when something that is blocked may go on
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,58 +1,129 @@
-"""Which offer an intent asks for: the first in the operator's order that is not cooling down after a refusal.
+"""Which offer an intent asks for: the first in the operator's order that the market, the budget and experience allow.
 
-An offer that was just refused is probed with one create at a time, so a dry market sees a few calls a minute.
+An offer cools down after a refusal. Then its probe budget holds: one create call under way at a time, twice as many
+after each success, any number once an hour has passed without a refusal; so a dry market sees a few calls a minute. A
+place where hosts failed lately is passed over while another offer is left. A network volume pins the data centre.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
 
-from orchestrator.core.actions import Action, Create, Spawn, Wait
-from orchestrator.core.model import Offer, Policy, Pool, Snapshot
+from orchestrator.core.actions import Create, Wait
+from orchestrator.core.budget import Purse
+from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
 
-
-def usable(pool: Pool, snapshot: Snapshot, planned: Iterable[Offer] = ()) -> Offer | None:
-    """The offer to ask for next, or None while all of them cool down or are being probed."""
-    asked = Counter(offer.key for offer in planned)
-    for worker in snapshot.workers:
-        if worker.stage is Stage.POD_CREATED and worker.state is State.SPAWNING:
-            asked[str(worker.metadata.get("offer"))] += 1
-    for offer in pool.offers:
-        known = snapshot.offers.get(offer.key)
-        if known and known.cooldown_until and known.cooldown_until > snapshot.now:
-            continue
-        if known and known.refusals and asked[offer.key]:
-            continue
-        return offer
-    return None
+FORGIVEN = timedelta(hours=1)  # without a refusal an offer is probed no more
+PROBE_RETRY_S = 2.0  # while somebody else's create call is under way
+MENDED_RETRY_S = 30.0  # while money or a person is waited for
 
 
-def next_chance(pool: Pool, snapshot: Snapshot) -> datetime | None:
-    """When the first cool-down of the pool's offers ends; None if none is cooling."""
-    ends = [o.cooldown_until for o in map(snapshot.offers.get, (offer.key for offer in pool.offers)) if o]
-    return min((end for end in ends if end and end > snapshot.now), default=None)
+class Market:
+    """The offers as one tick sees them; what is chosen counts at once, whichever pool it is for."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
+        self.purse = Purse(snapshot, policy)
+        asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _is_asking(w, snapshot))
+        self._asked = Counter(str(worker.metadata.get("offer")) for worker in asking)
+
+    def choose(self, pool: Pool, own: Worker | None = None) -> Offer | None:
+        """The offer to ask for next, counted as asked; None while none can be."""
+        free = [offer for offer in self.within(pool) if self._held(pool, offer, own) is None]
+        free.sort(key=self._is_avoided)  # stable: the operator's order, with the avoided places last
+        if not free:
+            return None
+        self._asked[free[0].key] += 1
+        self.purse.take(pool, free[0], own)
+        return free[0]
+
+    def obstacle(self, pool: Pool, own: Worker | None = None) -> tuple[WaitingOn, str, datetime | None]:
+        """Why none can be asked for, whom that waits for, and when the first may be free again."""
+        volume = self._snapshot.volumes.get(pool.volume_name or "")
+        if volume and volume.problem:
+            return WaitingOn.OPERATOR, volume.problem, None
+        offers = self.within(pool)
+        if not offers:
+            return WaitingOn.OPERATOR, "; ".join(self.passed_over(pool)), None
+        for offer in offers:
+            money = self.purse.refusal(pool, offer, own)
+            if money and self._closed(offer) is None:
+                return WaitingOn.BUDGET, money, None
+        ends = [state.cooldown_until for state in map(self._offers.get, (offer.key for offer in offers)) if state]
+        until = min((end for end in ends if end and end > self._now), default=None)
+        when = f", next try {until:%H:%M:%S}" if until else ""
+        return WaitingOn.CAPACITY, f"every offer was refused lately{when}", until
+
+    def within(self, pool: Pool) -> list[Offer]:
+        """The pool's offers that its network volume, if it has one, can be mounted in."""
+        volume = self._snapshot.volumes.get(pool.volume_name or "")
+        if volume is None:
+            return list(pool.offers)
+        center = volume.data_center
+        here = [offer for offer in pool.offers if offer.data_center in (None, center)] if center else []
+        return list(dict.fromkeys(replace(offer, data_center=center) for offer in here))
+
+    def passed_over(self, pool: Pool) -> Iterator[str]:
+        """What the operator listed and the pool does not ask for, and why."""
+        volume = self._snapshot.volumes.get(pool.volume_name or "")
+        if volume and volume.data_center:
+            for offer in pool.offers:
+                if offer.data_center not in (None, volume.data_center):
+                    yield f"{offer.key} passed over: network volume {pool.volume_name} lies in {volume.data_center}"
+        for offer in self.within(pool):
+            if self._is_avoided(offer):
+                until = self._snapshot.avoid[_place(offer)]
+                yield f"{offer.key} is the last choice until {until:%H:%M:%S}: hosts failed there"
+
+    def _held(self, pool: Pool, offer: Offer, own: Worker | None) -> str | None:
+        return self._closed(offer) or self.purse.refusal(pool, offer, own)
+
+    def _closed(self, offer: Offer) -> str | None:
+        known = self._offers.get(offer.key)
+        if known is None:
+            return None
+        if known.cooldown_until and known.cooldown_until > self._now:
+            return "cooling down"
+        probing = known.last_refusal is not None and self._now - known.last_refusal < FORGIVEN
+        budget = known.probe_budget if probing else None
+        return "being probed" if budget is not None and self._asked[offer.key] >= budget else None
+
+    def _is_avoided(self, offer: Offer) -> bool:
+        until = self._snapshot.avoid.get(_place(offer))
+        return until is not None and until > self._now
 
 
 def plan(
-    pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str], planned: Sequence[Action]
+    pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, *, leaving: frozenset[str]
 ) -> tuple[list[Create], list[Wait]]:
     """A create for each recorded intent that is due and finds an offer; a written wait for each that does not."""
     creates: list[Create] = []
     waits: list[Wait] = []
-    chosen = [action.offer for action in planned if isinstance(action, Spawn)]
     adoptable = {pod.worker_id for pod in snapshot.pods or () if pod.fleet_id == policy.fleet_id}
     for worker in snapshot.workers:
         if worker.pool != pool.name or worker.state is not State.SPAWNING or worker.stage is not Stage.INTENT:
             continue
         if worker.id in leaving | snapshot.in_flight | adoptable or worker.next_attempt_at > snapshot.now:
             continue
-        offer = usable(pool, snapshot, chosen)
+        offer = market.choose(pool, worker)
         if offer:
-            chosen.append(offer)
-            creates.append(Create(worker.id, pool.name, offer, f"intent recorded; asking for {offer.key}"))
-        elif worker.waiting_on is not WaitingOn.CAPACITY:
-            until = next_chance(pool, snapshot)
-            until_s = (until - snapshot.now).total_seconds() if until else 2.0
-            waits.append(Wait(worker.id, State.SPAWNING, WaitingOn.CAPACITY, "every offer was refused lately", until_s))
+            why = f"intent recorded; asking for {offer.key}"
+            creates.append(Create(worker.id, pool.name, offer, why, market.purse.price(pool, offer)))
+            continue
+        waiting_on, why, until = market.obstacle(pool, worker)
+        if worker.waiting_on is not waiting_on:
+            retry_s = PROBE_RETRY_S if waiting_on is WaitingOn.CAPACITY else MENDED_RETRY_S
+            until_s = (until - snapshot.now).total_seconds() if until else retry_s
+            waits.append(Wait(worker.id, State.SPAWNING, waiting_on, why, until_s))
     return creates, waits
+
+
+def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:
+    """Whether a create call for it is, or is just about to be, under way."""
+    return worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)
+
+
+def _place(offer: Offer) -> str:
+    return f"place:{offer.data_center}|{offer.gpu_type}"

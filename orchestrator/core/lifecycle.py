@@ -55,6 +55,10 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     fate = _fate(worker, pod, snapshot, policy)
     if fate:
         return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, *fate)
+    avoided_until = snapshot.avoid.get(f"machine:{pod.machine_id}") if pod else None
+    if pod and avoided_until and avoided_until > snapshot.now:
+        why = f"it landed on machine {pod.machine_id}, which failed and is avoided until {avoided_until:%H:%M:%S}"
+        return Terminate(worker.id, State.SPAWNING, ExitCause.HOST_FAULT, FailureCode.HOST_AVOIDED, why)
     return None if worker.id in snapshot.climbing else Climb(worker.id)
 
 
@@ -64,6 +68,7 @@ def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy
     code = RUNGS[worker.stage].overdue
     if worker.waiting_on is WaitingOn.CAPACITY:
         code = FailureCode.NO_CAPACITY
+    cause = ExitCause.BUDGET if worker.waiting_on is WaitingOn.BUDGET else ExitCause.SPAWN_FAILED
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
     elif climbing_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.climbing else 0):
@@ -72,7 +77,7 @@ def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy
         why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
     else:
         return None
-    return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, code, why)
+    return Terminate(worker.id, State.SPAWNING, cause, code, why)
 
 
 def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -87,9 +92,21 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     if silent_s > policy.heartbeat_timeout_s:
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
-    if worker.own_program:
-        return _own_program(worker, snapshot, policy)
-    return None
+    return _stuck(worker, snapshot, policy) or (_own_program(worker, snapshot, policy) if worker.own_program else None)
+
+
+def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+    """The end of a worker whose task stands still although its heartbeat lives; progress comes through our own door."""
+    if worker.progress_at is None or not worker.tasks_running:
+        return None
+    still_s = (snapshot.now - max(worker.progress_at, snapshot.steady_since)).total_seconds()
+    if still_s < policy.task_stuck_s:
+        return None
+    why = (
+        f"task {worker.slowest_task} made no progress for {still_s:.0f} s, "
+        f"TASK_STUCK_TIMEOUT_SEC={policy.task_stuck_s:g}"
+    )
+    return Terminate(worker.id, worker.state, ExitCause.TASK_STUCK, None, why)
 
 
 def _own_program(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle | None:

@@ -69,6 +69,7 @@ class OfferState:
     refusals: int  # in a row
     last_refusal: datetime | None
     last_success: datetime | None
+    probe_budget: int | None = None  # create calls that may be under way at once; None: it was never refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,10 @@ class Worker:
     failure_code: FailureCode | None
     tasks_running: int
     own_program: bool  # WORKER_START_COMMAND: it may claim tasks in its own way
+    release: str | None = None  # image@code that it runs
+    progress_at: datetime | None = None  # when the slowest of its running tasks last told of progress
+    slowest_task: str | None = None
+    reserved_usd_per_hour: float = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of
     machine_id: str | None = None  # the provider's host, as far as it tells
@@ -164,6 +169,16 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskType:
+    """What is declared of one type of task; None leaves it to the task."""
+
+    name: str
+    pool: str | None
+    timeout_s: float | None
+    max_attempts: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Every number the planner needs; made from the environment by settings.py."""
 
@@ -180,6 +195,17 @@ class Policy:
     absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
     delete_retry_s: float = 10
     public_key: str = ""
+    code_sha: str = ""  # of what is sent to every pod: agent and user code
+    task_types: tuple[TaskType, ...] = ()
+    max_failure_rate: float = 0.8  # of ended climbs; above it the breaker opens
+    failure_window_s: float = 300
+    failure_min_climbs: int = 5  # fewer ended climbs say nothing
+    hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
+    daily_budget_usd: float | None = None  # of a UTC day
+
+    def release(self, pool: Pool) -> str:
+        """What a worker of the pool would run now: image@code."""
+        return f"{pool.image}@{self.code_sha}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +214,44 @@ class Absence:
 
     lists: int
     since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EndedClimb:
+    """A bring-up that is over: promoted, or not and why."""
+
+    worker_id: str
+    pool: str
+    at: datetime
+    promoted: bool
+    exit_cause: ExitCause | None  # of one that was not promoted
+    failure_code: str | None
+    release: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The money of a fleet."""
+
+    today_usd: float  # since midnight UTC, what runs now included
+    committed_usd: float  # what ending all live workers in good order may still cost
+    hourly_usd: float  # of all live workers
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Why and until when a pool spawns nothing; None: until an operator resumes it."""
+
+    reason: str
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What the provider says of a network volume, asked for by name."""
+
+    data_center: str | None
+    problem: str | None  # why there is no using it
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +270,14 @@ class Snapshot:
     in_flight: frozenset[str]  # worker and pod ids on which an action is being executed
     climbing: frozenset[str]  # worker ids whose bring-up is under way in this process
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, ended ones included
-    paused: str | None  # the reason, when an operator paused spawning
+    paused: Mapping[str, Pause]  # by pool; "*" is every pool
+    ended: tuple[EndedClimb, ...] = ()  # climbs of the last day, at most 100 a pool, newest last
+    proven: frozenset[str] = frozenset()  # releases that were promoted in the last 30 days
+    spent: Spent = Spent(0, 0, 0)
+    avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when
+    prices: Mapping[str, float] = field(default_factory=dict)  # "<GPU>|<cloud>" -> $/h of one GPU; only with a budget
+    volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; what was not asked yet is missing
+
+    def pause_of(self, pool: str) -> Pause | None:
+        """The pause that holds for a pool."""
+        return self.paused.get("*") or self.paused.get(pool)

@@ -1,6 +1,7 @@
 """One tick's thinking: the phases, in order. Pure: the same snapshot and policy give the same plan.
 
     lifecycle  what each live worker needs next (adopt, climb, watchdog, drain, flush, delete, bury)
+    budget     who goes because the money is used up
     orphans    pods of this fleet that no live row names
     rescue     tasks whose lease is over
     scaling    how many workers each pool should have; spawns and terminations
@@ -9,11 +10,12 @@
 No two phases act on the same worker: a worker that lifecycle ended or scaling dropped is out of the later phases.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from orchestrator.core import capacity, lifecycle, orphans, rescue, scaling
-from orchestrator.core.actions import Action, Plan, Terminate
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
+from orchestrator.core.actions import Action, Plan, Terminate, Verdict
+from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import State
 
 
@@ -23,20 +25,48 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         return Plan(tuple(rescue.plan(snapshot, policy)), ())
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
+    actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
     verdicts = []
-    for pool in policy.pools:
-        changes, verdict = scaling.plan(pool, snapshot, policy, leaving=_ended(actions))
+    for changes, verdict in sizes(snapshot, policy, actions):
         actions += changes
-        chosen, waits = capacity.plan(pool, snapshot, policy, leaving=_ended(actions), planned=tuple(changes))
-        actions += [*chosen, *waits]
         verdicts.append(verdict)
     return Plan(tuple(actions), tuple(verdicts))
+
+
+def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], Verdict]]:
+    """What each pool's size comes to and what that takes, after `actions`; pools that nobody configured come last."""
+    snapshot = _with_ends(snapshot, actions)
+    leaving = _ended(actions)
+    market = capacity.Market(snapshot, policy)
+    plans = []
+    for pool in policy.pools:
+        changes, verdict = scaling.plan(pool, snapshot, policy, market, leaving=leaving)
+        chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
+        plans.append(([*changes, *chosen, *waits], verdict))
+    return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
 
 
 def in_transition(snapshot: Snapshot) -> bool:
     """Whether the next tick should come soon: somebody is coming, going, missing or not ours."""
     moving = any(w.state in (State.SPAWNING, State.TERMINATING) for w in snapshot.workers)
     return moving or snapshot.pods is None or bool(snapshot.absent) or bool(snapshot.orphan_since)
+
+
+def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Action]:
+    """The ends, and what was planned for everybody else: a worker that goes does not climb on meanwhile."""
+    gone = _ended(ends)
+    return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
+
+
+def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
+    """The snapshot with the climbs that this tick ends among the ended ones: they are not replaced unjudged."""
+    rows = {worker.id: worker for worker in snapshot.workers}
+    ends = [
+        EndedClimb(a.worker_id, rows[a.worker_id].pool, snapshot.now, False, a.cause, a.code, rows[a.worker_id].release)
+        for a in actions
+        if isinstance(a, Terminate) and a.from_state is State.SPAWNING
+    ]
+    return replace(snapshot, ended=(*snapshot.ended, *ends))
 
 
 def _ended(actions: Iterable[Action]) -> frozenset[str]:

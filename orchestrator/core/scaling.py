@@ -3,24 +3,43 @@
     target = clamp(max(ceil(demand / TASKS_PER_GPU_THRESHOLD), busy + MACHINES_TO_KEEP_IDLE, MIN_ACTIVE_GPUS),
                    0, MAX_ACTIVE_GPUS)
 
-Demand is claimable plus running tasks; blocked tasks never scale anything. Up is immediate. Down touches only idle
-workers (and spawning ones whose work has gone), never below the target: those beyond what is needed, or beyond the one
-that stays warm when nothing is needed, after the overcapacity timeout; the last warm one after the idle timeout.
+Demand is claimable plus running tasks; blocked tasks never scale anything. Up is immediate, as far as pause, breaker,
+offers and budgets let it. Down touches only idle workers (and spawning ones whose work has gone, or that are more than
+the limit), never below the target: those beyond what is needed, or beyond the one that stays warm when nothing is
+needed, after the overcapacity timeout; the last warm one after the idle timeout.
 """
 
 import hashlib
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import ceil
 
-from orchestrator.core import capacity
+from orchestrator.core import breaker
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
-from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, Worker
+from orchestrator.core.capacity import Market
+from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import READY, ExitCause, State
 
 SPAWNS_PER_TICK = 100  # bounds one tick's burst; the next tick goes on
 
 
-def plan(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> tuple[list[Action], Verdict]:
+@dataclass(slots=True)
+class Held:
+    """What was wanted and not done, and when to look again."""
+
+    why: list[str] = field(default_factory=list)
+    retry_at: datetime | None = None
+
+    def note(self, why: str, until: datetime | None = None) -> None:
+        """Add a reason."""
+        self.why.append(why)
+        if until is not None:
+            self.retry_at = min(until, self.retry_at or until)
+
+
+def plan(
+    pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, *, leaving: frozenset[str]
+) -> tuple[list[Action], Verdict]:
     """The spawns and terminations of one pool, with the arithmetic behind them."""
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
@@ -35,13 +54,16 @@ def plan(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
         f"min(max(ceil(({demand.claimable} claimable + {running} running) / {pool.tasks_per_gpu}), "
         f"{busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
     )
-    blocked: list[str] = []
+    held = Held()
     if wanted > target:
-        blocked.append(f"{wanted - target} more wanted, MAX_ACTIVE_GPUS={pool.max_active}")
+        held.note(f"{wanted - target} more wanted, MAX_ACTIVE_GPUS={pool.max_active}")
+    pause = snapshot.pause_of(pool.name)
+    if pause and demand.blocked.get("paused"):
+        held.note(f"{demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
     missing = target - len(ready) - len(spawning)
     actions: list[Action] = []
     if missing > 0:
-        actions += _spawns(pool, snapshot, policy, missing, blocked)
+        actions += _spawns(pool, snapshot, policy, market, missing, len(spawning), held)
     elif missing < 0:
         actions += _terminations(pool, snapshot, policy, ready, spawning, target)
     inputs: dict[str, object] = {
@@ -53,7 +75,23 @@ def plan(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
         "spawning": len(spawning),
         "terminating": len(going),
     }
-    return actions, Verdict(pool.name, rule, target, inputs, tuple(blocked))
+    return actions, Verdict(pool.name, rule, target, inputs, tuple(held.why), held.retry_at)
+
+
+def unserved(
+    snapshot: Snapshot, policy: Policy, market: Market, *, leaving: frozenset[str]
+) -> list[tuple[list[Action], Verdict]]:
+    """Pools that are not configured (any more): their idle workers go, and their tasks wait where it can be seen."""
+    known = {pool.name for pool in policy.pools}
+    tasks = {d.pool: d.claimable for d in snapshot.demand if d.pool not in known}
+    names = sorted(tasks.keys() | {w.pool for w in snapshot.workers if w.pool not in known})
+    plans = []
+    for name in names:
+        pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
+        actions, verdict = plan(pool, snapshot, policy, market, leaving=leaving)
+        blocked = (f"{tasks[name]} task(s): no pool {name!r} is configured",) if tasks.get(name) else ()
+        plans.append((actions, replace(verdict, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
+    return plans
 
 
 def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
@@ -62,22 +100,29 @@ def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
     return f"gpu-{now:%Y%m%d_%H%M%S}-{digest[:8]}"
 
 
-def _spawns(pool: Pool, snapshot: Snapshot, policy: Policy, missing: int, blocked: list[str]) -> list[Spawn]:
-    if snapshot.paused is not None:
-        blocked.append(f"{missing} spawn(s): paused, {snapshot.paused}")
+def _spawns(
+    pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, missing: int, coming: int, held: Held
+) -> list[Spawn]:
+    pause = snapshot.pause_of(pool.name)
+    if pause:
+        held.note(f"{missing} spawn(s): paused, {pause.reason}", pause.until)
         return []
+    allowed = min(missing, SPAWNS_PER_TICK)
+    brake = breaker.brake(pool, snapshot, policy, coming)
+    if brake and brake.limit < missing:
+        held.note(f"{missing - brake.limit} spawn(s): {brake.why}", brake.until)
+        allowed = min(allowed, brake.limit)
+    for passed_over in market.passed_over(pool):
+        held.note(passed_over)
     spawns: list[Spawn] = []
-    offers: list[Offer] = []
-    for index in range(min(missing, SPAWNS_PER_TICK)):
-        offer = capacity.usable(pool, snapshot, offers)
+    for index in range(allowed):
+        offer = market.choose(pool)
         if offer is None:
-            until = capacity.next_chance(pool, snapshot)
-            when = f", next try {until:%H:%M:%S}" if until else ""
-            blocked.append(f"{missing - index} spawn(s): every offer was refused lately{when}")
+            _, why, until = market.obstacle(pool)
+            held.note(f"{missing - index} spawn(s): {why}", until)
             break
-        offers.append(offer)
         name = worker_id(policy.fleet_id, pool.name, snapshot.now, index)
-        spawns.append(Spawn(name, pool.name, offer, f"{missing} below target"))
+        spawns.append(Spawn(name, pool.name, offer, f"{missing} below target", market.purse.price(pool, offer)))
     return spawns
 
 
@@ -85,12 +130,18 @@ def _terminations(
     pool: Pool, snapshot: Snapshot, policy: Policy, ready: list[Worker], spawning: list[Worker], target: int
 ) -> list[Terminate]:
     surplus = len(ready) + len(spawning) - target
+    beyond_limit = len(ready) + len(spawning) - pool.max_active
     last_spawn = snapshot.last_spawn_at.get(pool.name)
     settled = last_spawn is None or snapshot.now - last_spawn >= timedelta(seconds=policy.scale_down_grace_s)
     out: list[Terminate] = []
     for worker in sorted(spawning, key=lambda w: w.created_at, reverse=True):
         age_s = (snapshot.now - worker.created_at).total_seconds()
-        if len(out) < surplus and age_s >= policy.spawning_grace_s and worker.id not in snapshot.in_flight:
+        if len(out) >= surplus or worker.id in snapshot.in_flight:
+            continue
+        if len(out) < beyond_limit:
+            why = f"more than MAX_ACTIVE_GPUS={pool.max_active}, and not ready yet"
+            out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
+        elif age_s >= policy.spawning_grace_s:
             why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
     idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]

@@ -136,7 +136,6 @@ class FailureCode(StrEnum):
     CREATE_UNKNOWN = "CREATE_UNKNOWN"  # no clear answer to the create call, and no pod of that name
     NO_RUNTIME = "NO_RUNTIME"
     IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW"  # the pod's own log shows that its image is still coming
-    HOST_AVOIDED = "HOST_AVOIDED"  # a machine that failed before, and is not tried again yet
     POD_EXITED = "POD_EXITED"
     POD_ERROR = "POD_ERROR"
     POD_MISSING = "POD_MISSING"  # it was there, and two complete lists no longer show it
@@ -164,6 +163,7 @@ class FailureCode(StrEnum):
     SETUP_FAILED = "SETUP_FAILED"  # WORKER_SETUP_COMMAND ended with an error
     NO_PROCESS = "NO_PROCESS"
     NO_HEARTBEAT = "NO_HEARTBEAT"
+    HOST_AVOIDED = "HOST_AVOIDED"  # the pod landed on a machine that failed lately, and was given back
     CONNECTION_LOST = "CONNECTION_LOST"  # the SSH connection broke in the middle of a stage
 
     @classmethod

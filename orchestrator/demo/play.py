@@ -100,7 +100,7 @@ def _explain(story: Story, stack: Stack, orchestrator: Child) -> None:
         f"source {env}",
         "./run list --watch · ./run status <worker> · ./run logs -f <worker> · ./run plan · ./run tasks list",
         f"kill -9 {orchestrator.pid}; ./run run     # it goes on where it was",
-        "./run tasks submit --type travel_segment --params …",
+        "./run spawn · ./run terminate <worker> · ./run tasks show <task>",
     ):
         story.tell("keep", f"    {line}")
 

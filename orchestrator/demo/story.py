@@ -13,6 +13,7 @@ POLL_S = 0.3
 LATE = 200  # ids looked at again: a row with a lower id may be committed after one with a higher
 CHATTY = 24  # with more tasks than this, they are counted rather than named
 COUNT_EVERY_S = 3.0
+WORTH_TELLING_S = 0.1
 
 DECISIONS = "select id, pool, rule, target, actions, blocked from decisions where id > %s order by id"
 EVENTS = """
@@ -90,12 +91,7 @@ class Story:
         if row["from_state"] is None:
             self.tell("spawn", f"{worker}: {row['reason']}")
         elif row["from_state"] == "spawning" and to_state == "active":
-            rungs = await self._rows(LADDER, worker)
-            steps = ", ".join(
-                f"{r['stage']} {r['seconds']:.1f} s" + (f" ({r['failures']} failed tries)" if r["failures"] else "")
-                for r in rungs
-            )
-            self.tell("bring-up", f"{worker} is proven: {steps}")
+            self.tell("bring-up", f"{worker} is proven: {_ladder(await self._rows(LADDER, worker))}")
         elif to_state in {"terminating", "terminated"}:
             self.tell("worker", f"{worker} {row['from_state']} -> {to_state}: {row['reason']}")
 
@@ -113,6 +109,15 @@ class Story:
             else:
                 code = f" ({row['failure_code']})" if row["failure_code"] else ""
                 self.tell("task", f"{name} {row['outcome']}{code} on {row['worker_id']}; now {row['status']}")
+
+
+def _ladder(rungs: Sequence[Mapping[str, Any]]) -> str:
+    """Every stage in order, with its seconds where there were any to speak of, and the tries that failed."""
+    steps = []
+    for rung in rungs:
+        seconds = f" {rung['seconds']:.1f} s" if rung["seconds"] >= WORTH_TELLING_S else ""
+        steps.append(f"{rung['stage']}{seconds}" + (f" ({rung['failures']} failed tries)" if rung["failures"] else ""))
+    return " · ".join(steps)
 
 
 def _decision(row: Mapping[str, Any]) -> str:

@@ -19,11 +19,20 @@ BLOCKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     for words, who, fix in (
         (r"\bpaused\b", OPERATOR, "python -m orchestrator resume"),
         (
+            r"halted by|after [A-Z_]+ one at a time|network volume|is configured",
+            OPERATOR,
+            "mend what it names: the account, the key, the image, RUNPOD_STORAGE_NAME or POOLS_FILE",
+        ),
+        (
             r"budget|MAX_HOURLY_COST_USD",
             BUDGET,
             "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h",
         ),
-        (r"breaker|canary", ORCHESTRATOR, "python -m orchestrator list --all, then explain one that failed"),
+        (
+            r"breaker|canary|bring-up|hosts failed",
+            ORCHESTRATOR,
+            "python -m orchestrator list --all, then explain one that failed",
+        ),
         (r"MAX_ACTIVE_GPUS", OPERATOR, "raise MAX_ACTIVE_GPUS"),
         (r"offer|refused|capacity|market", CAPACITY, "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS"),
     )

@@ -77,6 +77,7 @@ async def test_a_machine_that_is_not_as_rented_ends_the_worker(
     host = await _host(rig, f"machine:machine-{worker.pod_id}")
     assert (host["strikes"], host["avoided"]) == (1, True)
     assert (host["evidence"][0]["code"], host["evidence"][0]["worker"]) == (code, worker.id)
+    assert host["key"] in (await rig.store.snapshot()).avoid  # where the planner looks
 
 
 @pytest.mark.parametrize("skew_s", [-300, 300])
@@ -131,23 +132,6 @@ async def test_pods_with_several_gpus_and_with_none_are_promoted(rig: Rig, gpu: 
     assert (await rig.row(worker.id))["status"] in READY
     climbed = [a["stage"] for a in await rig.attempts(worker.id) if a["stage"].startswith("gpu_")]
     assert climbed == (["gpu_inventory", "gpu_health", "gpu_fabric"] if count > 1 else [])
-
-
-async def test_a_machine_that_failed_is_refused_before_anything_is_tried_on_it(rig: Rig) -> None:
-    """Even by another name: its pod is given back at once, and the place gets a strike, not the machine."""
-    failed, _ = await rig.worker(pod={"machine_id": "m-bad", "data_center": "XX-1"}, ails={"zero_gpus": ""})
-    await ends(rig, failed, "GPU_NOT_ATTACHED")
-    place = f"place:XX-1|{GPU}"
-    assert (await _host(rig, place))["avoided"] is False
-    again, sshd = await rig.worker(pod={"machine_id": "m-bad", "data_center": "XX-1"})
-    await asyncio.wait_for(rig.bring_up().climb(rig.term, again), DEADLINE_S)
-    row, attempts = await rig.row(again.id), await rig.attempts(again.id)
-    assert (row["status"], row["failure_code"]) == ("terminating", "HOST_AVOIDED")
-    assert [a["stage"] for a in attempts] == ["pod_running"]
-    assert attempts[0]["evidence"]["failures"][0]["worker"] == failed.id
-    assert sshd.handshakes == 0
-    assert ((await _host(rig, "machine:m-bad"))["strikes"], (await _host(rig, place))["strikes"]) == (1, 2)
-    assert (await _host(rig, place))["avoided"] is True
 
 
 async def test_a_failure_that_is_not_the_machines_is_not_held_against_it(rig: Rig) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import uuid
+from datetime import timedelta
 from pathlib import Path
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.model import Pause
 from orchestrator.core.states import Stage, State
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.emulator.server import Emulator
@@ -92,11 +94,17 @@ async def test_terminate_names_exactly_one_worker_that_exists(cli: Cli) -> None:
 
 
 async def test_pause_and_resume(cli: Cli, fleet: Fleet) -> None:
-    """The reason is what the loop then sees."""
+    """The reason is what the loop then sees, in every pool or in one, until it is resumed or over."""
     assert (await cli("pause", "--reason", "too dear today")).code == 0
-    assert (await fleet.store.snapshot()).paused == "too dear today"
-    assert (await cli("resume", "--json")).json()["paused"] is None
-    assert (await fleet.store.snapshot()).paused is None
+    assert (await fleet.store.snapshot()).paused == {"*": Pause("too dear today", None)}
+    ran = await cli("pause", "--pool", "training", "--for", "5", "--json")
+    assert set(ran.json()["pools"]) == {"*", "training"}
+    seen = await fleet.store.snapshot()
+    until = seen.paused["training"].until
+    assert until is not None
+    assert timedelta(minutes=4) < until - seen.now <= timedelta(minutes=5)
+    assert (await cli("resume", "--json")).json() == {"schema_version": 1, "paused": None, "pools": {}}
+    assert not (await fleet.store.snapshot()).paused
 
 
 async def test_migrate_tells_what_it_did(cli: Cli, postgres: EmbeddedPostgres) -> None:

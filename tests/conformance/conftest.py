@@ -28,6 +28,8 @@ TABLES = (
     "hosts",
     "log_objects",
     "fleet_settings",
+    "releases",
+    "task_types",
 )
 
 

@@ -118,7 +118,7 @@ async def test_the_database_has_every_function_that_this_version_calls(db: Postg
         await connection.execute("alter function public.task_get rename to task_fetch")
         await connection.commit()
         try:
-            with pytest.raises(SchemaMismatch, match=r"lacks task_get\(p_id\), fleet_pause\(p_fleet, p_reason\); fix"):
+            with pytest.raises(SchemaMismatch, match=r"lacks task_get\(p_id\), fleet_pause\(p_fleet, p_pool"):
                 await store.check_functions()
         finally:
             await connection.execute("alter function public.fleet_halt rename to fleet_pause")

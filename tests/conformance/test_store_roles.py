@@ -148,9 +148,10 @@ async def test_the_role_ends_with_the_call(fleet: Fleet, database: str) -> None:
     db = await PostgresDb.open(database, pool_size=1)
     agent = await fleet.agent()
     await db.call_as_worker(claims_of(agent), "worker_heartbeat", args_of("worker_heartbeat", agent))
+    everywhere = {"p_fleet": "default", "p_for_s": None}
     with pytest.raises(BadToken):
-        await db.call_as_worker(claims_of(agent), "fleet_pause", {"p_fleet": "default", "p_reason": "x"})
-    assert (await db.call("fleet_pause", p_fleet="default", p_reason=None)) == {"paused": None}
+        await db.call_as_worker(claims_of(agent), "fleet_pause", {"p_pool": None, "p_reason": "x", **everywhere})
+    assert (await db.call("fleet_pause", p_pool=None, p_reason=None, **everywhere)) == {"paused": {}}
     await db.close()
 
 

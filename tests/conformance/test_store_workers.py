@@ -10,6 +10,7 @@ from psycopg.rows import DictRow
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.model import Pause
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, BadArgument, LogRange, LostRace, NotLeader, UnknownWorker
 from tests.conformance.builders import FLEET, START, Fleet
@@ -239,23 +240,23 @@ async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore)
     agent = await fleet.agent()
     fleet.wait(1)
     await agent.claim()
-    await fleet.call("fleet_pause", p_fleet=FLEET, p_reason="maintenance")
+    await fleet.call("fleet_pause", p_fleet=FLEET, p_pool="b", p_reason="maintenance", p_for_s=60)
     half = await fleet.snapshot()
     assert half["demand"] == [
-        {"pool": "b", "claimable": 1, "running": 0, "blocked": {"dependencies": 0, "scheduled": 0},
+        {"pool": "b", "claimable": 0, "running": 0, "blocked": {"dependencies": 0, "scheduled": 0, "paused": 1},
          "oldest_claimable_at": half["demand"][0]["oldest_claimable_at"]},
-        {"pool": "default", "claimable": 1, "running": 1, "blocked": {"dependencies": 1, "scheduled": 1},
+        {"pool": "default", "claimable": 1, "running": 1, "blocked": {"dependencies": 1, "scheduled": 1, "paused": 0},
          "oldest_claimable_at": half["demand"][1]["oldest_claimable_at"]},
     ]  # fmt: skip
-    assert (half["paused"], half["queued_total"], half["expired_leases"]) == ("maintenance", 4, 0)
+    assert (half["queued_total"], half["expired_leases"]) == (4, 0)
     (worker,) = half["workers"]
     assert (worker["id"], worker["tasks_running"]) == (agent.id, 1)
     decoded = await store.snapshot()
-    assert decoded.paused == "maintenance"
+    assert decoded.paused == {"b": Pause("maintenance", fleet.now + timedelta(seconds=60))}
     assert decoded.demand[1].oldest_claimable_at == START + timedelta(microseconds=1)
     assert decoded.last_spawn_at == {"default": START}
     await store.pause(None)
-    assert (await store.snapshot()).paused is None
+    assert not (await store.snapshot()).paused
 
 
 async def test_ended_workers_are_listed_only_on_request(fleet: Fleet, store: SqlStore) -> None:

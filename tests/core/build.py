@@ -4,8 +4,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.core.model import Absence, Demand, Offer, OfferState, Pod, PodStatus, Policy, Pool, Snapshot, Worker
-from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.model import (
+    Absence,
+    Demand,
+    EndedClimb,
+    Offer,
+    OfferState,
+    Pod,
+    PodStatus,
+    Policy,
+    Pool,
+    Snapshot,
+    Worker,
+)
+from orchestrator.core.states import ExitCause, Stage, State, WaitingOn
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 A40, L4 = Offer("NVIDIA A40", None, "SECURE"), Offer("NVIDIA L4", "EU-RO-1", "SECURE")
@@ -122,8 +134,9 @@ def absent(seconds: float, lists: int = 2) -> Absence:
     return Absence(lists, ago(seconds))
 
 
-def cooling(offer: Offer, seconds: float, refusals: int = 1) -> OfferState:
-    return OfferState(offer.key, NOW + timedelta(seconds=seconds), refusals, NOW, None)
+def cooling(offer: Offer, seconds: float, **changes: Any) -> OfferState:
+    base = OfferState(offer.key, NOW + timedelta(seconds=seconds), 1, NOW, None, probe_budget=1)
+    return replace(base, **changes)
 
 
 def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: Any) -> Snapshot:
@@ -141,6 +154,17 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
         in_flight=frozenset(),
         climbing=frozenset(),
         last_spawn_at={},
-        paused=None,
+        paused={},
+    )
+    return replace(base, **changes)
+
+
+def climbed(
+    seconds_ago: float, *, promoted: bool = False, code: str | None = "NO_RUNTIME", **changes: Any
+) -> EndedClimb:
+    """A climb that ended: failed, unless it is said to have been promoted."""
+    cause = None if promoted else ExitCause.SPAWN_FAILED
+    base = EndedClimb(
+        f"gpu-{seconds_ago:g}", "default", ago(seconds_ago), promoted, cause, None if promoted else code, "image@"
     )
     return replace(base, **changes)

@@ -181,6 +181,19 @@ def test_an_own_programs_state_follows_what_it_holds() -> None:
     assert only(snapshot(taken)) == Settle("gpu-1", State.IDLE, State.ACTIVE, "holds 2 task(s)")
 
 
+@pytest.mark.parametrize(("still_s", "steady_s", "stuck"), [(1199, 9000, False), (1200, 9000, True), (5000, 60, False)])
+def test_a_task_without_progress_ends_its_worker(still_s: float, steady_s: float, stuck: bool) -> None:
+    """Although its heartbeat lives; counted from when we could have heard of it. Task and time are named."""
+    one = busy("gpu-1", progress_at=ago(still_s), slowest_task="7f3a")
+    action = only(snapshot(one, running=1, steady_since=ago(steady_s)))
+    if not stuck:
+        assert action is None
+        return
+    assert end(action) == (ExitCause.TASK_STUCK, None)
+    assert isinstance(action, Terminate)
+    assert action.reason == "task 7f3a made no progress for 1200 s, TASK_STUCK_TIMEOUT_SEC=1200"
+
+
 def test_a_worker_in_flight_is_left_alone() -> None:
     """An action under way is not doubled."""
     silent = busy("gpu-1", last_heartbeat=ago(300))

@@ -1,14 +1,15 @@
 """How many workers, and which come or go."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
-from orchestrator.core.model import Snapshot
+from orchestrator.core.model import Demand, Pause, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.states import ExitCause, State
-from tests.core.build import A40, L4, NOW, ago, busy, cooling, idle, policy, snapshot, spawning, terminating
+from tests.core.build import A40, L4, NOW, ago, busy, idle, policy, pool, snapshot, spawning, terminating
 
 
 def spawned(made: Plan) -> list[Spawn]:
@@ -90,35 +91,22 @@ def test_worker_names_are_unique_and_repeatable() -> None:
     assert all(n.startswith("gpu-20261121_120000-") and len(n) == 28 for n in names)
 
 
-def test_offers_are_taken_in_order_and_refused_ones_passed_over() -> None:
-    """The operator's first choice wins unless it is cooling down."""
-    assert spawned(plan(snapshot(claimable=1), policy()))[0].offer == A40
-    made = plan(snapshot(claimable=1, offers={A40.key: cooling(A40, 20)}), policy())
-    assert spawned(made)[0].offer == L4
-
-
-def test_a_refused_offer_is_probed_with_one_create() -> None:
-    """After a cool-down one create tries the market, however many workers are wanted."""
-    dry = {A40.key: cooling(A40, -1), L4.key: cooling(L4, -1)}
-    made = plan(snapshot(claimable=300, offers=dry), policy())
-    assert [s.offer for s in spawned(made)] == [A40, L4]
-    assert any("every offer was refused lately" in b for b in made.verdicts[0].blocked)
-
-
-def test_no_spawn_while_every_offer_cools() -> None:
-    """A dry market is waited out, and the decision says until when."""
-    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
-    made = plan(snapshot(claimable=1, offers=dry), policy())
-    assert not made.actions
-    assert made.verdicts[0].blocked == ("1 spawn(s): every offer was refused lately, next try 12:00:20",)
-
-
 def test_pause_stops_spawns_only() -> None:
     """A paused fleet spawns nothing, says why, and still lets idle workers go."""
-    made = plan(snapshot(claimable=9, paused="stock-taking"), policy())
+    pauses = {"*": Pause("stock-taking", None)}
+    made = plan(snapshot(paused=pauses), policy(pool={"min_active": 3}))
     assert not spawned(made)
     assert made.verdicts[0].blocked == ("3 spawn(s): paused, stock-taking",)
-    assert ended(plan(snapshot(idle("gpu-1", 700), paused="x"), policy())) == ["gpu-1"]
+    assert ended(plan(snapshot(idle("gpu-1", 700), paused=pauses), policy())) == ["gpu-1"]
+
+
+def test_one_pool_is_paused_for_a_time() -> None:
+    """Its waiting tasks are shown as paused and scale nothing; the loop looks again when the pause is over."""
+    until = NOW + timedelta(minutes=5)
+    seen = snapshot(blocked={"paused": 9}, paused={"default": Pause("stock-taking", until)})
+    verdict = plan(seen, policy()).verdicts[0]
+    assert (verdict.target, verdict.blocked, verdict.retry_at) == (0, ("9 task(s): paused, stock-taking",), until)
+    assert spawned(plan(snapshot(claimable=1, paused={"other": Pause("x", None)}), policy()))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +145,58 @@ def test_spawning_is_cancelled_only_after_its_grace() -> None:
     assert [(a.worker_id, a.cause) for a in made.actions if isinstance(a, Terminate)] == [
         ("gpu-2", ExitCause.SCALE_DOWN)
     ]
+
+
+def test_a_lowered_limit_ends_what_is_not_working_yet() -> None:
+    """MAX_ACTIVE_GPUS shrinks: climbs beyond it end at once, idle workers after their time, busy ones never."""
+    fleet = (busy("gpu-1"), busy("gpu-2"), spawning("gpu-3"), idle("gpu-4", 10))
+    seen = snapshot(*fleet, running=2, claimable=9)
+    assert ended(plan(seen, policy(pool={"max_active": 4}))) == []
+    assert ended(plan(seen, policy(pool={"max_active": 3}))) == ["gpu-3"]
+    later = snapshot(*fleet[:2], idle("gpu-4", 31), running=2, claimable=9)
+    assert ended(plan(later, policy(pool={"max_active": 1}))) == ["gpu-4"]
+
+
+def test_the_youngest_climb_beyond_the_limit_goes_first() -> None:
+    """What has climbed longest is nearest to being useful."""
+    seen = snapshot(spawning("gpu-1", created_at=ago(50)), spawning("gpu-2", created_at=ago(5)), claimable=9)
+    assert ended(plan(seen, policy(pool={"max_active": 1}))) == ["gpu-2"]
+
+
+@pytest.mark.parametrize(
+    ("spawned_ago_s", "pool", "gone"),
+    [(59, "default", []), (60, "default", ["gpu-1"]), (5, "other", ["gpu-1"])],
+)
+def test_hysteresis_ends_with_its_grace_and_holds_for_its_own_pool(
+    spawned_ago_s: float, pool: str, gone: list[str]
+) -> None:
+    """SCALE_DOWN_GRACE_PERIOD_SEC counts from the pool's own last spawn, to the second."""
+    seen = snapshot(idle("gpu-1", 40), busy("gpu-2"), running=1, last_spawn_at={pool: ago(spawned_ago_s)})
+    assert ended(plan(seen, policy())) == gone
+
+
+def test_hysteresis_does_not_hold_up_the_idle_timeout() -> None:
+    """It is there against flapping, and an idle timeout is no flap."""
+    seen = snapshot(idle("gpu-1", 700), busy("gpu-2"), running=1, last_spawn_at={"default": ago(10)})
+    assert ended(plan(seen, policy())) == ["gpu-1"]
+
+
+def test_each_pool_answers_for_its_own_tasks() -> None:
+    """Two pools scale side by side, each by its own numbers."""
+    pools = (pool(), pool(name="training", tasks_per_gpu=1, max_active=2, offers=(L4,)))
+    demand = (Demand("default", 3, 0, {}, None), Demand("training", 5, 0, {}, None))
+    made = plan(replace(snapshot(), demand=demand), replace(policy(), pools=pools))
+    assert [(s.pool, s.offer) for s in spawned(made)] == [("default", A40), ("training", L4), ("training", L4)]
+    assert [(v.pool, v.target) for v in made.verdicts] == [("default", 1), ("training", 2)]
+
+
+def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> None:
+    """Its tasks wait where it can be seen; its workers finish and end."""
+    workers = (idle("gpu-1", 31, pool="old"), busy("gpu-2", pool="old"))
+    seen = replace(snapshot(*workers), demand=(Demand("old", 7, 1, {}, None),))
+    made = plan(seen, policy())
+    assert ended(made) == ["gpu-1"]
+    assert made.verdicts[1].blocked == ("7 task(s): no pool 'old' is configured",)
 
 
 def test_a_worker_lost_this_tick_is_replaced_this_tick() -> None:

@@ -83,7 +83,7 @@ async def test_without_a_worker_the_decision_says_why_none_comes(
 async def test_a_paused_fleet_is_the_operators(fleet: Fleet) -> None:
     """With the reason that was given."""
     (task,) = await fleet.submit()
-    await fleet.call("fleet_pause", p_fleet="default", p_reason="new prices")
+    await fleet.call("fleet_pause", p_fleet="default", p_pool=None, p_reason="new prices", p_for_s=None)
     said = await told(fleet, task)
     assert (said.who, said.what) == ("operator", "an operator: spawning is paused, new prices")
     assert said.fix == "python -m orchestrator resume"

@@ -19,7 +19,7 @@ HANDLERS = {
     "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "2",
     "SPAWNING_GRACE_PERIOD_SEC": "1",
     "SCALE_DOWN_GRACE_PERIOD_SEC": "1",
-    "HEARTBEAT_TIMEOUT_SEC": "30",  # a heartbeat every 10 s
+    "HEARTBEAT_TIMEOUT_SEC": "15",  # a heartbeat every 5 s
 }
 Until = Callable[..., Awaitable[Sequence[dict[str, Any]]]]
 

@@ -17,3 +17,8 @@ def work(params: dict[str, Any], task: Any) -> dict[str, Any]:
         task.progress(None, f"line {number}")
         time.sleep(0.1)
     return {"pid": os.getpid(), "sum": sum(d.result_data["sum"] for d in task.dependencies) + params.get("value", 0)}
+
+
+def stand(params: dict[str, Any], task: Any) -> None:
+    """Stand still, without a word of progress."""
+    time.sleep(params["seconds"])

@@ -1,0 +1,20 @@
+"""What is wrong with what the operator configured: all of it at once, each with what, why and how to mend it."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """One thing that cannot be used as it is."""
+
+    what: str
+    why: str
+    fix: str
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; `problems` lists everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{p.what}: {p.why}" for p in self.problems))

@@ -1,0 +1,162 @@
+"""How ended bring-ups hold back the next ones: breaker, canary, new releases, halts, pace."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.core.actions import Spawn
+from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
+from orchestrator.core.plan import plan
+from orchestrator.core.states import ExitCause
+from tests.core.build import A40, ago, climbed, pod_of, policy, snapshot, spawning
+
+
+def wanting(*ended: EndedClimb, on_their_way: int = 0, **changes: Any) -> Snapshot:
+    """A pool of which all four workers are wanted."""
+    newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
+    workers = [spawning(f"gpu-{number}") for number in range(on_their_way)]
+    return snapshot(*workers, claimable=12, ended=newest_last, **changes)
+
+
+def spawns(seen: Snapshot, **changes: Any) -> int:
+    return sum(isinstance(a, Spawn) for a in plan(seen, policy(**changes)).actions)
+
+
+def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[EndedClimb]:
+    return [climbed(newest_s + apart_s * number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("ended", "count"),
+    [
+        ([], 4),
+        (failures(4), 1),  # too few to judge: only paced
+        (failures(5), 1),
+        ([*failures(8, 70), climbed(65, promoted=True), climbed(60, promoted=True)], 4),  # it closed
+        ([*failures(4), *(climbed(s, promoted=True) for s in (200, 210))], 1),  # 4 of 6 is below 0.8: paced only
+    ],
+)
+def test_too_many_failures_leave_one_at_a_time(ended: Sequence[EndedClimb], count: int) -> None:
+    """MAX_WORKER_FAILURE_RATE over the window, once MIN_WORKERS_FOR_RATE_CHECK climbs have ended."""
+    assert spawns(wanting(*ended)) == count
+
+
+@pytest.mark.parametrize(("on_their_way", "count"), [(0, 1), (1, 0), (2, 0)])
+def test_an_open_breaker_has_one_canary(on_their_way: int, count: int) -> None:
+    """What is on its way already is the canary."""
+    assert spawns(wanting(*failures(5), on_their_way=on_their_way)) == count
+
+
+def test_an_open_breaker_says_so() -> None:
+    """With the numbers it opened by, and when the next canary may go."""
+    made = plan(wanting(*failures(5, newest_s=4)), policy())
+    assert made.verdicts[0].blocked == (
+        "4 spawn(s): breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), next canary 12:00:06",
+    )
+    assert made.verdicts[0].retry_at == ago(-6)
+
+
+def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
+    """Failures that left the window still stand for what nobody has disproved."""
+    long_ago = failures(5, newest_s=3000)
+    assert spawns(wanting(*long_ago)) == 1
+    assert spawns(wanting(*long_ago, climbed(20, promoted=True))) == 4
+
+
+def test_failures_far_apart_do_not_open_it() -> None:
+    """Five in an hour are not five in the window."""
+    assert spawns(wanting(*failures(5, newest_s=310, apart_s=301))) == 4
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        [climbed(60 + n, code="NO_CAPACITY") for n in range(9)],  # the market
+        [climbed(60 + n, code=None, exit_cause=ExitCause.SCALE_DOWN) for n in range(9)],  # our own wish
+        [climbed(60 + n, pool="other") for n in range(9)],
+    ],
+)
+def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence[EndedClimb]) -> None:
+    """Refusals of the market, planned ends, other pools."""
+    assert spawns(wanting(*ended)) == 4
+
+
+@pytest.mark.parametrize(
+    ("proven", "on_their_way", "count"),
+    [
+        (frozenset(), 0, 4),  # a new fleet has nothing to compare with
+        (frozenset({"image@"}), 0, 4),
+        (frozenset({"image@old"}), 0, 1),
+        (frozenset({"image@old"}), 1, 0),
+    ],
+)
+def test_a_new_release_sends_a_canary_first(proven: frozenset[str], on_their_way: int, count: int) -> None:
+    """Until somebody was promoted with this image and this code."""
+    assert spawns(wanting(proven=proven, on_their_way=on_their_way)) == count
+
+
+def test_a_release_is_image_and_code() -> None:
+    """A change of either is a new one."""
+    seen = wanting(proven=frozenset({"image@1"}))
+    assert spawns(seen, code_sha="1") == 4
+    assert spawns(seen, code_sha="2") == 1
+    assert spawns(seen, code_sha="1", pool={"image": "other"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "spawned_s", "count"),
+    [(5, 5, 0), (5, 9.9, 0), (5, 10, 1), (5, 400, 1), (301, 5, 4)],
+)
+def test_respawns_after_a_failure_are_paced(ended_s: float, spawned_s: float, count: int) -> None:
+    """One in ten seconds, so that a pool that cannot come up is no storm; five minutes later that is forgotten."""
+    assert spawns(wanting(climbed(ended_s), last_spawn_at={"default": ago(spawned_s)})) == count
+
+
+def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
+    """MIN_ACTIVE_GPUS with climbs that end at once: the loop comes back when the next may go."""
+    seen = snapshot(ended=(climbed(1),), last_spawn_at={"default": ago(4)})
+    verdict = plan(seen, policy(pool={"min_active": 2})).verdicts[0]
+    assert verdict.blocked == ("2 spawn(s): the last bring-up failed (NO_RUNTIME), one spawn in 10 s",)
+    assert verdict.retry_at == ago(-6)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "newest_s", "count"),
+    [(1, 29, 0), (1, 30, 1), (2, 59, 0), (2, 60, 1), (9, 599, 0), (9, 600, 1)],
+)
+@pytest.mark.parametrize("code", ["BALANCE", "QUOTA", "API_AUTH", "BAD_SPEC"])
+def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest_s: float, count: int) -> None:
+    """Longer with each refusal in a row, up to ten minutes; then one tries."""
+    assert spawns(wanting(*(climbed(newest_s + n, code=code) for n in range(refusals)))) == count
+
+
+def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
+    """Otherwise everybody would be replaced once before anybody is judged."""
+    dead = tuple(spawning(f"gpu-{n}") for n in range(4))
+    pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
+    made = plan(
+        snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_climbs=4)
+    )
+    assert not [a for a in made.actions if isinstance(a, Spawn)]
+    assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in made.verdicts[0].blocked[0]
+
+
+def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_own() -> None:
+    """Money and keys are shared; an image is not."""
+    assert spawns(wanting(climbed(5, code="BALANCE", pool="other"))) == 0
+    assert spawns(wanting(climbed(5, code="BAD_SPEC", pool="other"))) == 4
+
+
+def test_a_granted_pod_ends_the_halt() -> None:
+    """Its climb need not be over."""
+    granted = {A40.key: OfferState(A40.key, None, 0, ago(90), ago(3))}
+    assert spawns(wanting(climbed(5, code="BALANCE"), offers=granted)) == 4
+
+
+def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
+    """It says nothing of image or code, and costs a little each time."""
+    returned = [climbed(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
+    assert spawns(wanting(*returned)) == 1
+    assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
+    assert "breaker" not in plan(wanting(*returned), policy()).verdicts[0].blocked[0]
