@@ -212,6 +212,23 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return jsonb_build_object('now', v_now, 'hosts', coalesce((
+        select jsonb_agg(to_jsonb(h) - 'fleet' || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
+                         order by h.last_failure desc, h.key)
+          from (select * from public.hosts h
+                 where h.fleet = p_fleet and (h.avoid_until > v_now or not coalesce(p_avoided, false))
+                 order by h.last_failure desc, h.key limit 1000) h),
+        '[]'));
+end
+$$;
+
 CREATE FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -736,6 +753,40 @@ begin
     on conflict (id) do nothing;
     get diagnostics v_created = row_count;
     return jsonb_build_object('created', v_created = 1);
+end
+$$;
+
+CREATE FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_what jsonb := jsonb_build_array(coalesce(nullif(p_evidence, 'null'), '{}')
+                                      || jsonb_build_object('code', p_code, 'at', v_now));
+    v_host public.hosts;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_strike');
+    perform public.internal_check_size(p_evidence, 65536, 'p_evidence');
+    if coalesce(p_key, '') = '' or coalesce(p_code, '') = '' or p_avoid_s is null or p_after is null
+       or p_memory_s is null then
+        perform public.internal_refuse('OR007', 'a strike needs p_key, p_code, p_avoid_s, p_after and p_memory_s');
+    end if;
+    delete from public.hosts h
+     where h.fleet = p_fleet and h.last_failure < v_now - interval '90 days' and coalesce(h.avoid_until <= v_now, true);
+    insert into public.hosts as h (fleet, key, strikes, evidence, last_failure)
+    values (p_fleet, p_key, 1, v_what, v_now)
+    on conflict (fleet, key) do update
+       set strikes = case when h.last_failure < v_now - p_memory_s * interval '1 second' then 1 else h.strikes + 1 end,
+           evidence = (select jsonb_agg(e.what order by e.n)
+                         from jsonb_array_elements(v_what || h.evidence) with ordinality e (what, n) where e.n <= 10),
+           last_failure = v_now
+    returning * into v_host;
+    if v_host.strikes >= p_after then
+        update public.hosts h set avoid_until = greatest(h.avoid_until, v_now + p_avoid_s * interval '1 second')
+         where h.fleet = p_fleet and h.key = p_key returning * into v_host;
+    end if;
+    return jsonb_build_object('strikes', v_host.strikes, 'avoid_until', v_host.avoid_until);
 end
 $$;
 
@@ -2230,6 +2281,17 @@ CREATE TABLE public.fleet_settings (
     expires_at timestamp with time zone
 );
 
+CREATE TABLE public.hosts (
+    fleet text NOT NULL,
+    key text NOT NULL,
+    strikes integer NOT NULL,
+    evidence jsonb NOT NULL,
+    last_failure timestamp with time zone NOT NULL,
+    avoid_until timestamp with time zone,
+    CONSTRAINT hosts_key_check CHECK ((key ~ '^(machine|place):.'::text)),
+    CONSTRAINT hosts_strikes_check CHECK ((strikes > 0))
+);
+
 CREATE TABLE public.log_objects (
     worker_id text NOT NULL,
     boot_id text NOT NULL,
@@ -2425,6 +2487,9 @@ ALTER TABLE ONLY public.fleet_lease
 ALTER TABLE ONLY public.fleet_settings
     ADD CONSTRAINT fleet_settings_pkey PRIMARY KEY (fleet, name);
 
+ALTER TABLE ONLY public.hosts
+    ADD CONSTRAINT hosts_pkey PRIMARY KEY (fleet, key);
+
 ALTER TABLE ONLY public.log_objects
     ADD CONSTRAINT log_objects_pkey PRIMARY KEY (worker_id, boot_id, stream, seq);
 
@@ -2525,6 +2590,8 @@ ALTER TABLE public.fleet_lease ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.fleet_settings ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.hosts ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.log_objects ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.offers ENABLE ROW LEVEL SECURITY;
@@ -2563,6 +2630,8 @@ REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
@@ -2594,6 +2663,8 @@ REVOKE ALL ON FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestam
 REVOKE ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 

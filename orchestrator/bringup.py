@@ -12,22 +12,26 @@ is closed as lost and the climb begins again, until the deadline of the stage th
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import structlog
 
+from orchestrator.ascent import Ascent, Evidence, Proof
+from orchestrator.boot import Boot
 from orchestrator.bundle import Bundle
 from orchestrator.core.model import Worker
 from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Rung, Stage, State, WaitingOn
+from orchestrator.hosts import remember
 from orchestrator.launch import LaunchConfig
-from orchestrator.ports import Attempt, Lines, LostRace, PortError, Shell, Store
-from orchestrator.proofs import Ascent, Evidence, Proof, Proofs, pauses
+from orchestrator.ports import Attempt, Lines, LostRace, PortError, Shell, Store, Unavailable
+from orchestrator.proofs import Proofs, pauses
 from orchestrator.remote import Unproven
 from orchestrator.views import PodView, WorkerView
 
 __all__ = ["BringUp", "LaunchConfig", "PodView", "WorkerView"]
+EXTENDED = "image_pull_extended"  # in the row's metadata: its image was given a second deadline
 log = structlog.get_logger()
 
 
@@ -53,9 +57,11 @@ class BringUp:
         config: LaunchConfig,
         *,
         token_for: Callable[[Worker, str], str],
+        pod_log: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         self._store, self._config = store, config
-        self._proofs = Proofs(lines, shell, bundle, pods, workers, config, token_for)
+        boot = Boot(pods, pod_log or _no_log)
+        self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for)
 
     async def climb(self, term: int, worker: Worker) -> None:
         """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""
@@ -75,19 +81,27 @@ class BringUp:
             await self._give_up(ascent, no)
 
     async def _ascend(self, ascent: Ascent, clock: "_Clock") -> None:
-        for rung, prove in self._proofs.ladder:
-            await self._stage(ascent, clock, rung, prove)
+        for rung, prove in self._proofs.ladder(ascent.worker):
+            try:
+                await self._stage(ascent, clock, rung, prove)
+            except Unproven as no:
+                spent = EXTENDED in ascent.worker.metadata or clock.left_s(None) <= 0
+                if no.code is not FailureCode.IMAGE_PULL_SLOW or spent:
+                    raise
+                ascent.facts = {"metadata": {EXTENDED: True}}  # once: it is coming, only slowly
+                await self._stage(ascent, clock, rung, prove)
             clock.passed(rung.stage)
 
     async def _stage(self, ascent: Ascent, clock: "_Clock", rung: Rung, prove: Proof) -> None:
         stage = rung.stage
         setting_up = stage is Stage.PROCESS and self._config.setup_command is not None
-        limit_s = clock.left_s(None if setting_up else rung.deadline_s)  # setting up has only the hard cap
+        own_s = None if setting_up else self._config.deadline_s(rung)  # setting up has only the hard cap
+        limit_s = clock.left_s(own_s)
         if limit_s <= 0:
             why = f"no time is left for {stage}"
             raise Unproven(clock.overdue(rung), why, {"after_s": round(clock.climbing_s())})
         facts, ascent.facts = ascent.facts, {}
-        ascent.suspect, ascent.evidence = None, {}
+        ascent.suspect, ascent.evidence, ascent.limit_s = None, {}, limit_s
         waiting = {"waiting_on": rung.waiting_on, "waiting_for": str(stage), "deadline_s": limit_s, "next_attempt_s": 0}
         ascent.worker = await self._move(ascent, stage=stage, reason=f"climbing: {stage}", fields=facts | waiting)
         ascent.entered_at = ascent.worker.deadline_at - timedelta(seconds=limit_s)
@@ -133,11 +147,12 @@ class BringUp:
         }
         reason = f"{no.code}: {no}"[:500]
         try:
-            await self._move(
+            ended = await self._move(
                 ascent, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=ascent.facts | fields
             )
         except LostRace:
             return  # somebody else ended it first, with a reason of their own
+        await remember(self._store, ascent.term, ended, no.code, {"why": str(no)[:500]})
         log.warning("worker_terminating", worker=ascent.worker.id, code=no.code, reason=reason, **_brief(no.evidence))
 
     async def _move(
@@ -200,6 +215,10 @@ class _Clock:
         if self._lost is not None:
             left.append(self._lost[1] - time.monotonic())
         return min(left)
+
+
+async def _no_log(pod_id: str) -> str:
+    raise Unavailable(f"nobody can read the log of pod {pod_id} here")
 
 
 async def _timed(prove: Proof, ascent: Ascent, rung: Rung, limit_s: float, overdue: FailureCode) -> Evidence:

@@ -16,6 +16,7 @@ from orchestrator.core import actions as act
 from orchestrator.core import budget
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.states import FAILURES, RUNGS, Stage, State
+from orchestrator.hosts import remember
 from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
 from orchestrator.renting import Renter
 from orchestrator.teardown import Teardown
@@ -222,13 +223,14 @@ class Executor:
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
-        await self._teardown.begin(term, action)
+        ended = await self._teardown.begin(term, action)
         if action.worker_id in self._climbs:
             self._climbs[action.worker_id].cancel()
         said = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
         (log.warning if action.cause in FAILURES else log.info)("worker_terminating", **said)
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
+            await remember(self._store, term, ended, action.code, {"why": action.reason})
         else:
             await self._teardown.name_tasks(term, action)
 

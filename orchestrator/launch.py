@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.bundle import Bundle
 from orchestrator.core.model import Worker
+from orchestrator.core.states import Rung
 from orchestrator.ports import Completed
 from worker.protocol import BASE_DIR
 
@@ -37,7 +38,13 @@ class LaunchConfig:
     batch: int = 1
     default_timeout_s: float = 3600  # of a task that names none
     spawning_timeout_s: float = 900  # hard cap on a whole climb, from the row's creation
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)  # stage -> instead of the ladder's own
+    images: Mapping[str, str] = field(default_factory=dict)  # pool -> the image of its pods
     env: Mapping[str, str] = field(default_factory=dict)  # for handlers; travels with the configuration
+
+    def deadline_s(self, rung: Rung) -> float:
+        """What a stage may take."""
+        return self.deadlines_s.get(rung.stage, rung.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from orchestrator.core.hosts import Strike
 from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Pod, PodSpec, Spent, TaskType, Worker
 from orchestrator.core.states import FailureCode, Stage, State
 
@@ -154,6 +155,14 @@ class Store(Protocol):
         ...
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...
+    async def strike(self, term: int, strike: Strike, *, code: str, evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Hold a failure against a machine or a place; its strikes that count, and until when it is avoided."""
+        ...
+
+    async def hosts(self, *, avoided: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Machines and places that failed, newest first; with `avoided` only those that are avoided now."""
+        ...
+
     async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...
     async def declare_pools(self, term: int, task_types: Sequence[TaskType]) -> None:
         """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
@@ -223,6 +232,10 @@ class Cloud(Protocol):
 
     async def delete_pod(self, pod_id: str) -> bool:
         """True if deleted by this call, False if the provider did not know it (which proves nothing)."""
+        ...
+
+    async def pod_log(self, pod_id: str) -> str:
+        """The last lines of the provider's own log about a pod (image pull, container start)."""
         ...
 
     async def prices(self) -> Mapping[str, float]:

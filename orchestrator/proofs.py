@@ -8,49 +8,34 @@ that was seen stands in the row: facts found by one stage are written with the m
 import asyncio
 import itertools
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
 
 from orchestrator import launch, remote
+from orchestrator.ascent import Ascent, Evidence, Proof
+from orchestrator.boot import Boot
 from orchestrator.bundle import Bundle
-from orchestrator.core.model import Pod, PodStatus, Worker
+from orchestrator.checks import Checks
+from orchestrator.core.model import Worker
 from orchestrator.core.states import RUNGS, FailureCode, Rung, Stage
-from orchestrator.ports import AuthFailed, HostKeyChanged, Lines, NotSsh, Refused, Session, Shell, Unavailable
+from orchestrator.ports import (
+    AuthFailed,
+    HostKeyChanged,
+    Lines,
+    NotSsh,
+    Refused,
+    Session,
+    Shell,
+    Unavailable,
+)
 from orchestrator.remote import Unproven
-from orchestrator.views import PodView, WorkerView
+from orchestrator.views import WorkerView
 
 BANNER_TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two tries at a port; the last one repeats
 LOOK_AGAIN_S = 10.0  # while no heartbeat comes, how often the process is looked for again
+WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
 PUSHES = 2  # then a file that does not arrive whole is given up
-POD_FACTS = ("machine_id", "data_center", "gpu_type", "price_usd_per_hour")  # columns of the same names
-GONE = {
-    PodStatus.EXITED: FailureCode.POD_EXITED,
-    PodStatus.TERMINATED: FailureCode.POD_EXITED,
-    PodStatus.ERROR: FailureCode.POD_ERROR,
-}
-Evidence = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Ascent:
-    """One climb under way: the row as last written, and what the stages found so far."""
-
-    term: int
-    worker: Worker
-    entered_at: datetime  # the database's clock when the present stage was entered
-    facts: dict[str, Any] = field(default_factory=dict)  # columns that the next move writes
-    suspect: FailureCode | None = None  # what a deadline would be called now, if there is a better word
-    evidence: Evidence = field(default_factory=dict)  # … and what is known by then
-    said_pod_id: str = ""
-    agent: launch.Agent | None = None
-    launched_at: datetime | None = None
-
-
-Proof = Callable[[Ascent], Awaitable[Evidence]]
 
 
 class Proofs:
@@ -61,42 +46,34 @@ class Proofs:
         lines: Lines,
         shell: Shell,
         bundle: Bundle,
-        pods: PodView,
+        boot: Boot,
         workers: WorkerView,
         config: launch.LaunchConfig,
         token_for: Callable[[Worker, str], str],
     ) -> None:
         self._lines, self._shell, self._bundle = lines, shell, bundle
-        self._pods, self._workers = pods, workers
-        self._config, self._token_for = config, token_for
+        self._boot, self._checks = boot, Checks(lines, config)
+        self._workers, self._config, self._token_for = workers, config, token_for
 
-    @property
-    def ladder(self) -> tuple[tuple[Rung, Proof], ...]:
-        """The stages in their order."""
-        return (
-            (RUNGS[Stage.POD_RUNNING], self.pod_running),
-            (RUNGS[Stage.SSH_DETAILS], self.ssh_details),
-            (RUNGS[Stage.TCP], self.tcp),
-            (RUNGS[Stage.SSH_AUTH], self.ssh_auth),
-            (RUNGS[Stage.EXEC], self.exec),
-            (RUNGS[Stage.IDENTITY], self.identity),
-            (RUNGS[Stage.DEPLOY], self.deploy),
-            (RUNGS[Stage.PROCESS], self.process),
-            (RUNGS[Stage.HEARTBEAT], self.heartbeat),
+    def ladder(self, worker: Worker) -> tuple[tuple[Rung, Proof], ...]:
+        """The stages in their order; what a pod has not got, it need not prove."""
+        checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
+        steps = (
+            (Stage.POD_RUNNING, self._boot.pod_running, True),
+            (Stage.SSH_DETAILS, self._boot.ssh_details, True),
+            (Stage.TCP, self.tcp, True),
+            (Stage.SSH_AUTH, self.ssh_auth, True),
+            (Stage.EXEC, self.exec, True),
+            (Stage.IDENTITY, self.identity, True),
+            (Stage.PLATFORM, checks.platform, True),
+            (Stage.GPU_INVENTORY, checks.gpu_inventory, smi),
+            (Stage.GPU_HEALTH, checks.gpu_health, smi),
+            (Stage.GPU_FABRIC, checks.gpu_fabric, smi and worker.gpu_count > 1),
+            (Stage.DEPLOY, self.deploy, True),
+            (Stage.PROCESS, self.process, True),
+            (Stage.HEARTBEAT, self.heartbeat, True),
         )
-
-    async def pod_running(self, ascent: Ascent) -> Evidence:
-        """The provider says RUNNING, and a runtime is present."""
-        pod = await self._pod(ascent, Stage.POD_RUNNING, lambda p: p.status is PodStatus.RUNNING and p.has_runtime)
-        found = {name: getattr(pod, name) for name in POD_FACTS}
-        ascent.facts |= {name: value for name, value in found.items() if value is not None}
-        return {"pod_id": pod.id, "machine_id": pod.machine_id}
-
-    async def ssh_details(self, ascent: Ascent) -> Evidence:
-        """A public address for port 22."""
-        pod = await self._pod(ascent, Stage.SSH_DETAILS, lambda p: bool(p.ssh_host and p.ssh_port))
-        ascent.facts |= {"ssh_host": pod.ssh_host, "ssh_port": pod.ssh_port}
-        return {"address": f"{pod.ssh_host}:{pod.ssh_port}"}
+        return tuple((RUNGS[stage], proof) for stage, proof, needed in steps if needed)
 
     async def tcp(self, ascent: Ascent) -> Evidence:
         """Something that speaks SSH answers there."""
@@ -120,7 +97,7 @@ class Proofs:
     async def ssh_auth(self, ascent: Ascent) -> Evidence:
         """Our key is accepted, and the host key is the pinned one, or pinned now."""
         try:
-            async with self._session(ascent, Stage.SSH_AUTH) as session:
+            async with self._session(ascent) as session:
                 ascent.facts["host_key"] = session.host_key
                 return {**session.evidence, "pinned": "before" if ascent.worker.host_key else "now"}
         except HostKeyChanged as error:
@@ -131,8 +108,8 @@ class Proofs:
     async def exec(self, ascent: Ascent) -> Evidence:
         """A shell there joins the halves of a nonce; the same command tells the pod's id."""
         left, right = uuid.uuid4().hex[:16], uuid.uuid4().hex[:16]
-        async with self._session(ascent, Stage.EXEC) as session:
-            done = await remote.run(session, launch.echo_command(left, right), timeout_s=_limit_s(Stage.EXEC))
+        async with self._session(ascent) as session:
+            done = await remote.run(session, launch.echo_command(left, right), timeout_s=ascent.limit_s)
         _, nonce, said = done.stdout.decode("utf-8", "replace").rpartition(left + right)
         if done.exit_status != 0 or not nonce:
             raise Unproven(FailureCode.EXEC_FAILED, "the nonce did not come back", remote.shown(done))
@@ -150,15 +127,15 @@ class Proofs:
         """What lies on the pod has the sha256 of what we would send; what is missing or differs is sent."""
         wanted = launch.files(self._bundle)
         pushed: list[str] = []
-        async with self._session(ascent, Stage.DEPLOY) as session:
-            there = await session.list(launch.CODE_DIR, timeout_s=_limit_s(Stage.DEPLOY)) or {}
+        async with self._session(ascent) as session:
+            there = await session.list(launch.CODE_DIR, timeout_s=ascent.limit_s) or {}
             stale = {path for path, (content, _) in wanted.items() if there.get(_name(path)) != len(content)}
             for _ in range(PUSHES + 1):
                 for path in sorted(stale):
-                    await session.put(path, wanted[path][0], timeout_s=_limit_s(Stage.DEPLOY))
+                    await session.put(path, wanted[path][0], timeout_s=ascent.limit_s)
                     pushed.append(_name(path))
                 command = launch.digest_command(sorted(wanted))
-                done = await remote.run(session, command, timeout_s=_limit_s(Stage.DEPLOY))
+                done = await remote.run(session, command, timeout_s=ascent.limit_s)
                 found = launch.digests(done.stdout)
                 stale = {path for path, (_, sha) in wanted.items() if found.get(path) != sha}
                 if not stale or max(map(pushed.count, map(_name, stale))) >= PUSHES:
@@ -174,7 +151,7 @@ class Proofs:
         nonce = ascent.worker.nonce or ""
         adopted = ascent.agent is not None
         ascent.launched_at = ascent.entered_at
-        async with self._session(ascent, Stage.PROCESS) as session:
+        async with self._session(ascent) as session:
             if ascent.agent is None:
                 token = self._token_for(ascent.worker, ascent.worker.token_jti or "")
                 ascent.agent = await remote.start(
@@ -207,20 +184,11 @@ class Proofs:
 
     async def _still_there(self, ascent: Ascent, nonce: str) -> None:
         """Tell an agent that died from one that cannot reach the database, and keep what it last said."""
-        async with self._session(ascent, Stage.HEARTBEAT) as session:
+        async with self._session(ascent) as session:
             alive = ascent.agent is not None and await remote.lives(session, ascent.agent, nonce)
             ascent.evidence = await remote.last_words(session, nonce)
         if not alive:
             raise Unproven(FailureCode.NO_PROCESS, "the agent ended before its first heartbeat", ascent.evidence)
-
-    async def _pod(self, ascent: Ascent, stage: Stage, ready: Callable[[Pod], bool]) -> Pod:
-        pod_id = ascent.worker.pod_id
-        if pod_id is None:
-            raise Unproven(FailureCode.POD_MISSING, "the row names no pod")
-        pod = await self._pods.until(pod_id, lambda p: p.status in GONE or ready(p), _limit_s(stage))
-        if pod.status in GONE:
-            raise Unproven(GONE[pod.status], f"the provider says {pod.status}")
-        return pod
 
     async def _choose_launch(self, ascent: Ascent, session: Session) -> None:
         """Keep the row's launch if its agent runs this code, or never began; else name a new one.
@@ -240,8 +208,8 @@ class Proofs:
         ascent.facts |= {"nonce": uuid.uuid4().hex, "token_jti": uuid.uuid4().hex, "code_sha": ours.agent_sha}
         ascent.facts["metadata"] = {"user_code": ours.code_sha}
 
-    def _session(self, ascent: Ascent, stage: Stage) -> AbstractAsyncContextManager[Session]:
-        return self._lines.session(ascent.worker, timeout_s=_limit_s(stage))
+    def _session(self, ascent: Ascent) -> AbstractAsyncContextManager[Session]:
+        return self._lines.session(ascent.worker, timeout_s=ascent.limit_s)
 
 
 def pauses() -> Iterator[float]:
@@ -253,10 +221,6 @@ def _address(worker: Worker) -> tuple[str, int]:
     if worker.ssh_host is None or worker.ssh_port is None:
         raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
     return worker.ssh_host, worker.ssh_port
-
-
-def _limit_s(stage: Stage) -> float:
-    return RUNGS[stage].deadline_s
 
 
 def _name(path: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_vali
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
+from orchestrator.core.states import RUNGS
 from orchestrator.pools import Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
 
@@ -57,6 +58,7 @@ class Settings(BaseSettings):
     scale_down_grace_period_sec: Seconds = 60
     orchestrator_poll_sec: Seconds = 30
     spawning_timeout_sec: Seconds = 900
+    bringup_deadlines: Annotated[tuple[tuple[str, Seconds], ...], NoDecode] = ()
     graceful_shutdown_timeout_sec: Seconds = 600
     task_stuck_timeout_sec: Seconds = 1200
     heartbeat_timeout_sec: Seconds = 60
@@ -105,6 +107,19 @@ class Settings(BaseSettings):
                 raise ValueError(f"{part!r} is not task_type=module:function or task_type=cmd:command")
             if part:
                 pairs.append((name.strip(), target.strip()))
+        return tuple(pairs)
+
+    @field_validator("bringup_deadlines", mode="before")
+    @classmethod
+    def _deadlines(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = []
+        for part in (piece.strip() for piece in value.split(",") if piece.strip()):
+            stage, _, seconds = (word.strip() for word in part.partition("="))
+            if stage not in set(RUNGS):
+                raise ValueError(f"{part!r} is not stage=seconds; stages are {', '.join(RUNGS)}")
+            pairs.append((stage, seconds))
         return tuple(pairs)
 
     @field_validator("fleet_id")

@@ -36,7 +36,7 @@ class Teardown:
         self._store, self._cloud, self._policy = store, cloud, policy
         self._look, self._finish_logs = look, finish_logs
 
-    async def begin(self, term: int, action: act.Terminate) -> None:
+    async def begin(self, term: int, action: act.Terminate) -> Worker:
         """To terminating: no new task from this statement on. A failed worker has nothing to finish."""
         failed = action.cause in FAILURES
         fields: dict[str, Any] = {"exit_cause": action.cause, "failure_code": action.code, "next_attempt_s": 0}
@@ -44,7 +44,7 @@ class Teardown:
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the flush of its logs"}
         else:
             fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "its tasks to end"}
-        await self._store.move(
+        return await self._store.move(
             term,
             action.worker_id,
             from_states=[action.from_state],

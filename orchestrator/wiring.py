@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -176,7 +176,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         cloud, blobs = open_cloud(settings), open_blobs(settings)
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
-        shell = AsyncSshShell(key.get_secret_value())
+        shell = AsyncSshShell(key.get_secret_value(), policy.public_key)
         lines = SshLines(shell)
         stack.push_async_callback(lines.close)
         shipper = Shipper(store, lines, blobs, python=settings.worker_python)
@@ -189,8 +189,9 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             bundle,
             pods,
             workers,
-            _launch(settings, heartbeat_s),
+            _launch(settings, heartbeat_s, {pool.name: pool.image for pool in policy.pools}),
             token_for=lambda worker, jti: _token(secret.get_secret_value(), worker, jti),
+            pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         task_signal = TaskSignal()
@@ -230,7 +231,7 @@ def _policy(settings: Settings, bundle: Bundle) -> Policy:
     return replace(settings.policy(), code_sha=hashlib.sha256(both.encode()).hexdigest()[:RELEASE_DIGITS])
 
 
-def _launch(settings: Settings, heartbeat_s: float) -> LaunchConfig:
+def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:
     return LaunchConfig(
         api_url=settings.worker_url or "",
         python=settings.worker_python,
@@ -241,6 +242,8 @@ def _launch(settings: Settings, heartbeat_s: float) -> LaunchConfig:
         lease_s=settings.heartbeat_timeout_sec,
         deadman_s=settings.deadman_timeout_sec,
         spawning_timeout_s=settings.spawning_timeout_sec,
+        deadlines_s=dict(settings.bringup_deadlines),
+        images=images,
     )
 
 

@@ -21,6 +21,7 @@ import runpod
 from runpod.api.rest import run_rest_request
 from runpod.error import QueryError, RunPodError
 
+from orchestrator.adapters.runpod_logs import system_log
 from orchestrator.adapters.runpod_replies import (
     FLEET_VARIABLE,
     WORKER_VARIABLE,
@@ -108,6 +109,14 @@ class RunPodCloud:
         try:
             return await self._call(f"delete pod {pod_id}", delete)
         except BadSpec as error:  # a refused delete may be taken the next time: the pod may be busy
+            raise Unavailable(str(error)) from error
+
+    async def pod_log(self, pod_id: str) -> str:
+        """The last lines of the provider's own log about a pod. Unavailable without one."""
+        doing = f"read the log of pod {pod_id}"
+        try:
+            return await self._call(doing, lambda: system_log(pod_id, self._api_key))
+        except (BadSpec, NoCapacity, QuotaExceeded) as error:
             raise Unavailable(str(error)) from error
 
     async def prices(self) -> Mapping[str, float]:

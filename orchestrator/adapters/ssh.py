@@ -14,6 +14,7 @@ from typing import cast
 
 import asyncssh
 
+from orchestrator.adapters.keys import login_key
 from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
 
 KEEPALIVE_S = 10.0
@@ -34,20 +35,19 @@ CIPHERS = "^aes128-gcm@openssh.com"  # first, before asyncssh's other defaults: 
 
 
 class AsyncSshShell:
-    """Shell with one private key; what is wrong with the key is said when it is first needed."""
+    """Shell with one key pair; what is wrong with it is said when it is first needed.
 
-    def __init__(self, private_key_pem: str, *, username: str = "root") -> None:
+    Where the public key is given too, the two are compared before anybody is called.
+    """
+
+    def __init__(self, private_key_pem: str, public_key: str | None = None, *, username: str = "root") -> None:
         self._username = username
         self._key: asyncssh.SSHKey | None = None
-        self._key_problem: AuthFailed | None = None
-        pem = _normalised(private_key_pem)
+        self._problem = ("no private key is configured", "no_private_key")
         try:
-            if pem:
-                self._key = asyncssh.import_private_key(pem)
-            else:
-                self._key_problem = AuthFailed("no private key is configured", "no_private_key")
-        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
-            self._key_problem = AuthFailed(f"the private key cannot be read: {error}", "bad_private_key")
+            self._key = login_key(private_key_pem, public_key)
+        except AuthFailed as error:
+            self._problem = (str(error), error.cause)
 
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
         """The server's identification line; Refused, Unavailable or NotSsh."""
@@ -68,7 +68,7 @@ class AsyncSshShell:
     async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> "AsyncSshSession":
         """Authenticate with our key. HostKeyChanged before anything is sent if the key is not `pinned`."""
         if self._key is None:
-            raise self._key_problem or AuthFailed("no private key is configured", "no_private_key")
+            raise AuthFailed(*self._problem)
         where = f"{host}:{port}"
         client = _Client(pinned)
         try:
@@ -271,9 +271,3 @@ async def _all_of(reader: asyncssh.SSHReader[bytes]) -> bytes:
         if sum(map(len, parts)) > OUTPUT_BYTES:
             raise Unavailable(f"command: more than {OUTPUT_BYTES} bytes of output")
     return b"".join(parts)
-
-
-def _normalised(pem: str) -> str:
-    """A key as environment variables carry it: newlines escaped, CR LF, no final newline. Base64 has no backslash."""
-    text = pem.replace("\\r", "").replace("\\n", "\n").replace("\r\n", "\n").replace("\r", "\n").strip()
-    return f"{text}\n" if text else ""

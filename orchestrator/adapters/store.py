@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+from orchestrator.core.hosts import Strike
 from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Spent, TaskType, Worker
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import (
@@ -82,6 +83,17 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_evidence",
         ),
         "fleet_note_offer": ("p_fleet", "p_term", "p_key", "p_refused", "p_code"),
+        "fleet_strike": (
+            "p_fleet",
+            "p_term",
+            "p_key",
+            "p_code",
+            "p_evidence",
+            "p_avoid_s",
+            "p_after",
+            "p_memory_s",
+        ),
+        "fleet_hosts": ("p_fleet", "p_avoided"),
         "fleet_record_decision": ("p_fleet", "p_term", "p_decision"),
         "fleet_log_begin": (
             "p_fleet",
@@ -233,6 +245,25 @@ class SqlStore:
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
         """Remember that an offer was refused or granted."""
         await self._call("fleet_note_offer", p_term=term, p_key=key, p_refused=refused, p_code=code)
+
+    async def strike(self, term: int, strike: Strike, *, code: str, evidence: Row) -> Row:
+        """Hold a failure against a machine or a place: its strikes that count, and until when it is avoided."""
+        return dict(
+            await self._call(
+                "fleet_strike",
+                p_term=term,
+                p_key=strike.key,
+                p_code=code,
+                p_evidence=evidence,
+                p_avoid_s=strike.avoid_s,
+                p_after=strike.after,
+                p_memory_s=strike.memory_s,
+            )
+        )
+
+    async def hosts(self, *, avoided: bool = False) -> Sequence[Row]:
+        """Machines and places that failed, newest first: key, strikes, evidence, avoid_until, avoided."""
+        return list((await self._call("fleet_hosts", p_avoided=avoided))["hosts"])
 
     async def record_decision(self, term: int, decision: Row) -> None:
         """Keep a decision, unless it is the same as the pool's last one."""
@@ -402,6 +433,7 @@ def worker_of(row: Row) -> Worker:
         reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
         metadata=row["metadata"],
         log_bytes=row["log_bytes"] or {},
+        machine_id=row["machine_id"],
     )
 
 

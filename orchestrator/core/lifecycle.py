@@ -71,7 +71,7 @@ def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy
     cause = ExitCause.BUDGET if worker.waiting_on is WaitingOn.BUDGET else ExitCause.SPAWN_FAILED
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
-    elif climbing_s >= policy.spawning_timeout_s:
+    elif climbing_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.climbing else 0):
         why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
     elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):
         why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"

@@ -144,6 +144,7 @@ class Worker:
     reserved_usd_per_hour: float = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of
+    machine_id: str | None = None  # the provider's host, as far as it tells
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ heartbeat changes a state. The same transitions stand in the table `worker_trans
 other; a test holds the two equal. The diagram in ARCHITECTURE.md is generated from TRANSITIONS.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 
 class State(StrEnum):
@@ -50,6 +52,10 @@ class Stage(StrEnum):
     SSH_AUTH = "ssh_auth"
     EXEC = "exec"
     IDENTITY = "identity"
+    PLATFORM = "platform"
+    GPU_INVENTORY = "gpu_inventory"
+    GPU_HEALTH = "gpu_health"
+    GPU_FABRIC = "gpu_fabric"  # only where there are several GPUs
     DEPLOY = "deploy"
     PROCESS = "process"
     HEARTBEAT = "heartbeat"
@@ -116,7 +122,10 @@ FAILURES = frozenset(
 
 
 class FailureCode(StrEnum):
-    """`workers.failure_code` and `worker_attempts.failure_code`: what went wrong, in one word."""
+    """`workers.failure_code` and `worker_attempts.failure_code`: what went wrong, in one word.
+
+    Besides the names below there is one code per NVIDIA Xid number: `FailureCode("XID_79")`.
+    """
 
     INTENT_STALE = "INTENT_STALE"  # recorded, but nobody asked the provider in time
     NO_CAPACITY = "NO_CAPACITY"
@@ -126,6 +135,7 @@ class FailureCode(StrEnum):
     BAD_SPEC = "BAD_SPEC"  # the provider rejected the request itself (unknown image, field or data centre)
     CREATE_UNKNOWN = "CREATE_UNKNOWN"  # no clear answer to the create call, and no pod of that name
     NO_RUNTIME = "NO_RUNTIME"
+    IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW"  # the pod's own log shows that its image is still coming
     POD_EXITED = "POD_EXITED"
     POD_ERROR = "POD_ERROR"
     POD_MISSING = "POD_MISSING"  # it was there, and two complete lists no longer show it
@@ -137,12 +147,40 @@ class FailureCode(StrEnum):
     AUTH_FAILED = "AUTH_FAILED"
     EXEC_FAILED = "EXEC_FAILED"
     POD_MISMATCH = "POD_MISMATCH"
+    DISK = "DISK"  # too little room where the agent works
+    INODES = "INODES"
+    CLOCK_SKEW = "CLOCK_SKEW"
+    GPU_NOT_ATTACHED = "GPU_NOT_ATTACHED"  # nvidia-smi is absent, fails, hangs, or shows none
+    GPU_COUNT = "GPU_COUNT"
+    GPU_TYPE = "GPU_TYPE"
+    GPU_MEMORY = "GPU_MEMORY"
+    ECC = "ECC"  # uncorrected errors, or memory that waits to be remapped
+    GPU_BUSY = "GPU_BUSY"  # memory is taken, and no program on the pod has it
+    DRIVER_TOO_OLD = "DRIVER_TOO_OLD"  # for the CUDA version of the image
+    NVLINK_INACTIVE = "NVLINK_INACTIVE"
+    NVLINK_DEGRADED = "NVLINK_DEGRADED"  # fewer links than GPUs of this type have
     STALE_CODE = "STALE_CODE"
     SETUP_FAILED = "SETUP_FAILED"  # WORKER_SETUP_COMMAND ended with an error
     NO_PROCESS = "NO_PROCESS"
     NO_HEARTBEAT = "NO_HEARTBEAT"
     HOST_AVOIDED = "HOST_AVOIDED"  # the pod landed on a machine that failed lately, and was given back
     CONNECTION_LOST = "CONNECTION_LOST"  # the SSH connection broke in the middle of a stage
+
+    @classmethod
+    def xid(cls, number: int) -> Self:
+        """The code of an Xid, as the NVIDIA driver numbers its errors."""
+        return cls(f"XID_{number}")
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str) or not _XID.fullmatch(value):
+            return None
+        code = str.__new__(cls, value)
+        code._name_ = code._value_ = value
+        return code
+
+
+_XID = re.compile(r"XID_[1-9][0-9]{0,3}")
 
 
 LADDER: tuple[Rung, ...] = (
@@ -154,6 +192,10 @@ LADDER: tuple[Rung, ...] = (
     Rung(Stage.SSH_AUTH, 45, FailureCode.AUTH_FAILED, WaitingOn.OPERATOR),
     Rung(Stage.EXEC, 20, FailureCode.EXEC_FAILED, WaitingOn.WORKER),
     Rung(Stage.IDENTITY, 10, FailureCode.POD_MISMATCH, WaitingOn.WORKER),
+    Rung(Stage.PLATFORM, 30, FailureCode.EXEC_FAILED, WaitingOn.WORKER),
+    Rung(Stage.GPU_INVENTORY, 30, FailureCode.GPU_NOT_ATTACHED, WaitingOn.WORKER),
+    Rung(Stage.GPU_HEALTH, 30, FailureCode.GPU_NOT_ATTACHED, WaitingOn.WORKER),
+    Rung(Stage.GPU_FABRIC, 30, FailureCode.NVLINK_INACTIVE, WaitingOn.WORKER),
     Rung(Stage.DEPLOY, 120, FailureCode.STALE_CODE, WaitingOn.ORCHESTRATOR),
     Rung(Stage.PROCESS, 60, FailureCode.NO_PROCESS, WaitingOn.WORKER),
     Rung(Stage.HEARTBEAT, 60, FailureCode.NO_HEARTBEAT, WaitingOn.WORKER),

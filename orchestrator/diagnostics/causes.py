@@ -7,6 +7,7 @@ whom a worker can wait for. `<worker>` and `<task>` in a fix stand for the id th
 import re
 from dataclasses import dataclass, replace
 
+from orchestrator.core.gpus import FATAL_XIDS, RECOVERY_XID, REPEATABLE_XIDS
 from orchestrator.diagnostics.sentences import (
     AVOIDED,
     BRING_UP,
@@ -45,10 +46,9 @@ XIDS = {
     120: "the GPU's system processor failed",
     140: "an unrecovered memory error",
     143: "the GPU's initialisation failed",
+    154: "the driver wants the GPU to be reset or the machine to be rebooted",
     158: "a fatal timeout inside the GPU",
 }
-FATAL_XIDS = frozenset({48, 62, 64, 79, 95, 109, 119, 120, 140, 143, 158})  # the pod is replaced
-REPEATED_XID = 74  # … and for this one when it repeats
 NOTED_XIDS = frozenset({63, 92})  # nothing happens
 
 
@@ -114,8 +114,8 @@ def _xid(code: str, number: int) -> Cause:
     means = f"The GPU's driver reported Xid {number}: {XIDS.get(number, 'not in our list of known numbers')}."
     if number in NOTED_XIDS:
         return Cause(code, means, NOBODY, "nothing: it is only noted", MORE)
-    if number == REPEATED_XID:
+    if number in REPEATABLE_XIDS:
         return Cause(code, means, PROVIDER, f"only noted the first time; when it comes again: {AVOIDED}", MORE)
-    if number in FATAL_XIDS:
+    if number in FATAL_XIDS | {RECOVERY_XID}:
         return Cause(code, means, PROVIDER, AVOIDED, MORE)
     return Cause(code, means, OPERATOR, "the program is started once more; the pod stays", LOGS)

@@ -196,6 +196,8 @@ SUBCAUSES: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType({
     ("AUTH_FAILED", "BAD_PRIVATE_KEY"):
         ("RUNPOD_SSH_PRIVATE_KEY cannot be read as a private key: mangled, or with a passphrase.",
          'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"'),
+    ("AUTH_FAILED", "BAD_PUBLIC_KEY"):
+        ("RUNPOD_SSH_PUBLIC_KEY is not a line of authorized_keys: mangled, or something else.", MEND_KEY),
     ("AUTH_FAILED", "KEY_TYPE_MIX"):
         ("RUNPOD_SSH_PRIVATE_KEY and RUNPOD_SSH_PUBLIC_KEY are of different types (RSA, Ed25519).", MEND_KEY),
 })

@@ -16,6 +16,8 @@ class GpuType:
     ram_gb_per_gpu: int
     power_limit_w: int
     compute_capability: str
+    nvlinks: int = 0  # active between the GPUs of one pod
+    has_ecc: bool = False  # data-centre cards count ECC errors, and can be cut up
 
     def usd_per_hour(self, cloud: str) -> float:
         """The list price of one GPU in one cloud."""
@@ -49,9 +51,11 @@ GPU_TYPES = {
         GpuType("NVIDIA GeForce RTX 3090", "RTX 3090", 24_576, 0.46, 0.22, 16, 62, 350, "8.6"),
         GpuType("NVIDIA RTX A6000", "RTX A6000", 49_140, 0.49, 0.33, 9, 50, 300, "8.6"),
         GpuType("NVIDIA L40S", "L40S", 46_068, 0.86, 0.79, 16, 94, 350, "8.9"),
-        GpuType("NVIDIA A100 80GB PCIe", "A100 PCIe", 81_920, 1.64, 1.19, 12, 117, 300, "8.0"),
-        GpuType("NVIDIA A100-SXM4-80GB", "A100 SXM", 81_920, 1.74, 1.39, 16, 125, 400, "8.0"),
-        GpuType("NVIDIA H100 80GB HBM3", "H100 SXM", 81_559, 2.69, 2.69, 20, 188, 700, "9.0"),
+        GpuType("NVIDIA A40", "A40", 46_068, 0.40, 0.35, 9, 48, 300, "8.6", has_ecc=True),
+        GpuType("NVIDIA A100 80GB PCIe", "A100 PCIe", 81_920, 1.64, 1.19, 12, 117, 300, "8.0", has_ecc=True),
+        GpuType("NVIDIA A100-SXM4-80GB", "A100 SXM", 81_920, 1.74, 1.39, 16, 125, 400, "8.0", 12, has_ecc=True),
+        GpuType("NVIDIA H100 80GB HBM3", "H100 SXM", 81_559, 2.69, 2.69, 20, 188, 700, "9.0", 18, has_ecc=True),
+        GpuType("NVIDIA H200", "H200 SXM", 143_771, 3.59, 3.59, 24, 276, 700, "9.0", 18, has_ecc=True),
     )
 }
 

@@ -89,7 +89,24 @@ KINDS: Mapping[str, Kind] = {
     "freezes": Kind(Moment.POD, "create"),
     "flickers": Kind(Moment.POD, "create"),  # runtime null for `seconds` once, after RUNNING
     "zero_gpus": Kind(Moment.POD, "create"),
+    "gpu_missing": Kind(Moment.POD, "create"),  # one fewer than rented
+    "gpu_lost": Kind(Moment.POD, "create"),  # "Unable to determine the device handle"
+    "gpu_wrong_type": Kind(Moment.POD, "create"),  # `detail` is the type that it is, or another one
+    "gpu_small_memory": Kind(Moment.POD, "create"),  # nine tenths of the type's
+    "gpu_busy": Kind(Moment.POD, "create"),  # memory that nobody on the pod uses
+    "xid": Kind(Moment.POD, "create"),  # `detail` is the number, 79 without; the kernel's log can be read and shows it
+    "ecc_errors": Kind(Moment.POD, "create"),  # uncorrected ones
+    "remap_pending": Kind(Moment.POD, "create"),  # memory rows that wait to be remapped
+    "smi_hangs": Kind(Moment.POD, "create"),  # nvidia-smi never answers
+    "smi_absent": Kind(Moment.POD, "create"),
+    "nvlink_inactive": Kind(Moment.POD, "create"),
+    "nvlink_degraded": Kind(Moment.POD, "create"),  # two links of one GPU are down
     "old_driver": Kind(Moment.POD, "create"),
+    "disk_full": Kind(Moment.POD, "create"),
+    "no_inodes": Kind(Moment.POD, "create"),
+    "agent_dies": Kind(Moment.POD, "create"),  # as soon as it was started
+    "agent_cut_off": Kind(Moment.POD, "create"),  # it lives, and what it calls does not answer
+    "slow_pull": Kind(Moment.POD, "create"),  # the log shows the image coming for `seconds`
     "clock_skew": Kind(Moment.POD, "create"),  # `date` on the pod is off by `seconds`
     "ssh_refused": Kind(Moment.POD, "create"),
     "ssh_silent": Kind(Moment.POD, "create"),  # accepts and says nothing

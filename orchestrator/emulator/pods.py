@@ -29,6 +29,7 @@ SSH_FAULTS = {
     "ssh_wrong_key": Mode.WRONG_KEY,
     "ssh_dropped": Mode.DROPPED,
 }
+AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off"}  # fault -> what the pod's python3 is told
 
 
 class PodHost:
@@ -102,7 +103,8 @@ class PodHost:
         pod.log(f"pulling image {pod.request.image}")
         if pod.fault("stuck_starting"):
             return
-        await asyncio.sleep(boot_s * (RUNNING_AT - ASSIGNED_AT))
+        slow_pull = pod.fault("slow_pull")
+        await asyncio.sleep(slow_pull.seconds if slow_pull else boot_s * (RUNNING_AT - ASSIGNED_AT))
         pod.log("image pulled")
         if pod.fault("boot_error"):
             pod.status = "ERROR"
@@ -152,11 +154,13 @@ class PodHost:
         keys = pod.env.get("PUBLIC_KEY")
         if keys is not None:
             (ssh_dir / "authorized_keys").write_text(keys + "\n")
-        smi.write_facts(pod)
+        ails = {fault.kind: fault.detail or "" for fault in pod.faults}
+        smi.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, ails)
 
     def _environment(self, pod: PodRecord) -> dict[str, str]:
         """Make the environment of a command on the pod: the image's, RunPod's, the request's, and our mark."""
         skew = pod.fault("clock_skew")
+        agent = next((how for kind, how in AGENT_FAULTS.items() if pod.fault(kind)), None)
         return {
             "PATH": f"{self.bin_dir}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
@@ -176,6 +180,7 @@ class PodHost:
             "RUNPOD_PUBLIC_IP": "127.0.0.1",
             "RUNPOD_TCP_PORT_22": str(pod.ssh_port),
             **({"EMULATED_CLOCK_SKEW_S": str(int(skew.seconds))} if skew else {}),
+            **({"EMULATED_AGENT": agent} if agent else {}),
             watchdog.MARK: str(pod.home.parent),
         }
 

@@ -1,24 +1,35 @@
-"""The pods' nvidia-smi and date: shell scripts that answer from a file in the pod's directory.
+"""What a pod's own tools say of it: nvidia-smi, df, date and dmesg, as shell scripts that answer from the pod's files.
 
-A shell script, since fifty pods may be asked at one moment: it costs 2 ms where an interpreter would cost 20.
+Shell scripts, since fifty pods may be asked at one moment: one costs 2 ms where an interpreter would cost 20. Which
+queries nvidia-smi knows is what orchestrator/probes.py asks, and what a person would type first.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.emulator.catalog import GPU_TYPES
-from orchestrator.emulator.world import PodRecord
-
-FACTS_FILE = "gpus.csv"  # beside the pod's HOME: a line of field names, a line of units, then one line per GPU
-DRIVER, OLD_DRIVER = "570.124.06", "470.57.02"
+from orchestrator.emulator.ailments import facts
 
 NVIDIA_SMI = r"""#!/bin/sh
-# usage: nvidia-smi [-L | --query-gpu=FIELDS --format=csv[,noheader][,nounits]]
+# usage: nvidia-smi [-L | -q … | nvlink … | topo … | --query-gpu=FIELDS --format=csv[,noheader][,nounits] | --query-…]
+read -r mode 2>/dev/null <"$EMULATED_POD/smi"
+case "$mode" in
+  hang) exec sleep 3600 ;;
+  absent) echo "nvidia-smi: not found"; exit 127 ;;
+  lost) echo "Unable to determine the device handle for GPU0000:01:00.0: Unknown Error"; exit 255 ;;
+esac
 facts="$EMULATED_POD/gpus.csv"
 query= format= list=
+show() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$EMULATED_POD/$1"; exit 0; }
+case "$1" in
+  nvlink|topo) show "$1" ;;
+  -q) show details ;;
+esac
 while [ $# -gt 0 ]; do
   case "$1" in
     --query-gpu=*) query="${1#*=}" ;;
-    --query-compute-apps=*|--query-remapped-rows=*|--query-retired-pages=*) exit 0 ;;
+    --query-compute-apps=*) show apps ;;
+    --query-remapped-rows=*) show remapped ;;
+    --query-retired-pages=*) exit 0 ;;
     --format=*) format="${1#*=}" ;;
     -L|--list-gpus) list=1 ;;
     -i|--id) shift ;;
@@ -26,7 +37,6 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-if [ ! -r "$facts" ] || [ "$(wc -l < "$facts")" -lt 3 ]; then echo "No devices were found"; exit 6; fi
 [ -n "$query" ] || { [ -n "$list" ] && query=list || query=index,name,driver_version,memory.used,memory.total; }
 exec awk -F, -v query="$query" -v format="$format" '
   NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
@@ -35,12 +45,12 @@ exec awk -F, -v query="$query" -v format="$format" '
     if (query == "list") next
     n = split(query, want, /, */); header = ""
     for (i = 1; i <= n; i++) {
-      if (!(want[i] in column)) { printf "Field \"%s\" is not a valid field to query.\n\n", want[i]; exit 2 }
+      if (!(want[i] in column)) { printf "Field \"%s\" is not a valid field to query.\n\n", want[i]; bad = 2; exit 2 }
       u = unit[column[want[i]]]; header = header (i > 1 ? ", " : "") want[i] (u != "" ? " [" u "]" : "")
     }
-    if (format !~ /noheader/) print header
     next
   }
+  NR == 3 && query != "list" && format !~ /noheader/ { print header }
   query == "list" { printf "GPU %s: %s (UUID: %s)\n", $column["index"], $column["name"], $column["uuid"]; next }
   {
     line = ""
@@ -50,6 +60,7 @@ exec awk -F, -v query="$query" -v format="$format" '
     }
     print line
   }
+  END { if (bad) exit bad; if (NR < 3) { print "No devices were found"; exit 6 } }
 ' "$facts"
 """
 
@@ -60,51 +71,45 @@ if /bin/date -d @0 >/dev/null 2>&1; then exec /bin/date -d "$EMULATED_CLOCK_SKEW
 exec /bin/date -v"+${EMULATED_CLOCK_SKEW_S}S" "$@"
 """
 
+DF = r"""#!/bin/sh
+# The pod's one disk: with an i among the options its inodes, else its blocks of 1 KiB.
+file=blocks
+for word in "$@"; do case "$word" in --*) ;; -*i*) file=inodes ;; esac; done
+while IFS= read -r line; do printf '%s\n' "$line"; done <"$EMULATED_POD/$file"
+"""
+
+DMESG = r"""#!/bin/sh
+# Most hosts do not show their kernel's log to a container; one whose log has something to tell does.
+[ -s "$EMULATED_POD/dmesg" ] && exec cat "$EMULATED_POD/dmesg"
+echo "dmesg: read kernel buffer failed: Operation not permitted" >&2
+exit 1
+"""
+
+PYTHON = r"""#!/bin/sh
+case "$EMULATED_AGENT $*" in
+  cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | "{python}" "$@"; exit ;;
+  dies*" start "*)
+    said=$("{python}" "$@"); status=$?
+    pid=$(printf '%s' "$said" | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p')
+    [ -z "$pid" ] || kill -9 "$pid"
+    printf '%s\n' "$said"; exit "$status" ;;
+esac
+exec "{python}" "$@"
+"""
+
 
 def write_programs(bin_dir: Path, python: str) -> None:
-    """Put into `bin_dir` what an image would have: nvidia-smi, date, and python3 (`python`: the interpreter)."""
+    """Put into `bin_dir` what an image would have; `python` is the interpreter behind its python3."""
     bin_dir.mkdir(parents=True, exist_ok=True)
-    interpreter = f'#!/bin/sh\nexec "{python}" "$@"\n'
-    for name, text in {"nvidia-smi": NVIDIA_SMI, "date": DATE, "python3": interpreter, "python": interpreter}.items():
+    interpreter = PYTHON.replace("{python}", python)
+    programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG}
+    for name, text in {**programs, "python3": interpreter, "python": interpreter}.items():
         program = bin_dir / name
         program.write_text(text)
         program.chmod(0o755)
 
 
-def write_facts(pod: PodRecord) -> None:
-    """Write what nvidia-smi will say on this pod."""
-    gpu = GPU_TYPES[pod.gpu_type]
-    driver = OLD_DRIVER if pod.fault("old_driver") else DRIVER
-    columns: dict[str, tuple[str, str]] = {  # field -> (unit, value; "#" becomes the index)
-        "index": ("", "#"),
-        "count": ("", str(pod.gpu_count)),
-        "name": ("", gpu.id),
-        "gpu_name": ("", gpu.id),
-        "uuid": ("", f"GPU-{pod.machine_id}-0000-0000-0000-00000000000#"),
-        "gpu_uuid": ("", f"GPU-{pod.machine_id}-0000-0000-0000-00000000000#"),
-        "pci.bus_id": ("", "00000000:0#:00.0"),
-        "driver_version": ("", driver),
-        "compute_cap": ("", gpu.compute_capability),
-        "pstate": ("", "P8"),
-        "memory.total": ("MiB", str(gpu.memory_mib)),
-        "memory.used": ("MiB", "2"),
-        "memory.free": ("MiB", str(gpu.memory_mib - 2)),
-        "utilization.gpu": ("%", "0"),
-        "utilization.memory": ("%", "0"),
-        "temperature.gpu": ("", "31"),
-        "power.draw": ("W", "22.50"),
-        "power.limit": ("W", f"{gpu.power_limit_w}.00"),
-        "clocks.sm": ("MHz", "210"),
-        "clocks.max.sm": ("MHz", "3105"),
-        "ecc.mode.current": ("", "[N/A]"),
-        "ecc.errors.uncorrected.volatile.total": ("", "[N/A]"),
-        "ecc.errors.uncorrected.aggregate.total": ("", "[N/A]"),
-        "remapped_rows.pending": ("", "[N/A]"),
-        "remapped_rows.failure": ("", "[N/A]"),
-        "mig.mode.current": ("", "[N/A]"),
-        "persistence_mode": ("", "Enabled"),
-    }
-    count = 0 if pod.fault("zero_gpus") else pod.gpu_count
-    lines = [",".join(columns), ",".join(unit for unit, _ in columns.values())]
-    lines += [",".join(value.replace("#", str(index)) for _, value in columns.values()) for index in range(count)]
-    (pod.home.parent / FACTS_FILE).write_text("\n".join(lines) + "\n")
+def write_facts(directory: Path, gpu_type: str, count: int, ails: Mapping[str, str] | None = None) -> None:
+    """Write what the programs will say on the pod of this directory; `ails`: fault kind -> its detail, or nothing."""
+    for name, text in facts(gpu_type, count, ails or {}).items():
+        (directory / name).write_text(text)

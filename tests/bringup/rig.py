@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,8 @@ from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import Bundle, build_bundle
 from orchestrator.core.model import Pod, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.emulator.smi import write_facts, write_programs
+from orchestrator.ports import Unavailable
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
@@ -34,6 +36,8 @@ from tests.bringup.builders import a_pod
 from tests.bringup.sshd import Sshd, pem_of
 
 SECRET = "a secret for tests, of more than 32 bytes"
+GPU = "NVIDIA GeForce RTX 4090"
+PATH = "/usr/local/bin:/usr/bin:/bin"
 DEADLINE_S = 20.0  # of what should take a second
 SNAPSHOT_EVERY_S = 0.05
 
@@ -53,34 +57,64 @@ class Rig:
     tokens: list[str] = field(default_factory=list)
     listed: dict[str, Pod] = field(default_factory=dict)
     servers: dict[str, Sshd] = field(default_factory=dict)
+    pod_logs: dict[str, list[str]] = field(default_factory=dict)  # pod -> what its log says each time it is read
     lines: SshLines | None = None
 
-    def bring_up(self, *, pem: str | None = None, workers: WorkerView | None = None, **changed: Any) -> BringUp:
+    def bring_up(
+        self,
+        *,
+        pem: str | None = None,
+        public: str | None = None,
+        workers: WorkerView | None = None,
+        pod_log: Callable[[str], Awaitable[str]] | None = None,
+        **changed: Any,
+    ) -> BringUp:
         """A new process's bring-up: nothing is remembered but what the database has."""
-        shell = AsyncSshShell(pem_of(self.key) if pem is None else pem)
+        shell = AsyncSshShell(pem_of(self.key) if pem is None else pem, public)
         self.lines = SshLines(shell)
         config = replace(self.config, **changed)
         seen = workers or self.workers
-        return BringUp(self.store, self.lines, shell, self.bundle, self.pods, seen, config, token_for=self._token)
+        return BringUp(
+            self.store,
+            self.lines,
+            shell,
+            self.bundle,
+            self.pods,
+            seen,
+            config,
+            token_for=self._token,
+            pod_log=pod_log or self._pod_log,
+        )
 
-    async def worker(self, *, server: bool = True, pod: Mapping[str, Any] | None = None) -> tuple[Worker, Sshd]:
-        """A worker whose pod was just created, and the pod."""
-        worker_id, pod_id = await self.intent(), f"pod-{uuid.uuid4().hex[:8]}"
-        home = self.directory / pod_id
+    async def worker(
+        self,
+        *,
+        server: bool = True,
+        pod: Mapping[str, Any] | None = None,
+        gpus: tuple[str, int] = (GPU, 1),
+        ails: Mapping[str, str] | None = None,
+    ) -> tuple[Worker, Sshd]:
+        """A worker whose pod was just created, and the pod; `ails`: what is wrong with its machine."""
+        worker_id, pod_id = await self.intent(*gpus), f"pod-{uuid.uuid4().hex[:8]}"
+        home, machine = self.directory / pod_id, self.directory / f"{pod_id}.machine"
         home.mkdir()
-        sshd = Sshd(home, self.key, [asyncssh.generate_private_key("ssh-ed25519")], {"RUNPOD_POD_ID": pod_id})
+        machine.mkdir()
+        write_facts(machine, *gpus, ails)
+        env = {"RUNPOD_POD_ID": pod_id, "EMULATED_POD": str(machine), "PATH": f"{self.directory / 'bin'}:{PATH}"}
+        sshd = Sshd(home, self.key, [asyncssh.generate_private_key("ssh-ed25519")], env)
         self.servers[worker_id] = sshd
         await sshd.start()
         if not server:
             await sshd.stop()
         row = await self.created(worker_id, pod_id)
-        self.show(replace(a_pod(pod_id, worker_id, sshd.port), **(pod or {})))
+        seen = {"gpu_type": gpus[0], "gpu_count": gpus[1], "machine_id": f"machine-{pod_id}", **(pod or {})}
+        self.show(replace(a_pod(pod_id, worker_id, sshd.port), **seen))
         return row, sshd
 
-    async def intent(self) -> str:
+    async def intent(self, gpu_type: str = GPU, gpu_count: int = 1) -> str:
         """A worker without a pod; its id."""
         worker_id = f"gpu-{uuid.uuid4().hex[:12]}"
-        intent = {"id": worker_id, "pool": worker_id, "gpu_type": "RTX", "gpu_count": 1, "reserved_usd": 0}
+        intent = {"id": worker_id, "pool": worker_id, "gpu_type": gpu_type, "gpu_count": gpu_count, "reserved_usd": 0}
         intent |= {"heartbeat_s": self.config.heartbeat_s, "lease_s": 60, "own_program": False, "deadline_s": 30}
         await self.store.spawn(self.term, {**intent, "actor": "test", "reason": "test"})
         return worker_id
@@ -122,12 +156,18 @@ class Rig:
         path = folder / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        sshd.env["PATH"] = f"{folder}:/usr/local/bin:/usr/bin:/bin"
+        sshd.env["PATH"] = f"{folder}:{self.directory / 'bin'}:{PATH}"
         return path
 
     def agents(self, sshd: Sshd) -> list[Mapping[str, Any]]:
         """What the launches on a pod wrote down, alive or not."""
         return [json.loads(path.read_text()) for path in sshd.home.glob(".orchestrator/run/*/agent.json")]
+
+    async def _pod_log(self, pod_id: str) -> str:
+        said = self.pod_logs.get(pod_id)
+        if not said:
+            raise Unavailable("there is no log")
+        return said.pop(0)
 
     def _token(self, worker: Worker, jti: str) -> str:
         self.tokens.append(mint(SECRET, worker.id, jti, time.time(), 600))
@@ -160,6 +200,7 @@ async def rigged(db: PostgresDb, api_url: str, directory: Path) -> AsyncIterator
     store = SqlStore(db, "default")
     lease = await store.lead("tests", 3_600)
     config = LaunchConfig(api_url, python=sys.executable, heartbeat_s=2, lease_s=60, deadman_s=30, claim_wait_s=1)
+    write_programs(directory / "bin", sys.executable)
     rig = Rig(store, lease.term, asyncssh.generate_private_key("ssh-ed25519"), config, directory)
     observing = asyncio.create_task(rig._observe())
     try:

@@ -12,7 +12,7 @@ from orchestrator import launch
 from orchestrator.bringup import WorkerView
 from orchestrator.core.states import READY, RUNGS, FailureCode, Stage, State
 from orchestrator.ports import LostRace
-from tests.bringup.rig import DEADLINE_S, Rig, ended
+from tests.bringup.rig import DEADLINE_S, GPU, Rig, ended
 
 CLIMB = [
     "pod_running",
@@ -21,6 +21,9 @@ CLIMB = [
     "ssh_auth",
     "exec",
     "identity",
+    "platform",
+    "gpu_inventory",
+    "gpu_health",
     "deploy",
     "process",
     "heartbeat",
@@ -37,13 +40,16 @@ async def test_a_worker_is_proven_stage_by_stage_and_promoted(rig: Rig) -> None:
     assert row["host_key"] == sshd.host_key
     assert (row["ssh_host"], row["ssh_port"]) == ("127.0.0.1", sshd.port)
     assert row["code_sha"] == rig.bundle.agent_sha
-    assert (row["machine_id"], float(row["price_usd_per_hour"])) == ("m1", 0.69)
+    assert (row["machine_id"], float(row["price_usd_per_hour"])) == (f"machine-{worker.pod_id}", 0.69)
     assert [a["stage"] for a in attempts] == CLIMB
     assert {a["outcome"] for a in attempts} == {"ok"}
     evidence = {a["stage"]: a["evidence"] for a in attempts}
     assert evidence["ssh_auth"]["remote"] == f"127.0.0.1:{sshd.port}"
     assert evidence["ssh_auth"]["key"].startswith("SHA256:")
     assert evidence["identity"]["said"] == worker.pod_id
+    assert evidence["platform"]["clock_skew_s"] == pytest.approx(0, abs=3)
+    assert evidence["gpu_inventory"]["names"] == [GPU]
+    assert evidence["gpu_health"]["driver_cuda"] == "12.8"
     assert evidence["process"]["pid"] == rig.agents(sshd)[0]["pid"]
     assert evidence["heartbeat"]["nonce"] == row["nonce"]
     assert [log["message"] for log in logs if log["event"] == "worker_promoted"] == [

@@ -20,6 +20,19 @@ UNLUCKY = {
     None: None,
 }
 
+ENDLESS = {  # what a system without deadlines would wait for until somebody looks
+    "no_runtime": "NO_RUNTIME",
+    "stuck_provisioning": "NO_RUNTIME",
+    "stuck_starting": "IMAGE_PULL_SLOW",
+    "no_ssh_details": "SSH_DETAILS_MISSING",
+    "ssh_refused": "TCP_REFUSED",
+    "ssh_silent": "TCP_TIMEOUT",
+    "smi_hangs": "GPU_NOT_ATTACHED",
+    "agent_dies": "NO_PROCESS",
+    "agent_cut_off": "NO_HEARTBEAT",
+}
+SHORT_S = {"pod_running": 2.0, "ssh_details": 1.0, "tcp": 1.0, "gpu_inventory": 3.0, "heartbeat": 1.5}
+
 
 class Account:
     """A provider's account as the orchestrator uses it."""
@@ -89,3 +102,24 @@ async def test_emulated_pods_are_climbed_to_and_unlucky_ones_end_with_their_code
             for worker_id, code in fates.items():
                 assert (rows[worker_id]["status"] in READY) is (code is None)
         await cloud.close()
+
+
+async def test_what_would_hang_for_ever_ends_by_itself_with_its_code(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By deadlines alone, which are configuration; the pod's own log tells a slow pull from a dead pod."""
+    monkeypatch.setattr("orchestrator.proofs.PAUSES_S", (0.1,))
+    monkeypatch.setattr("orchestrator.proofs.BANNER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("orchestrator.adapters.runpod_logs.PAUSE_S", 0.1)
+    async with emulated(tmp_path / "account") as api:
+        cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
+        async with watched(rig, cloud) as account:
+            fates = {await rig.intent(): (fault, code) for fault, code in ENDLESS.items()}
+            for worker_id, (fault, _) in fates.items():
+                await api.emulator.control("POST", "/faults", {"kind": fault, "name": worker_id})
+            bring_up = rig.bring_up(pod_log=cloud.pod_log, deadlines_s=SHORT_S, python="python3")
+            climbs = [bring_up.climb(rig.term, await account.worker(worker_id)) for worker_id in fates]
+            await asyncio.wait_for(asyncio.gather(*climbs), DEADLINE_S)
+            ended = {fates[worker_id][0]: (await rig.row(worker_id))["failure_code"] for worker_id in fates}
+        await cloud.close()
+    assert ended == ENDLESS

@@ -11,16 +11,18 @@ import asyncssh
 import pytest
 
 from orchestrator.core.model import PodStatus, Worker
-from orchestrator.core.states import RUNGS, Stage
+from orchestrator.core.states import Stage
 from tests.bringup.rig import DEADLINE_S, Rig
 from tests.bringup.sshd import Sshd, pem_of
 
+SHORT_S = 0.6
+SHORT = (Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP, Stage.SSH_AUTH, Stage.EXEC, Stage.HEARTBEAT)
+
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines and pauses that a test can wait for."""
-    for stage in (Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP, Stage.SSH_AUTH, Stage.EXEC, Stage.HEARTBEAT):
-        monkeypatch.setitem(RUNGS, stage, replace(RUNGS[stage], deadline_s=0.6))
+    rig.config = replace(rig.config, deadlines_s=dict.fromkeys(SHORT, SHORT_S))
     monkeypatch.setattr("orchestrator.proofs.PAUSES_S", (0.05,))
     monkeypatch.setattr("orchestrator.proofs.BANNER_TIMEOUT_S", 0.2)
     monkeypatch.setattr("orchestrator.proofs.LOOK_AGAIN_S", 0.2)
@@ -58,6 +60,45 @@ async def test_a_pod_without_a_runtime_has_a_deadline(rig: Rig, short: None, see
     worker, _ = await rig.worker(pod=seen)
     attempt = await fails(rig, worker, code="NO_RUNTIME", stage=Stage.POD_RUNNING)
     assert (attempt["outcome"], attempt["exception_type"]) == ("timeout", "TimeoutError")
+
+
+PULLING = "create container image\nlatest Pulling from library/image"
+PULLED = f"{PULLING}\nStatus: Downloaded newer image for image\nstart container"
+
+
+async def test_an_image_that_is_still_coming_gets_one_more_deadline(rig: Rig, short: None) -> None:
+    """The pod's own log shows the pull: extended once, and then it is called slow."""
+    worker, _ = await rig.worker(pod={"status": PodStatus.STARTING, "has_runtime": False})
+    rig.pod_logs[worker.pod_id or ""] = [PULLING] * 3
+    attempt = await fails(rig, worker, code="IMAGE_PULL_SLOW", stage=Stage.POD_RUNNING)
+    attempts = await rig.attempts(worker.id)
+    assert [(a["stage"], a["outcome"]) for a in attempts] == [("pod_running", "timeout")] * 2
+    assert attempt["evidence"]["pod_log"] == PULLING.splitlines()
+    assert (await rig.row(worker.id))["metadata"]["image_pull_extended"] is True
+
+
+async def test_an_image_that_has_come_is_no_excuse(rig: Rig, short: None) -> None:
+    """Pulled, started, and still no runtime: one deadline is enough."""
+    worker, _ = await rig.worker(pod={"has_runtime": False})
+    rig.pod_logs[worker.pod_id or ""] = [PULLED]
+    attempt = await fails(rig, worker, code="NO_RUNTIME", stage=Stage.POD_RUNNING)
+    assert attempt["evidence"]["pod_log"][-1] == "start container"
+    assert (await rig.row(worker.id))["machine_id"] == f"machine-{worker.pod_id}"  # and the machine is a suspect
+    assert f"machine:machine-{worker.pod_id}" in [host["key"] for host in await rig.store.hosts(avoided=True)]
+    assert len(await rig.attempts(worker.id)) == 1
+
+
+async def test_an_image_that_comes_in_the_second_deadline_is_in_time(rig: Rig, short: None) -> None:
+    """Nothing of the first one is held against the worker."""
+    worker, _ = await rig.worker(pod={"status": PodStatus.STARTING, "has_runtime": False})
+    rig.pod_logs[worker.pod_id or ""] = [PULLING]
+    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(await rig.attempts(worker.id)) < 2:
+            await asyncio.sleep(0.02)
+    rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.RUNNING, has_runtime=True))
+    await asyncio.wait_for(climbing, DEADLINE_S)
+    assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
 async def test_a_pod_without_an_address_has_a_deadline(rig: Rig, short: None) -> None:
@@ -106,16 +147,38 @@ async def test_a_changed_host_key_ends_the_worker_before_anything_is_sent(rig: R
     assert (sshd.logins, sshd.commands, rig.tokens, list(sshd.home.iterdir())) == ([], [], [], [])
 
 
+ANOTHER, RSA = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_private_key("ssh-rsa", key_size=2048)
+
+
 @pytest.mark.parametrize(
-    ("pem", "cause"),
-    [("", "no_private_key"), ("no key", "bad_private_key"), ("another", "refused")],
+    ("pem", "public", "cause", "dialled"),
+    [
+        ("", None, "no_private_key", False),
+        ("no key", None, "bad_private_key", False),
+        (pem_of(ANOTHER)[:-90], None, "bad_private_key", False),
+        (pem_of(ANOTHER), "ssh-ed25519 AAAAmangled", "bad_public_key", False),
+        (pem_of(ANOTHER), "ours", "pair_mismatch", False),
+        (pem_of(RSA), "ours", "key_type_mix", False),
+        (pem_of(ANOTHER), None, "refused", True),
+    ],
 )
-async def test_a_login_that_is_refused_names_its_sub_cause(rig: Rig, pem: str, cause: str) -> None:
-    """Whose turn it is to mend something can be read off the attempt."""
-    worker, _ = await rig.worker()
-    given = pem_of(asyncssh.generate_private_key("ssh-ed25519")) if pem == "another" else pem
-    attempt = await fails(rig, worker, code="AUTH_FAILED", stage=Stage.SSH_AUTH, pem=given)
+async def test_a_login_that_fails_names_its_sub_cause(
+    rig: Rig, pem: str, public: str | None, cause: str, dialled: bool
+) -> None:
+    """Whose turn it is to mend something can be read off the attempt; a pair that cannot work is never tried."""
+    worker, sshd = await rig.worker()
+    ours = rig.key.export_public_key().decode() if public == "ours" else public
+    attempt = await fails(rig, worker, code="AUTH_FAILED", stage=Stage.SSH_AUTH, pem=pem, public=ours)
     assert attempt["evidence"]["cause"] == cause
+    assert bool(sshd.logins) is dialled
+
+
+async def test_a_pair_that_fits_lets_the_climb_go_on(rig: Rig) -> None:
+    """One of several lines of authorized_keys is enough, with newlines as environment variables carry them."""
+    worker, _ = await rig.worker()
+    lines = [key.export_public_key("openssh").decode().strip() for key in (ANOTHER, rig.key)]
+    await asyncio.wait_for(rig.bring_up(public="\\n".join(lines)).climb(rig.term, worker), DEADLINE_S)
+    assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
 async def test_a_connection_that_breaks_again_and_again_ends_at_the_stages_deadline(rig: Rig, short: None) -> None:
@@ -144,7 +207,7 @@ async def test_a_pod_where_no_shell_runs(rig: Rig) -> None:
 async def test_a_pod_that_is_not_the_rows_is_never_promoted(rig: Rig, said: str | None) -> None:
     """Neither one that calls itself otherwise nor one that does not know who it is."""
     worker, sshd = await rig.worker()
-    sshd.env = {} if said is None else {"RUNPOD_POD_ID": said}
+    sshd.env["RUNPOD_POD_ID"] = said or ""
     attempt = await fails(rig, worker, code="POD_MISMATCH", stage=Stage.IDENTITY)
     assert attempt["evidence"] | {"expected": worker.pod_id, "said": said} == attempt["evidence"]
     assert rig.tokens == []

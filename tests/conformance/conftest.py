@@ -25,6 +25,7 @@ TABLES = (
     "fleet_lease",
     "decisions",
     "offers",
+    "hosts",
     "log_objects",
     "fleet_settings",
     "releases",

@@ -125,6 +125,28 @@ async def test_a_running_pod_shows_where_ssh_is(cloud: RunPodCloud) -> None:
     assert pod.created_at.tzinfo is not None
 
 
+async def test_a_running_pod_shows_its_machine(api: Api, cloud: RunPodCloud) -> None:
+    """By the short id in the SSH proxy's user name: RunPod's pods have no field for it."""
+    created = await cloud.create_pod(spec())
+    machine = api.emulator.core.world.pods[created.id].machine_id
+    (pod,) = await cloud.list_pods()
+    assert pod.machine_id
+    assert machine.startswith(pod.machine_id)
+
+
+async def test_a_pods_log_tells_what_its_image_is_doing(api: Api, cloud: RunPodCloud) -> None:
+    """The stream does not end while the pod lives; what came before it paused is the answer."""
+    await inject(api, "slow_pull", seconds=60)
+    created = await cloud.create_pod(spec())
+
+    async def pulling() -> bool:
+        return "pulling image" in await cloud.pod_log(created.id)
+
+    assert await until(pulling, "the log shows the pull")
+    with pytest.raises(ports.Unavailable):
+        await cloud.pod_log("nosuchpod")
+
+
 async def test_a_deleted_pod_is_off_the_list_and_unknown_to_a_second_delete(cloud: RunPodCloud) -> None:
     """False proves nothing; it only says that the provider knew no such pod."""
     pod = await cloud.create_pod(spec())

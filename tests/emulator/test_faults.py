@@ -1,14 +1,22 @@
 """The faults that pods are born with, and how calls are matched."""
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncssh
+import psutil
 import pytest
 
+from orchestrator import probes
+from orchestrator.core import gpus
+from orchestrator.core.inspection import platform, sections
 from orchestrator.emulator.faults import KINDS, Call, FaultTable, Moment
 from tests.emulator.build import Api, emulated, request, ssh, until
+
+A100 = "NVIDIA A100-SXM4-80GB"
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +155,72 @@ async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
         driver = (await connection.run("nvidia-smi --query-gpu=driver_version --format=csv,noheader")).stdout
     assert 3598 <= skewed <= 3602
     assert driver.startswith("470.")
+
+
+MACHINES = {  # fault -> the code that its pod's own tools come to, on two GPUs of a kind that has links
+    "disk_full": "DISK",
+    "no_inodes": "INODES",
+    "zero_gpus": "GPU_NOT_ATTACHED",
+    "smi_absent": "GPU_NOT_ATTACHED",
+    "smi_hangs": "GPU_NOT_ATTACHED",
+    "gpu_lost": "GPU_NOT_ATTACHED",
+    "gpu_missing": "GPU_COUNT",
+    "gpu_wrong_type": "GPU_TYPE",
+    "gpu_small_memory": "GPU_MEMORY",
+    "xid": "XID_79",
+    "ecc_errors": "ECC",
+    "remap_pending": "ECC",
+    "gpu_busy": "GPU_BUSY",
+    "old_driver": "DRIVER_TOO_OLD",
+    "nvlink_inactive": "NVLINK_INACTIVE",
+    "nvlink_degraded": "NVLINK_DEGRADED",
+    "slow_boot": None,
+}
+
+
+@pytest.mark.parametrize(("kind", "code"), MACHINES.items())
+async def test_a_machine_can_be_bad_in_every_way_that_bring_up_looks_for(api: Api, kind: str, code: str | None) -> None:
+    """The pod's own tools say so, and a pod without such a fault is found well."""
+    await inject(api, kind, seconds=0.05)
+    _, port = await api.reachable(gpu={"id": A100, "count": 2})
+    async with ssh(port) as connection:
+        about = await connection.run(probes.platform_command(9), input=probes.PLATFORM)
+        smi = await connection.run(probes.gpus_command(1 if kind == "smi_hangs" else 9, 2), input=probes.GPUS)
+    now_s, seen = time.time(), sections(smi.stdout.encode())
+    verdicts = (
+        platform(sections(about.stdout.encode()), now_s - 5, now_s),
+        gpus.inventory(seen, A100, 2),
+        gpus.health(seen, (12, 4)),
+        gpus.fabric(seen, A100),
+    )
+    assert next((verdict.fault[0] for verdict in verdicts if verdict.fault), None) == code
+
+
+START = "python3 - start --run-dir d <<'E'\nimport json, sys\n{}\nE"
+
+
+async def test_an_agent_can_die_as_it_starts_or_be_cut_off(api: Api) -> None:
+    """Only the command that starts it is touched."""
+    await inject(api, "agent_dies", name="^dies$")
+    await inject(api, "agent_cut_off", name="^cut$")
+    _, dies = await api.reachable("dies")
+    _, cut = await api.reachable("cut")
+    popen = "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)"
+    begin = f"import subprocess; print(json.dumps({{'pid': {popen}.pid}}))"
+    async with ssh(dies) as connection:
+        said = await connection.run(START.format(begin))
+        pid = int(json.loads(str(said.stdout))["pid"])
+
+        async def gone() -> bool:
+            return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+        await until(gone, "it is dead")
+    async with ssh(cut) as connection:
+        await connection.run("cat > echo.py", input="import sys; print(sys.stdin.read())")
+        config = json.dumps({"api_url": "https://example.test/x", "token": "t"})
+        said = await connection.run("python3 echo.py start --run-dir d", input=config)
+        assert json.loads(said.stdout or "") == {"api_url": "http://127.0.0.1:9", "token": "t"}
+        assert json.loads((await connection.run("python3 echo.py", input=config)).stdout or "") == json.loads(config)
 
 
 async def test_a_fresh_pod_can_be_unknown_to_a_read(api: Api) -> None:

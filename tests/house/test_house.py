@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.settings import Settings
+from orchestrator.settings import Settings, SettingsError, load
 
 ROOT = Path(__file__).resolve().parents[2]
 AWAITED = "# --- Known names that this version does not read yet"
@@ -82,3 +82,13 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     wanted = {re.split(r"[\[<>=!]", line)[0].lower() for line in project["dependencies"]}
     assert wanted <= pinned
+
+
+def test_stages_may_be_given_other_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the ladder's own names; another name is refused with the list of them."""
+    monkeypatch.setenv("BRINGUP_DEADLINES", "pod_running=900, tcp=30")
+    assert dict(load().bringup_deadlines) == {"pod_running": 900, "tcp": 30}
+    for wrong in ("tpc=30", "tcp", "tcp=0", "tcp=soon"):
+        monkeypatch.setenv("BRINGUP_DEADLINES", wrong)
+        with pytest.raises(SettingsError, match="BRINGUP_DEADLINES"):
+            load()

@@ -1,0 +1,33 @@
+"""One climb under way: what its stages share."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from orchestrator import launch
+from orchestrator.core.inspection import Sections
+from orchestrator.core.model import Worker
+from orchestrator.core.states import FailureCode
+
+Evidence = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Ascent:
+    """The row as last written, and what the stages found so far."""
+
+    term: int
+    worker: Worker
+    entered_at: datetime  # the database's clock when the present stage was entered
+    limit_s: float = 0.0  # what the present stage may take
+    facts: dict[str, Any] = field(default_factory=dict)  # columns that the next move writes
+    suspect: FailureCode | None = None  # what a deadline would be called now, if there is a better word
+    evidence: Evidence = field(default_factory=dict)  # … and what is known by then
+    said_pod_id: str = ""
+    gpus: Sections = field(default_factory=dict)  # what nvidia-smi and the kernel log said
+    agent: launch.Agent | None = None
+    launched_at: datetime | None = None
+
+
+Proof = Callable[[Ascent], Awaitable[Evidence]]

@@ -1,0 +1,78 @@
+"""The stages between identity and deploy: whether the machine is what was rented, and well.
+
+The probes are orchestrator/probes.py, the judgement is core/inspection.py and core/gpus.py. That a secret can be
+delivered over stdin needs no canary of its own: the probes themselves arrive that way, and `process` fails unless the
+agent read its configuration, token included, from stdin and wrote it to a private file.
+"""
+
+import asyncio
+import time
+
+from orchestrator import probes, remote
+from orchestrator.ascent import Ascent, Evidence
+from orchestrator.core import gpus
+from orchestrator.core.images import cuda_of
+from orchestrator.core.inspection import NOTHING, Sections, Verdict, platform, sections
+from orchestrator.core.states import FailureCode
+from orchestrator.launch import LaunchConfig
+from orchestrator.ports import Lines
+from orchestrator.remote import Unproven
+
+PROBE_SHARE = 2 / 3  # of a stage's time is the probe's: what it said must still come back and be written down
+BUSY_PAUSE_S = 5.0  # memory that the last tenant is just giving back is looked at again
+
+
+class Checks:
+    """What is asked over SSH once the pod is known to be the right one."""
+
+    def __init__(self, lines: Lines, config: LaunchConfig) -> None:
+        self._lines, self._config = lines, config
+
+    async def platform(self, ascent: Ascent) -> Evidence:
+        """Room and inodes where the agent will work, and a clock that is ours within 30 s; the cgroup's limits."""
+        asked_at_s = time.time()
+        said = await self._ask(ascent, probes.platform_command(_share_s(ascent)), probes.PLATFORM)
+        return _passed(platform(said, asked_at_s, time.time()))
+
+    async def gpu_inventory(self, ascent: Ascent) -> Evidence:
+        """As many GPUs as are rented, of the type that is rented, each with its memory."""
+        ascent.gpus = await self._gpus(ascent)
+        return _passed(gpus.inventory(ascent.gpus, ascent.worker.gpu_type, ascent.worker.gpu_count))
+
+    async def gpu_health(self, ascent: Ascent) -> Evidence:
+        """No fatal Xid, no uncorrected ECC error, no pending remap, memory free, a driver new enough for the image."""
+        image = self._config.images.get(ascent.worker.pool)
+        while True:
+            verdict = gpus.health(ascent.gpus, cuda_of(image))
+            if verdict.fault is None or verdict.fault[0] is not FailureCode.GPU_BUSY:
+                return _passed(verdict)
+            ascent.suspect, ascent.evidence = FailureCode.GPU_BUSY, verdict.evidence | {"why": verdict.fault[1]}
+            await asyncio.sleep(BUSY_PAUSE_S)
+            again = await self._gpus(ascent)
+            if all(again.get(name, NOTHING).ok for name in ("gpus", "apps")):  # no answer does not mean that it is free
+                ascent.gpus = again
+
+    async def gpu_fabric(self, ascent: Ascent) -> Evidence:
+        """Between several GPUs, the NVLinks that their type has."""
+        return _passed(gpus.fabric(ascent.gpus, ascent.worker.gpu_type))
+
+    async def _gpus(self, ascent: Ascent) -> Sections:
+        command = probes.gpus_command(_share_s(ascent), ascent.worker.gpu_count)
+        return await self._ask(ascent, command, probes.GPUS)
+
+    async def _ask(self, ascent: Ascent, command: str, script: str) -> Sections:
+        async with self._lines.session(ascent.worker, timeout_s=ascent.limit_s) as session:
+            done = await remote.run(session, command, stdin=script.encode(), timeout_s=ascent.limit_s)
+        return sections(done.stdout)
+
+
+def _share_s(ascent: Ascent) -> float:
+    return ascent.limit_s * PROBE_SHARE
+
+
+def _passed(verdict: Verdict) -> Evidence:
+    """The evidence of a verdict that rules nothing out; Unproven for one that does."""
+    if verdict.fault is None:
+        return verdict.evidence
+    code, why = verdict.fault
+    raise Unproven(code, why, verdict.evidence)

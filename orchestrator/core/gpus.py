@@ -1,0 +1,261 @@
+"""What nvidia-smi and the kernel log said of a pod's GPUs, judged against what was rented.
+
+nvidia-smi says `[N/A]`, `[Not Supported]`, `[Unknown Error]` or `ERR!` where it has no answer: that is unknown. A GPU
+that it calls lost, or that it can only show by an error, is not attached.
+"""
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from orchestrator.core.inspection import NOTHING, Section, Sections, Verdict
+from orchestrator.core.profiles import PROFILES
+from orchestrator.core.states import FailureCode
+
+MEMORY_SHARE = 0.98  # of the type's memory, at least
+BUSY_MIB = 1024  # in use by nobody on the pod
+XID_AGE_S = 24 * 3_600.0  # older ones were somebody else's, and the machine has been rented since
+REPEATED = 2  # times that make a repeatable Xid fatal
+# U22 of the guards, after NVIDIA's Xid catalogue: the GPU, its memory, its bus, its firmware or its links have failed.
+FATAL_XIDS = frozenset({48, 62, 64, 79, 95, 109, 119, 120, 140, 143, 158})
+REPEATABLE_XIDS = frozenset({74})  # NVLink errors: one recovers, a second one does not
+WARNING_XIDS = frozenset({13, 31, 43, 45, 69, 94})  # an application's doing, mostly
+RECOVERY_XID = 154  # what the driver logs when a GPU's recovery action changes
+ABSENT = re.compile(r"gpu is lost|requires reset", re.IGNORECASE)
+NO_ANSWER = re.compile(r"\[.*\]|ERR!|N/A|", re.IGNORECASE)
+XID = re.compile(r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)[^)]*\): (?P<number>\d+)")
+LINK = re.compile(r"\s+Link \d+: (?P<state>.+)")
+CUDA_LINE = re.compile(r"CUDA Version\s*:\s*(\d+)\.(\d+)")
+# The newest CUDA that a driver branch brings, for when nvidia-smi does not tell (CUDA Toolkit release notes, table 3).
+DRIVER_CUDA = ((580, (13, 0)), (575, (12, 9)), (570, (12, 8)), (565, (12, 7)), (560, (12, 6)), (555, (12, 5)),
+               (550, (12, 4)), (545, (12, 3)), (535, (12, 2)), (530, (12, 1)), (525, (12, 0)), (520, (11, 8)),
+               (515, (11, 7)), (510, (11, 6)), (495, (11, 5)), (470, (11, 4)), (0, (11, 3)))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One line of nvidia-smi; None is unknown."""
+
+    index: str
+    uuid: str
+    bus: str | None  # PCI domain, bus and device, in hexadecimal without leading zeros
+    name: str | None
+    driver: str | None
+    memory_mib: int | None
+    used_mib: int | None
+    mig: bool | None
+    ecc: int | None  # uncorrected errors since the driver was loaded
+
+
+def gpus(found: Sections) -> tuple[Gpu, ...]:
+    """The GPUs that answered for themselves."""
+    rows = (tuple(word.strip() for word in line.split(",")) for line in found.get("gpus", NOTHING).text.splitlines())
+    return tuple(_gpu(row) for row in rows if len(row) == 9 and row[0].isdigit() and not ABSENT.search(" ".join(row)))  # noqa: PLR2004
+
+
+def inventory(found: Sections, gpu_type: str | None, count: int) -> Verdict:
+    """Judge count, type and memory."""
+    verdict, seen, answer = Verdict(), gpus(found), found.get("gpus", NOTHING)
+    names = sorted({gpu.name for gpu in seen if gpu.name})
+    verdict.facts |= {"gpus": len(seen), "expected": count, "names": names, "uuids": [gpu.uuid for gpu in seen]}
+    if not answer.ok or len(seen) < count:
+        verdict.facts["nvidia_smi"] = {"exit_status": answer.status, "said": _complaint(answer)}
+    if not seen:
+        verdict.blame(FailureCode.GPU_NOT_ATTACHED, f"nvidia-smi shows no GPU: {_complaint(answer)}")
+        return verdict
+    if len(seen) != count:
+        verdict.blame(FailureCode.GPU_COUNT, f"{len(seen)} GPUs answer, {count} are rented")
+    profile = PROFILES.get(gpu_type or "")
+    if len(names) > 1:
+        verdict.blame(FailureCode.GPU_TYPE, f"they are not of one type: {', '.join(names)}")
+    elif profile and names and names[0] != gpu_type:
+        verdict.blame(FailureCode.GPU_TYPE, f"it is a {names[0]}, rented is a {gpu_type}")
+    if profile is None:
+        verdict.unknown.append("profile")
+    if not names:
+        verdict.unknown.append("name")
+    for gpu in seen:
+        if gpu.mig:
+            verdict.blame(FailureCode.GPU_MEMORY, f"GPU {gpu.index} is cut up by MIG: a part of it is no whole GPU")
+        elif gpu.memory_mib is None:
+            verdict.unknown.append(f"memory of GPU {gpu.index}")
+        elif profile and gpu.memory_mib < profile.memory_mib * MEMORY_SHARE:
+            why = f"GPU {gpu.index} has {gpu.memory_mib} MiB, a {gpu_type} has {profile.memory_mib}"
+            verdict.blame(FailureCode.GPU_MEMORY, why)
+    verdict.facts["memory_mib"] = [gpu.memory_mib for gpu in seen]
+    return verdict
+
+
+def health(found: Sections, image_cuda: tuple[int, int] | None) -> Verdict:
+    """Judge Xids, ECC, remapping, memory that is taken, and the driver."""
+    verdict, seen = Verdict(), gpus(found)
+    _xids(found, seen, verdict)
+    _recovery(found, verdict)
+    _ecc(found, seen, verdict)
+    _busy(found, seen, verdict)
+    _driver(found, seen, image_cuda, verdict)
+    return verdict
+
+
+def fabric(found: Sections, gpu_type: str | None) -> Verdict:
+    """Judge the links of several GPUs against what their type has."""
+    verdict, profile = Verdict(), PROFILES.get(gpu_type or "")
+    answer = found.get("nvlink", NOTHING)
+    links: dict[str, list[bool | None]] = {}
+    for line in answer.text.splitlines():
+        link = LINK.fullmatch(line.rstrip())
+        if line.startswith("GPU "):
+            links[line.partition(":")[0].removeprefix("GPU ")] = []
+        elif link and links:
+            links[next(reversed(links))].append(_is_active(link["state"]))
+    active = {index: sum(state is True for state in states) for index, states in links.items()}
+    unsure = {index for index, states in links.items() if None in states}
+    states = _column(found.get("fabric", NOTHING), 1)
+    wanted = profile.nvlinks if profile else None
+    verdict.facts |= {"active_links": active, "links_per_gpu": wanted, "fabric_state": states}
+    verdict.facts["topology"] = found.get("topology", NOTHING).text.splitlines()[:20]
+    if profile is None:
+        verdict.unknown.append("profile")
+    elif profile.nvlinks == 0 or (profile.bridged and not any(active.values())):
+        verdict.facts["links"] = "none expected" if profile.nvlinks == 0 else "no bridge is plugged in"
+    elif not active or len(unsure) == len(active):
+        verdict.unknown.append("nvlink")
+        verdict.facts["nvidia_smi"] = {"exit_status": answer.status, "said": answer.said}
+    else:
+        _compare({index: n for index, n in active.items() if index not in unsure}, profile.nvlinks, verdict)
+    unready = sorted({state for state in states if not NO_ANSWER.fullmatch(state)} - {"Completed", "Not Started"})
+    if profile and profile.nvlinks and not profile.bridged and unready:
+        why = f"the NVLink fabric is {', '.join(unready)}, not Completed: CUDA would not start"
+        verdict.blame(FailureCode.NVLINK_INACTIVE, why)
+    return verdict
+
+
+def _compare(active: dict[str, int], wanted: int, verdict: Verdict) -> None:
+    dead = [index for index, count in active.items() if count == 0]
+    fewer = [f"GPU {index}: {count}" for index, count in active.items() if count < wanted]
+    if dead:
+        verdict.blame(FailureCode.NVLINK_INACTIVE, f"no link of GPU {', '.join(dead)} is active")
+    elif fewer:
+        verdict.blame(FailureCode.NVLINK_DEGRADED, f"fewer links than {wanted} are active: {', '.join(fewer)}")
+
+
+def _xids(found: Sections, seen: tuple[Gpu, ...], verdict: Verdict) -> None:
+    log, uptime = found.get("xid", NOTHING), _number(found.get("uptime", NOTHING).text.partition(" ")[0])
+    if not log.ok:  # a container may rarely read the kernel's log
+        verdict.unknown.append("xid")
+        return
+    ours, counts = {gpu.bus for gpu in seen if gpu.bus}, dict[int, int]()
+    for entry in map(XID.match, log.text.splitlines()):
+        if entry is None or (ours and _bus(entry["pci"]) not in ours):
+            continue
+        age_s = uptime - float(entry["at"]) if uptime is not None and entry["at"] else 0.0
+        if age_s <= XID_AGE_S:
+            counts[int(entry["number"])] = counts.get(int(entry["number"]), 0) + 1
+    verdict.facts["xids"] = {str(number): count for number, count in sorted(counts.items())}
+    for number, count in sorted(counts.items()):
+        if number in FATAL_XIDS or (number in REPEATABLE_XIDS and count >= REPEATED):
+            verdict.blame(FailureCode.xid(number), f"the kernel log shows Xid {number} of this GPU, {count} times")
+        elif number in WARNING_XIDS | REPEATABLE_XIDS:
+            verdict.warnings.append(f"Xid {number}, {count} times")
+
+
+def _recovery(found: Sections, verdict: Verdict) -> None:
+    """What the driver itself wants done, where it is new enough to say (branch 565 on)."""
+    actions = _column(found.get("recovery", NOTHING), 1)
+    wanted = sorted({action for action in actions if not NO_ANSWER.fullmatch(action)} - {"None"})
+    if wanted:
+        why = f"the driver wants recovery: {', '.join(wanted)}"
+        verdict.blame(FailureCode.xid(RECOVERY_XID), why)
+    elif not actions or "None" not in actions:
+        verdict.unknown.append("recovery")
+
+
+def _ecc(found: Sections, seen: tuple[Gpu, ...], verdict: Verdict) -> None:
+    verdict.facts["ecc_uncorrected"] = [gpu.ecc for gpu in seen]
+    for gpu in seen:
+        if gpu.ecc is None:
+            verdict.unknown.append(f"ecc of GPU {gpu.index}")
+        elif gpu.ecc > 0:
+            verdict.blame(FailureCode.ECC, f"GPU {gpu.index} has {gpu.ecc} uncorrected ECC errors")
+    remapped = found.get("remapped", NOTHING)
+    flags = [*zip(_column(remapped, 1), _column(remapped, 2), strict=False)]
+    for what, state in itertools.chain.from_iterable((("pending", p), ("failed", f)) for p, f in flags):
+        if state.lower() in {"1", "yes"}:
+            verdict.blame(FailureCode.ECC, f"row remapping is {what}")
+    if not any(state.lower() in {"0", "no", "1", "yes"} for pair in flags for state in pair):
+        verdict.unknown.append("remapped rows")
+
+
+def _busy(found: Sections, seen: tuple[Gpu, ...], verdict: Verdict) -> None:
+    apps = found.get("apps", NOTHING)
+    held: dict[str, int | None] = {}
+    for line in apps.text.splitlines() if apps.ok else ():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 3 and words[0].startswith("GPU-"):  # noqa: PLR2004
+            before, more = held.get(words[0], 0), _whole(words[2])
+            held[words[0]] = None if before is None or more is None else before + more
+    verdict.facts["used_mib"] = [gpu.used_mib for gpu in seen]
+    for gpu in seen:
+        theirs = held.get(gpu.uuid, 0)
+        if gpu.used_mib is None or theirs is None or not apps.ok:
+            verdict.unknown.append(f"free memory of GPU {gpu.index}")
+        elif gpu.used_mib - theirs > BUSY_MIB:
+            why = f"{gpu.used_mib - theirs} MiB of GPU {gpu.index} are in use by no program of this pod"
+            verdict.blame(FailureCode.GPU_BUSY, why)
+
+
+def _driver(found: Sections, seen: tuple[Gpu, ...], image_cuda: tuple[int, int] | None, verdict: Verdict) -> None:
+    driver = next((gpu.driver for gpu in seen if gpu.driver), None)
+    branch = _whole((driver or "").partition(".")[0])
+    said = CUDA_LINE.search(found.get("cuda", NOTHING).text)
+    cuda = (int(said[1]), int(said[2])) if said else None
+    if cuda is None and branch is not None:
+        cuda = next(version for first, version in DRIVER_CUDA if branch >= first)
+    shown, needed = ("{}.{}".format(*version) if version else None for version in (cuda, image_cuda))
+    verdict.facts |= {"driver": driver, "driver_cuda": shown, "image_cuda": needed}
+    if cuda is None or image_cuda is None:
+        verdict.unknown.append("driver against image")
+    elif cuda < image_cuda:
+        why = f"driver {driver} brings CUDA {shown}, the image needs {needed}"
+        verdict.blame(FailureCode.DRIVER_TOO_OLD, why)
+
+
+def _gpu(row: tuple[str, ...]) -> Gpu:
+    index, uuid, bus, name, driver, memory, used, mig, ecc = row
+    known = {text: None if NO_ANSWER.fullmatch(text) else text for text in row}
+    split = {"Enabled": True, "Disabled": False}.get(mig)
+    return Gpu(index, uuid, _bus(bus), known[name], known[driver], _whole(memory), _whole(used), split, _whole(ecc))
+
+
+def _bus(text: str) -> str | None:
+    """`00000000:41:00.0` and `0000:41:00`, as nvidia-smi and the kernel write them: the same."""
+    parts = re.fullmatch(r"(?:([0-9A-Fa-f]+):)?([0-9A-Fa-f]{1,2}):([0-9A-Fa-f]{1,2})(?:\.\d)?", text.strip())
+    return ":".join(f"{int(part or '0', 16):x}" for part in parts.groups()) if parts else None
+
+
+def _complaint(answer: Section) -> str:
+    """What nvidia-smi said instead of rows."""
+    if "not found" in answer.text or "No such file" in answer.text:
+        return "it is not there"
+    return answer.said
+
+
+def _is_active(state: str) -> bool | None:
+    """A link's speed means that it is active."""
+    if "inactive" in state.lower():
+        return False
+    return True if re.match(r"[\d.]+ GB/s", state) else None
+
+
+def _column(section: Section, number: int) -> list[str]:
+    """One column of a section's CSV."""
+    rows = (line.split(",") for line in section.text.splitlines()) if section.ok else ()
+    return [row[number].strip() for row in rows if len(row) > number]
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,12}", text.strip()) else None
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None

@@ -1,0 +1,51 @@
+"""What each GPU type is when it is whole: its memory and its NVLinks.
+
+Keys are RunPod's GPU ids, which are the names that nvidia-smi prints. Memory is `memory.total` as nvidia-smi reports it
+on a healthy card, in MiB; drivers differ by a few MiB, so that it is compared with a tolerance. Link counts are those
+of NVIDIA's datasheets: per GPU, of the generation that the card has. Where links come with a bridge that an owner may
+or may not have plugged in (PCIe and NVL cards), none at all is in order, some but not all is not.
+A type that is not here is unknown: what is seen of it is recorded, and nothing is concluded from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One GPU type."""
+
+    memory_mib: int
+    nvlinks: int = 0  # active links per GPU; 0: the type has none
+    bridged: bool = False  # the links come with a bridge between cards, which may be missing
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        "NVIDIA B200": Profile(183_359, nvlinks=18),
+        "NVIDIA H200": Profile(143_771, nvlinks=18),
+        "NVIDIA H200 NVL": Profile(143_771, nvlinks=18, bridged=True),
+        "NVIDIA H100 80GB HBM3": Profile(81_559, nvlinks=18),
+        "NVIDIA H100 NVL": Profile(95_830, nvlinks=12, bridged=True),
+        "NVIDIA H100 PCIe": Profile(81_559, nvlinks=12, bridged=True),
+        "NVIDIA A100-SXM4-80GB": Profile(81_920, nvlinks=12),
+        "NVIDIA A100-SXM4-40GB": Profile(40_960, nvlinks=12),
+        "NVIDIA A100 80GB PCIe": Profile(81_920, nvlinks=12, bridged=True),
+        "NVIDIA A100-PCIE-40GB": Profile(40_960, nvlinks=12, bridged=True),
+        "NVIDIA A40": Profile(46_068, nvlinks=4, bridged=True),
+        "NVIDIA A30": Profile(24_576, nvlinks=4, bridged=True),
+        "NVIDIA L40S": Profile(46_068),
+        "NVIDIA L40": Profile(46_068),
+        "NVIDIA L4": Profile(23_034),
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": Profile(97_887),
+        "NVIDIA RTX 6000 Ada Generation": Profile(49_140),
+        "NVIDIA RTX 4000 Ada Generation": Profile(20_475),
+        "NVIDIA RTX A6000": Profile(49_140, nvlinks=4, bridged=True),
+        "NVIDIA RTX A5000": Profile(24_564, nvlinks=4, bridged=True),
+        "NVIDIA RTX A4000": Profile(16_376),
+        "NVIDIA GeForce RTX 5090": Profile(32_607),
+        "NVIDIA GeForce RTX 4090": Profile(24_564),
+        "NVIDIA GeForce RTX 3090": Profile(24_576, nvlinks=4, bridged=True),
+    }
+)
