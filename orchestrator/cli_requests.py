@@ -56,7 +56,7 @@ async def spawn(output: Output, worker_id: str | None, pool: str | None, wait: b
         "deadline_s": INTENT_DEADLINE_S,
         "actor": "operator",
         "reason": "asked for by the operator",
-        "metadata": {},
+        "metadata": {"asked_for": "operator"},  # not cancelled on its way up for want of work
     }
     async with opened_store() as store:
         if not await store.request_spawn(intent):

@@ -79,17 +79,12 @@ def pod(record: object) -> Pod:
         gpu_type=_text(gpu, "id") if gpu else None,
         gpu_count=_whole(gpu, "count") if gpu else 0,
         data_center=_optional_text(fields, "dataCenterId"),
-        machine_id=_optional_text(fields, "machineId") or _machine(fields),
+        # The suffix of the SSH proxy's user name may name the host, or the account: guessed wrong, one strike would
+        # avoid every pod, so only a field that says so counts.
+        machine_id=_optional_text(fields, "machineId"),
         price_usd_per_hour=None if fields.get("cost") is None else _dollars(fields, "cost"),
         created_at=None if fields.get("createdAt") is None else _moment(fields, "createdAt"),
     )
-
-
-def _machine(fields: Mapping[str, Any]) -> str | None:
-    """The host's short id, which the SSH proxy's user name carries: `<pod id>-<host>`; None where it does not."""
-    user = _optional_object(_optional_object(fields, "ssh"), "proxy").get("username")
-    pod_id, dash, host = user.rpartition("-") if isinstance(user, str) else ("", "", "")
-    return host if dash and host and pod_id == fields.get("id") else None
 
 
 def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | None, int | None]:

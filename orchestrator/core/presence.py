@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from orchestrator.core.model import Absence, Pod, Worker
+from orchestrator.core.states import Stage
 
 LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
+FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # later ones are reached by listed pods only
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
     for worker in rows:
         missing = worker.pod_id not in present if worker.pod_id else worker.id not in names
         counts = worker.pod_id in seen if worker.pod_id else True
-        if missing and (counts or now - worker.stage_since > timedelta(seconds=LISTING_LAG_S)):
+        born = worker.stage_since if worker.stage in FRESH else worker.created_at
+        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
             earlier = before.absent.get(key)
             absent[key] = Absence(earlier.lists + 1, earlier.since) if earlier else Absence(1, now)

@@ -141,7 +141,7 @@ def _terminations(
         if len(out) < beyond_limit:
             why = f"more than MAX_ACTIVE_GPUS={pool.max_active}, and not ready yet"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
-        elif age_s >= policy.spawning_grace_s:
+        elif age_s >= policy.spawning_grace_s and not worker.metadata.get("asked_for"):
             why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
     idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]

@@ -313,6 +313,7 @@ def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:
     fresh = spawning("gpu-1", stage_since=ago(5))
     assert not fold(Presence(), [], [fresh], "test", NOW).absent
     old = spawning("gpu-1", stage_since=ago(61))
+    assert fold(Presence(), [], [replace(old, stage=Stage.TCP, stage_since=ago(1))], "test", NOW).absent
     assert fold(Presence(), [], [old], "test", NOW).absent
 
 

@@ -199,6 +199,12 @@ def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> Non
     assert made.verdicts[1].blocked == ("7 task(s): no pool 'old' is configured",)
 
 
+def test_a_worker_that_an_operator_asked_for_comes_up_without_work() -> None:
+    """It is not cancelled as surplus; once it is up and idle, it goes as any other."""
+    asked = spawning("gpu-1", created_at=ago(800), metadata={"asked_for": "operator"})
+    assert ended(plan(snapshot(asked), policy())) == []
+
+
 def test_a_worker_lost_this_tick_is_replaced_this_tick() -> None:
     """Lifecycle ends come first; scaling counts without them."""
     lost = busy("gpu-1", last_heartbeat=ago(90))
