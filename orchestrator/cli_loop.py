@@ -30,9 +30,9 @@ def run() -> int:
     Several may run on one database: one leads, the others stand by. Stopping it leaves the pods alone.
     """
     settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
-    from orchestrator import wiring
+    from orchestrator import service
 
-    return asyncio.run(wiring.run(settings))
+    return asyncio.run(service.run(settings))
 
 
 @click.command()
@@ -41,9 +41,9 @@ def run() -> int:
 def once(output: Output) -> int:
     """Run one tick, wait for its effects, stop. Exit 1 if another orchestrator leads."""
     settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
-    from orchestrator import wiring
+    from orchestrator import service
 
-    made = asyncio.run(wiring.once(settings))
+    made = asyncio.run(service.once(settings))
     if output.json:
         output.document(led=made is not None, **({} if made is None else _plan_json(made)))
     elif made is None:

@@ -1,0 +1,187 @@
+"""The service: the loop and its HTTP door as one process, put together from what wiring opens."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+import uvicorn
+
+from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.bundle import build_bundle
+from orchestrator.catalog import Catalog
+from orchestrator.core.actions import Plan
+from orchestrator.core.model import Worker
+from orchestrator.daemon import Daemon
+from orchestrator.execute import Executor, Terms
+from orchestrator.last_look import look
+from orchestrator.logs import configure
+from orchestrator.observe import Observer
+from orchestrator.ports import Blobs
+from orchestrator.settings import Settings
+from orchestrator.shipping import Shipper
+from orchestrator.web.app import build_app
+from orchestrator.web.gateway import WorkerDb
+from orchestrator.web.health import Health
+from orchestrator.web.signal import TaskSignal
+from orchestrator.web.tokens import mint, verify
+from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
+
+TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A daemon and what it was built from."""
+
+    daemon: Daemon
+    db: WorkerDb
+    blobs: Blobs
+    signal: TaskSignal
+    health: Health
+
+
+async def run(settings: Settings) -> int:
+    """The daemon with its HTTP server, until SIGTERM or SIGINT."""
+    configure(settings.log_level, settings.secrets())
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with _parts(settings) as parts:
+        secret = settings.worker_jwt_secret
+        assert secret is not None  # noqa: S101
+        app = build_app(
+            db=parts.db,
+            blobs=parts.blobs,
+            verifier=partial(verify, secret.get_secret_value()),
+            health=parts.health,
+            task_signal=parts.signal,
+        )
+        server = _Server(
+            uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False, lifespan="off")
+        )
+        serving = asyncio.create_task(server.serve(), name="serve")
+        serving.add_done_callback(lambda _: stop.set())  # a port that is taken must not leave a deaf loop behind
+        log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
+        await parts.daemon.run(stop)
+        parts.signal.close()
+        died = serving.done()
+        server.should_exit = server.force_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+    log.info("orchestrator_stopped")
+    return 1 if died else 0
+
+
+async def once(settings: Settings) -> Plan | None:
+    """One tick with its effects; None if another orchestrator leads."""
+    configure(settings.log_level, settings.secrets())
+    async with _parts(settings) as parts:
+        return await parts.daemon.once()
+
+
+@asynccontextmanager
+async def _parts(settings: Settings) -> AsyncIterator[Parts]:
+    settings.require("database", "cloud", "shell", "blobs", "gateway")
+    secret = settings.worker_jwt_secret
+    assert secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018  require() has seen to it
+    bundle = build_bundle(settings.worker_code_dir)
+    policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(open_db(settings))
+        store = store_over(db, settings)
+        await store.check_functions()
+        cloud, blobs = open_cloud(settings), open_blobs(settings)
+        catalog = Catalog(cloud, policy)
+        stack.push_async_callback(cloud.close)
+        shell, lines = open_lines(settings)
+        stack.push_async_callback(lines.close)
+        shipper = Shipper(store, lines, blobs, python=settings.worker_python)
+        pods, workers = PodView(), WorkerView()
+        heartbeat_s = policy.heartbeat_timeout_s / 3
+        bringup = BringUp(
+            store,
+            lines,
+            shell,
+            bundle,
+            pods,
+            workers,
+            _launch(settings, heartbeat_s, {pool.name: pool.image for pool in policy.pools}),
+            token_for=lambda worker, jti: _token(secret.get_secret_value(), worker, jti),
+            pod_log=cloud.pod_log,
+        )
+        terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
+        task_signal = TaskSignal()
+        health = Health(started_at_s=time.monotonic())
+        daemon = Daemon(
+            store=store,
+            db=db,
+            observer=Observer(store, cloud, settings.fleet_id, catalog),
+            catalog=catalog,
+            executor=lambda wake: Executor(
+                store,
+                cloud,
+                climb=bringup.climb,
+                look=partial(look, lines),
+                finish_logs=shipper.finish,
+                hang_up=lines.drop,
+                catalog=catalog,
+                policy=policy,
+                terms=terms,
+                wake=wake,
+            ),
+            shipper=shipper,
+            pods=pods,
+            workers=workers,
+            health=health,
+            policy=policy,
+            poll_s=settings.orchestrator_poll_sec,
+            holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
+            on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
+        )
+        yield Parts(daemon, db, blobs, task_signal, health)
+
+
+def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:
+    return LaunchConfig(
+        api_url=settings.worker_url or "",
+        python=settings.worker_python,
+        handlers=dict(settings.worker_handlers),
+        setup_command=settings.worker_setup_command,
+        start_command=settings.worker_start_command,
+        heartbeat_s=heartbeat_s,
+        lease_s=settings.heartbeat_timeout_sec,
+        deadman_s=settings.deadman_timeout_sec,
+        spawning_timeout_s=settings.spawning_timeout_sec,
+        deadlines_s=dict(settings.bringup_deadlines),
+        images=images,
+    )
+
+
+def _token(secret: str, worker: Worker, jti: str) -> str:
+    return mint(secret, worker.id, jti, time.time(), TOKEN_TTL_S)
+
+
+def _notify(task_signal: TaskSignal, channel: str, payload: str) -> None:
+    if channel == "orchestrator_tasks":
+        task_signal.notify(payload)
+    elif channel == "orchestrator_fleet":
+        task_signal.notify_worker(payload)
+    else:
+        task_signal.notify_all()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the daemon decides when the process ends."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
