@@ -3,7 +3,7 @@
 Where to look first:
 
     core/       pure decisions: states.py (the table), plan.py (the phases of one tick)
-    daemon.py   the tick: lead, observe, plan, record, execute
+    daemon.py   the tick: lead, observe, plan, record, execute; service.py puts it together with its HTTP door
     bringup.py  the ladder that a worker climbs before it counts
     shipping.py worker logs to S3, by byte offset
     teardown.py the end of a worker: drain, flush, delete
