@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from orchestrator.emulator import pods
 from tests.emulator.build import KEY, PUBLIC_KEY, Api, alive, emulated, ended, request, ssh, until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -105,9 +106,11 @@ async def test_only_the_key_in_public_key_may_log_in(api: Api) -> None:
             await asyncssh.connect("127.0.0.1", where, username=user, client_keys=[key], known_hosts=None, config=None)
 
 
-async def test_the_port_refuses_until_sshd_is_up(tmp_path: Path) -> None:
+async def test_the_port_refuses_until_sshd_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mapping is shown before anything listens behind it."""
-    async with emulated(tmp_path, boot_s=(1.0, 1.0)) as api:
+    for name, share in (("ASSIGNED_AT", 0.02), ("RUNNING_AT", 0.04), ("DETAILS_AT", 0.06)):
+        monkeypatch.setattr(pods, name, share)  # sshd takes the rest: a busy machine must not miss the moment
+    async with emulated(tmp_path, boot_s=(10.0, 10.0)) as api:
         pod = await api.create()
         port = await api.ssh_port(pod["id"])
         with pytest.raises(ConnectionRefusedError):

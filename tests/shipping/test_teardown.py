@@ -171,8 +171,8 @@ async def test_a_delete_says_how_often_it_was_asked_and_since_when(hauling: Haul
 async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> None:
     """Running at first; ended, with its own words, once it was stopped."""
     worker, sshd = await rig.worker()
-    rig.install(sshd, "nvidia-smi", SMI)
     await rig.bring_up().climb(rig.term, worker)
+    rig.install(sshd, "nvidia-smi", SMI)  # answers the look's query alone: the climb asks for more
     worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     assert rig.lines is not None
     seen = await last_look.look(rig.lines, worker)
