@@ -22,9 +22,12 @@ log = structlog.get_logger()
 class Observer:
     """The memory between observations."""
 
-    def __init__(self, store: Store, cloud: Cloud | None, fleet_id: str, catalog: Catalog) -> None:
-        """Without a cloud nothing is known about pods."""
+    def __init__(
+        self, store: Store, cloud: Cloud | None, fleet_id: str, catalog: Catalog, *, deaf_s: float = 15
+    ) -> None:
+        """Without a cloud nothing is known about pods; a database as slow as `deaf_s` heard no heartbeats meanwhile."""
         self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
+        self._deaf_s = deaf_s
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
@@ -40,11 +43,14 @@ class Observer:
     async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
         """What is now. Raises a port error when the database does not answer."""
         fresh = await self._list()
+        asked_s = asyncio.get_running_loop().time()
         try:
             half = await self._store.snapshot()
         except PortError:
             self.gap()
             raise
+        if asyncio.get_running_loop().time() - asked_s > self._deaf_s:
+            self.gap()
         self._steady_since = self._steady_since or half.now
         if fresh and self._pods is not None:
             self._presence = fold(self._presence, self._pods, half.workers, self._fleet_id, half.now)
@@ -68,6 +74,7 @@ class Observer:
             avoid=half.avoid,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
+            unlisted=self.cloud_error if self._pods is None else None,
         )
 
     async def _list(self) -> bool:

@@ -124,7 +124,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         daemon = Daemon(
             store=store,
             db=db,
-            observer=Observer(store, cloud, settings.fleet_id, catalog),
+            observer=Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s),
             catalog=catalog,
             executor=lambda wake: Executor(
                 store,

@@ -77,8 +77,8 @@ class Teardown:
                 async with asyncio.timeout(self._policy.flush_deadline_s):
                     await self._keep_look(term, action, worker)
                     await self._finish_logs(term, worker, action.reachable)
-            except TimeoutError as error:
-                raise Unavailable("the last log bytes did not come in time") from error
+            except (PortError, TimeoutError) as error:
+                raise await self._unflushed(term, action, worker.id, error) from error
         await self._store.move(
             term,
             worker.id,
@@ -119,6 +119,14 @@ class Teardown:
         )
         said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
         (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
+
+    async def _unflushed(self, term: int, action: act.Flush, worker_id: str, error: Exception) -> Unavailable:
+        """Say in the row why the logs have not come; as an error."""
+        why = f"{type(error).__name__}: {error}" if str(error) else "they did not come in time"
+        row = (await self._store.worker(worker_id))["worker"]
+        waits, _, _ = str(row["waiting_for"]).partition(" (last try: ")
+        await self._note(term, worker_id, action.reason, waiting_for=f"{waits} (last try: {why[:300]})")
+        return Unavailable(f"the last log bytes: {why}")
 
     async def _keep_look(self, term: int, action: act.Flush, worker: Worker) -> None:
         """Once the agent has been stopped there is less to see, so the first look that saw something stays."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 # Quick ones first: what fails early should be what is cheap to look at.
-ORDER = ("house", "core", "worker", "web", "cli", "emulator", "conformance", "bringup", "shipping", "e2e")
+ORDER = ("house", "core", "worker", "web", "cli", "emulator", "conformance", "bringup", "shipping", "e2e", "faults")
 TESTS = Path(__file__).parent
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root
@@ -55,4 +55,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def _rank(item: pytest.Item) -> int:
     part = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-    return ORDER.index(part) if part in ORDER else len(ORDER) - 3
+    return ORDER.index(part) if part in ORDER else ORDER.index("shipping")

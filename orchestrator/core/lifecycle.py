@@ -165,7 +165,7 @@ def _fate(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -
     if pod is not None:
         code = DEAD.get(pod.status)
         return (code, f"the provider says {pod.status}") if code else None
-    if _absent(worker, snapshot, policy.absence_age_s):
+    if _absent(worker, snapshot, policy.absence_age_s) and not _speaks(worker, snapshot):
         return FailureCode.POD_MISSING, f"pod {worker.pod_id} is missing from complete lists"
     return None
 
@@ -173,6 +173,12 @@ def _fate(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     return gone is not None and gone.lists >= 2 and snapshot.now - gone.since >= timedelta(seconds=age_s)  # noqa: PLR2004
+
+
+def _speaks(worker: Worker, snapshot: Snapshot) -> bool:
+    """Whether it was heard of after its pod went missing: then the lists are wrong, and not the worker."""
+    heard, gone = worker.last_heartbeat, snapshot.absent.get(worker.pod_id or worker.id)
+    return heard is not None and gone is not None and heard > gone.since
 
 
 def _reachable(worker: Worker, pod: Pod | None) -> bool:

@@ -22,7 +22,7 @@ from orchestrator.core.states import State
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """What to do now. With no list of pods, only what does not depend on the provider."""
     if snapshot.pods is None:
-        return Plan(tuple(rescue.plan(snapshot, policy)), ())
+        return Plan(tuple(rescue.plan(snapshot, policy)), tuple(_undecided(snapshot, policy)))
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
@@ -44,6 +44,14 @@ def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list
         chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
         plans.append(([*changes, *chosen, *waits], verdict))
     return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
+
+
+def _undecided(snapshot: Snapshot, policy: Policy) -> Iterable[Verdict]:
+    """That nothing is decided about pods is a decision too: each pool stays as it is."""
+    for pool in policy.pools:
+        here = [w for w in snapshot.workers if w.pool == pool.name and w.state is not State.TERMINATING]
+        why = f"nobody comes or goes: no list of pods from the provider ({snapshot.unlisted or 'none came yet'})"
+        yield Verdict(pool.name, f"unchanged = {len(here)}", len(here), {"live": len(here)}, (why,))
 
 
 def in_transition(snapshot: Snapshot) -> bool:

@@ -76,7 +76,7 @@ async def play(options: Options) -> dict[str, Any]:
 
 async def submit(stack: Stack, tasks: list[dict[str, Any]]) -> list[str]:
     """One `task_submit` call; the ids, in order."""
-    db = await PostgresDb.open(stack.postgres.url)
+    db = await PostgresDb.open(stack.database_url)
     try:
         answer = await SqlStore(db, FLEET).submit(tasks)
     finally:

@@ -1,16 +1,16 @@
 """Postgres, S3 and the RunPod emulator on loopback, and an orchestrator that knows them by its environment alone."""
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ from psycopg.rows import dict_row
 
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.demo.processes import Child, ChildFailed
+from orchestrator.emulator.loopback import free_port
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.emulator.s3 import EmbeddedS3
 
@@ -49,27 +50,42 @@ OPERATOR = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Servers that run already, for a stack that shares them: a database and a prefix of its own keep it apart."""
+
+    postgres: EmbeddedPostgres
+    s3: EmbeddedS3
+    database: str
+    prefix: str
+
+
 class Stack:
     """An async context manager; on leaving, the orchestrator goes first and Postgres last."""
 
-    def __init__(self, directory: Path, *, seed: int = 1, boot_s: tuple[float, float] = (2, 4)) -> None:
+    def __init__(
+        self, directory: Path, *, seed: int = 1, boot_s: tuple[float, float] = (2, 4), servers: Servers | None = None
+    ) -> None:
         self.directory = directory
         self.seed = seed
         self.boot_s = boot_s
-        self.postgres = EmbeddedPostgres(directory / "postgres", durable=False)
-        self.s3 = EmbeddedS3(directory / "s3")
+        self.postgres = servers.postgres if servers else EmbeddedPostgres(directory / "postgres", durable=False)
+        self.s3 = servers.s3 if servers else EmbeddedS3(directory / "s3")
+        self.prefix = servers.prefix if servers else PREFIX
+        self._servers = servers
         self.environment: dict[str, str] = {}  # what the orchestrator gets, and nothing else
         self.control_url = ""
         self.emulator: Child
         self._children: list[Child] = []
-        self._exits = AsyncExitStack()
+        self._exits = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
-            await self._exits.enter_async_context(self.postgres)
-            await self._exits.enter_async_context(self.s3)
-            await self.s3.create_bucket(BUCKET)
+            if self._servers is None:
+                await self._exits.enter_async_context(self.postgres)
+                await self._exits.enter_async_context(self.s3)
+                await self.s3.create_bucket(BUCKET)
             api = await self._start_emulator()
             self.control_url = api["control_url"].rstrip("/")
             self.environment = self._environment(api)
@@ -87,6 +103,11 @@ class Stack:
     def url(self) -> str:
         """The orchestrator's own HTTP door."""
         return self.environment["WORKER_API_URL"]
+
+    @property
+    def database_url(self) -> str:
+        """This stack's database."""
+        return self.postgres.url_of(self._servers.database) if self._servers else self.postgres.url
 
     async def run(self, *arguments: str, overrides: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """`python -m orchestrator …` to its end: exit status, stdout, stderr."""
@@ -110,20 +131,21 @@ class Stack:
 
     async def start_orchestrator(self, overrides: Mapping[str, str] | None = None) -> Child:
         """`python -m orchestrator run` as its own process, ready to lead or standing by."""
+        environment = {**self.environment, **(overrides or {})}
         child = await Child.start(
             "orchestrator",
             [sys.executable, "-m", "orchestrator", "run"],
-            environment={**self.environment, **(overrides or {})},
+            environment=environment,
             log=self.directory / "orchestrator.log",
         )
         self._children.append(child)
-        await self.until_ready(child)
+        await self.until_ready(child, f"http://127.0.0.1:{environment['PORT']}")
         return child
 
-    async def until_ready(self, child: Child) -> None:
+    async def until_ready(self, child: Child, url: str | None = None) -> None:
         """Wait for /readyz; ChildFailed if the process ends first or takes too long."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        async with httpx.AsyncClient(base_url=self.url, timeout=5, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url or self.url, timeout=5, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if not child.alive:
                     raise ChildFailed(f"{child.name} ended with {child.process.returncode}{child.last_words()}")
@@ -144,11 +166,11 @@ class Stack:
 
     async def connect(self) -> psycopg.AsyncConnection[dict[str, Any]]:
         """A connection of one's own to the database: the witness does not go through the code it watches."""
-        return await psycopg.AsyncConnection.connect(self.postgres.url, autocommit=True, row_factory=dict_row)
+        return await psycopg.AsyncConnection.connect(self.database_url, autocommit=True, row_factory=dict_row)
 
     def blobs(self) -> S3Blobs:
         """The bucket as the orchestrator sees it."""
-        return S3Blobs(self.s3.endpoint_url, self.s3.access_key, self.s3.secret_key, BUCKET, PREFIX, REGION)
+        return S3Blobs(self.s3.endpoint_url, self.s3.access_key, self.s3.secret_key, BUCKET, self.prefix, REGION)
 
     def write_env(self) -> Path:
         """Write the orchestrator's environment as a file to source, readable by its owner alone."""
@@ -181,7 +203,7 @@ class Stack:
 
     def _environment(self, api: Mapping[str, Any]) -> dict[str, str]:
         key = asyncssh.generate_private_key("ssh-ed25519", comment="demo")
-        port = _free_port()
+        port = free_port()
         return {
             **self._base(),
             **OPERATOR,
@@ -190,7 +212,7 @@ class Stack:
             "PORT": str(port),
             "WORKER_API_URL": f"http://127.0.0.1:{port}",
             "WORKER_JWT_SECRET": secrets.token_hex(32),
-            "DATABASE_URL": self.postgres.url,
+            "DATABASE_URL": self.database_url,
             "RUNPOD_API_BASE_URL": api["url"],
             "RUNPOD_API_KEY": api["api_key"],
             "RUNPOD_SSH_PRIVATE_KEY": key.export_private_key().decode(),
@@ -200,16 +222,10 @@ class Stack:
             "AWS_REGION": REGION,
             "S3_ENDPOINT_URL": self.s3.endpoint_url,
             "S3_BUCKET": BUCKET,
-            "S3_PREFIX": PREFIX,
+            "S3_PREFIX": self.prefix,
         }
 
     async def _stop(self) -> None:
         for child in reversed(self._children):
             await child.stop()
         await self._exits.aclose()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.core.actions import Verdict
 from orchestrator.core.model import Policy, Pool
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.sentences import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR
+from orchestrator.diagnostics.sentences import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR, PROVIDER
 
 Row = Mapping[str, Any]
 
@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 BLOCKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(words, re.IGNORECASE), who, fix)
     for words, who, fix in (
+        (r"no list of pods", PROVIDER, "see RUNPOD_API_KEY and RunPod's status; it is asked again at each tick"),
         (r"\bpaused\b", OPERATOR, "python -m orchestrator resume"),
         (
             r"halted by|after [A-Z_]+ one at a time|network volume|is configured",

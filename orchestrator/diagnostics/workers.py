@@ -181,7 +181,7 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     tasks = len(found["running"])
     what, then = {
         Stage.DRAINING: (f"{tasks} task(s) to end", "its tasks are queued again, its logs flushed, its pod deleted"),
-        Stage.FLUSHING: ("the last log bytes to reach S3", "what is left is declared lost; its pod is deleted"),
+        Stage.FLUSHING: (row["waiting_for"] or "the last log", "what is left is declared lost; its pod is deleted"),
         Stage.DELETING: (row["waiting_for"] or "the delete call", "the delete is sent again until absence is proven"),
     }.get(Stage(row["stage"]), (row["waiting_for"] or row["stage"], "its pod is deleted"))
     wait = _Wait(row["waiting_on"], what, then, MORE)

@@ -5,7 +5,7 @@
     world.py  catalog.py      the hidden truth: pods, stock, prices, money
     pods.py  sshd.py  smi.py  watchdog.py      the pods' bodies, and how nothing of them is left behind
     faults.py  control.py     what can be made to go wrong, and the API to do it
-    postgres.py  s3.py        embedded servers for the rest of the stack
+    postgres.py  s3.py  loopback.py     embedded servers for the rest of the stack
 
 Nothing in the production path imports this package.
 """

@@ -14,7 +14,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from typing import Any, Literal, Self
 
 import psycopg
 from psycopg import sql
+
+from orchestrator.emulator.loopback import free_port
 
 UNPRIVILEGED_USERS = ("nobody", "daemon")  # the first that exists runs the server where we are root
 DATABASE = "orchestrator"
@@ -116,7 +117,7 @@ class EmbeddedPostgres:
             await asyncio.to_thread(self._initialise, binaries)
         give_up_at = time.monotonic() + RETRY_S
         while True:
-            self._port = self._port or _free_port()
+            self._port = self._port or free_port()
             self._spawn(binaries)
             try:
                 await self._until_ready()
@@ -298,13 +299,6 @@ def _place(wanted: Path, account: pwd.struct_passwd | None) -> Path:
     if account is not None:
         os.chown(real, account.pw_uid, account.pw_gid)
     return real
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _die_with_parent() -> Callable[[], None] | None:

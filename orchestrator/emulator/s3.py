@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from orchestrator.emulator.loopback import free_port
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -233,11 +234,10 @@ def _weed() -> Path:
 
 def _free_ports() -> dict[str, int]:
     names = [name for listener in LISTENERS for name in (listener, f"{listener}.grpc")]
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in names]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
+    ports: set[int] = set()
+    while len(ports) < len(names):
+        ports.add(free_port())
+    return dict(zip(names, ports, strict=True))
 
 
 def _die_with_parent() -> Callable[[], None] | None:

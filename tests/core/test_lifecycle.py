@@ -153,11 +153,17 @@ def test_a_pod_that_died_ends_its_climb(status: PodStatus, code: FailureCode) ->
 
 def test_one_incomplete_absence_is_not_death() -> None:
     """A pod must be missing from two lists and for a while."""
-    one = busy("gpu-1")
+    one = busy("gpu-1", last_heartbeat=ago(40))
     for gone in (absent(30, lists=1), absent(5, lists=2)):
         assert only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})) is None
     lost = snapshot(one, pods=(), absent={"pod-gpu-1": absent(11)})
     assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)
+
+
+def test_a_worker_that_speaks_is_not_lost() -> None:
+    """A heartbeat that came after its pod left the lists: they are complete, well-formed and wrong."""
+    speaks = busy("gpu-1", last_heartbeat=ago(5))
+    assert only(snapshot(speaks, pods=(), absent={"pod-gpu-1": absent(30)})) is None
 
 
 def test_silence_counts_from_when_we_listened() -> None:

@@ -216,7 +216,10 @@ def test_a_worker_lost_this_tick_is_replaced_this_tick() -> None:
 def test_nothing_that_needs_the_provider_happens_without_its_list() -> None:
     """No list of pods means unknown, not empty: no spawn, no end, only the rescue of tasks."""
     seen = replace(snapshot(busy("gpu-1", last_heartbeat=ago(900)), claimable=50, expired_leases=1), pods=None)
-    assert [type(a).__name__ for a in plan(seen, policy()).actions] == ["Rescue"]
+    made = plan(replace(seen, unlisted="502 from the provider"), policy())
+    assert [type(a).__name__ for a in made.actions] == ["Rescue"]
+    assert made.verdicts[0].target == 1
+    assert "502 from the provider" in made.verdicts[0].blocked[0]
 
 
 def test_planning_is_deterministic() -> None:

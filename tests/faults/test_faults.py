@@ -1,0 +1,76 @@
+"""Faults under load, judged by the invariants of spec'd fleets; `./run faults` runs them all."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.demo.trials.__main__ import DOCUMENT, TRIALS
+from orchestrator.demo.trials.ground import Ground
+from orchestrator.demo.trials.table import document
+from orchestrator.demo.trials.trial import Result, Trial, run
+from orchestrator.demo.trials.verdict import unowned_s
+from orchestrator.emulator.faults import KINDS
+
+QUICK = [trial for trial in TRIALS if trial.quick]
+SIDE_BY_SIDE = 7  # they wait for most of their time
+Running = dict[str, asyncio.Task[Result]]
+
+
+@pytest.fixture(scope="session")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """Every quick trial, begun; on common servers, each with a database, an emulator and an orchestrator of its own."""
+    directory: Path = tmp_path_factory.mktemp("faults")
+    gate = asyncio.Semaphore(SIDE_BY_SIDE)
+    async with Ground(directory / "ground") as ground:
+
+        async def one(trial: Trial) -> Result:
+            async with gate:
+                return await run(trial, ground, directory / trial.name)
+
+        tasks = {trial.name: asyncio.create_task(one(trial)) for trial in sorted(QUICK, key=lambda t: -t.limit_s)}
+        try:
+            yield tasks
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("trial", QUICK, ids=lambda trial: trial.name)
+async def test_the_fleet_survives(running: Running, trial: Trial) -> None:
+    """Nothing lost, doubled, leaked or missing, the cause named in time: what each trial does is in its `harm`."""
+    result = await running[trial.name]
+    assert result.ok, f"{trial.harm}: {'; '.join(result.wrong)} (it said: {result.sentence or 'nothing'})"
+
+
+def test_every_kind_of_fault_has_a_trial() -> None:
+    """A kind added to the emulator must be survived too."""
+    names = [trial.name for trial in TRIALS]
+    assert set(KINDS) <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_the_document_has_a_line_for_every_trial() -> None:
+    """It is made by `./run faults --write`."""
+    lines = re.findall(r"^\| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE)
+    assert lines == ["fault", *(trial.name for trial in TRIALS)]
+
+
+def test_a_pod_without_a_live_row_is_seen() -> None:
+    """One as it should be; one whose row ended 200 s before; one that nobody stood for; one that came twice."""
+    times = {"created_at": "2026-11-20T10:00:00Z", "ended_at": "2026-11-20T10:10:00Z"}
+    pods = [{"id": "p1", "name": "gpu-1", **times}]
+    born = 1_795_168_800.0  # 2026-11-20T10:00:00Z
+    assert unowned_s(pods, [{"id": "gpu-1", "pod_id": "p1", "ended": born + 3_000}]) == 0
+    assert unowned_s(pods, [{"id": "gpu-1", "pod_id": "p1", "ended": born + 400}]) == pytest.approx(200)
+    assert unowned_s(pods, []) == pytest.approx(600)
+    assert unowned_s(pods, [{"id": "gpu-1", "pod_id": "other", "ended": None}]) == pytest.approx(600)
+
+
+def test_what_is_wrong_is_not_hidden_in_the_document() -> None:
+    """A trial that fails says so in its line."""
+    bad = Result("name", "harm", "outcome", False, ("1 task(s) lost",), 1.0, None, "", {}, 1, 0, 0.0, 1.0)
+    assert "**not yet**: 1 task(s) lost" in document([bad])
