@@ -32,8 +32,11 @@ from orchestrator.web.health import Health
 LEASE_TTL_S = 15.0
 LEAD_EVERY_S = 5.0
 TRANSITION_S = 2.0
-TICK_GAP_S = 0.05  # between two ticks, so that a burst of wake-ups costs one
+TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
+TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
 SHIP_EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line under 10 s
+QUIET_SHIP_S = 8.0  # for an idle worker, whose agent writes a line now and then …
+QUIET_SHIPS_PER_S = 40  # … and longer in a fleet so large that looking for it would be work
 SHIP_DEADLINE_S = 60.0
 CONCURRENT_SHIPMENTS = 16
 RETENTION_EVERY_S = 3600.0
@@ -75,9 +78,12 @@ class Daemon:
         self._stopping = False
         self._ticking = False
         self._woken = False
+        self._tick_s = 0.0  # how long the last tick took
+        self._rested_at = datetime.now(UTC)  # the next one is not before that
         self._recorded: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._ready_before: frozenset[str] = frozenset()
         self._shipments: dict[str, asyncio.Task[None]] = {}
+        self._looked: dict[str, tuple[datetime, float]] = {}  # when its state, and its last shipment, began
         self._ship_gate = asyncio.Semaphore(CONCURRENT_SHIPMENTS)
         self._moving = False
         self._retry_s: float | None = None  # until something that is blocked may go on
@@ -122,7 +128,7 @@ class Daemon:
             return
         job = self._scheduler.get_job("tick")
         if job is not None:
-            soon = datetime.now(UTC) + timedelta(seconds=TICK_GAP_S)
+            soon = max(datetime.now(UTC) + timedelta(seconds=TICK_GAP_S), self._rested_at)
             if job.next_run_time > soon:
                 job.modify(next_run_time=soon)
 
@@ -211,9 +217,13 @@ class Daemon:
         delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, self._poll_s) if moving else self._poll_s
         if self._retry_s is not None:
             delay_s = min(delay_s, max(self._retry_s, TRANSITION_S))
-        self._scheduler.modify_job("tick", next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
+        now = datetime.now(UTC)
+        self._rested_at = now + timedelta(seconds=min(self._tick_s * TICK_REST, TRANSITION_S))
+        next_at = max(now + timedelta(seconds=delay_s), self._rested_at)
+        self._scheduler.modify_job("tick", next_run_time=next_at)
 
     async def _tick_as_leader(self, term: int) -> Plan:
+        began_s = time.monotonic()
         if self._declared != term:
             await self._store.declare_pools(term, self._policy.task_types)
             self._declared = term
@@ -230,6 +240,7 @@ class Daemon:
             await self._record(term, verdict, made)
         if not self._stopping:
             await self._executor.start(term, snapshot, made.actions)
+        self._tick_s = time.monotonic() - began_s
         self._say(snapshot, made)
         return made
 
@@ -267,7 +278,8 @@ class Daemon:
         status |= {f"{s}_workers": states.count(s) for s in State if s is not State.TERMINATED}
         status["total_workers"] = len(states)
         level = log.info if any(did.values()) else log.debug
-        level("cycle_ended", message="ORCHESTRATOR CYCLE", actions=did, status=status, pods=len(snapshot.pods or ()))
+        facts = {"actions": did, "status": status, "pods": len(snapshot.pods or ()), "tick_s": round(self._tick_s, 3)}
+        level("cycle_ended", message="ORCHESTRATOR CYCLE", **facts)
 
     # --- logs and rows
 
@@ -275,12 +287,23 @@ class Daemon:
         """Begin a shipment for every worker that may have new bytes and has none under way."""
         if self._stopping or not self._lease or not self._lease.leader:
             return
+        here = {worker.id for worker in self._fleet}
+        self._looked = {name: look for name, look in self._looked.items() if name in here}
         for worker in self._fleet:
             due = worker.nonce and worker.stage in SHIPPING and worker.id not in self._executor.in_flight
-            if due and worker.id not in self._shipments:
+            if due and worker.id not in self._shipments and self._may_have_written(worker):
                 task = asyncio.create_task(self._ship_one(self._lease.term, worker), name=f"ship:{worker.id}")
                 self._shipments[worker.id] = task
                 task.add_done_callback(partial(self._shipped, worker.id))
+
+    def _may_have_written(self, worker: Worker) -> bool:
+        """Whether its logs are worth a look: seldom where one was begun since its last task ended."""
+        now_s, (since, at_s) = time.monotonic(), self._looked.get(worker.id, (None, 0.0))
+        quiet = worker.state is State.IDLE and not worker.own_program and since == worker.state_since
+        if quiet and now_s - at_s < max(QUIET_SHIP_S, len(self._fleet) / QUIET_SHIPS_PER_S):
+            return False
+        self._looked[worker.id] = (worker.state_since, now_s)
+        return True
 
     def _shipped(self, worker_id: str, _: asyncio.Task[None]) -> None:
         self._shipments.pop(worker_id, None)

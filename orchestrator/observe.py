@@ -1,12 +1,14 @@
 """One observation: the pods first, then one statement for the whole database half.
 
 In this order a worker that the rows show and the list does not may be newer than the list, never the other way round.
-The list is asked for at most once in LIST_EVERY_S; ticks in between see the last one, and absence is only counted on
-new ones. When the provider gives no list, the snapshot says so; when the database gives no answer, there is none.
+The list is asked for at most once in LIST_EVERY_S for each page that it has. Ticks in between see the last one, as does
+a tick that a new one does not answer in time; absence is only counted on new ones. When the provider gives no list, the
+snapshot says so; when the database gives no answer, there is none.
 """
 
 import asyncio
 from datetime import datetime
+from math import ceil
 
 import structlog
 
@@ -15,7 +17,9 @@ from orchestrator.core.model import Pod, Snapshot
 from orchestrator.core.presence import Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
-LIST_EVERY_S = 2.0  # 30 calls a minute at most; the account's window is 60
+LIST_EVERY_S = 2.0  # per page: 30 calls a minute at most; the account's window is 60
+PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
+PATIENCE_S = 0.5  # of a tick with a list under way, once there is an earlier one
 log = structlog.get_logger()
 
 
@@ -31,6 +35,7 @@ class Observer:
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
+        self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
         self._steady_since: datetime | None = None
         self.cloud_error: str | None = None
 
@@ -38,7 +43,10 @@ class Observer:
         """Something was missed (no lead, no database): silence and absence count from the next observation on."""
         self._steady_since = None
         self._presence = Presence()
-        self._listed_at_s = -1e9
+        self._pods, self._listed_at_s = None, -1e9
+        if self._listing is not None:  # begun before the gap: it counts for nothing
+            self._listing.cancel()
+            self._listing = None
 
     async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
         """What is now. Raises a port error when the database does not answer."""
@@ -82,11 +90,19 @@ class Observer:
         if self._cloud is None:
             return False
         clock_s = asyncio.get_running_loop().time()
-        if clock_s - self._listed_at_s < LIST_EVERY_S:
-            return False
-        self._listed_at_s = clock_s
+        if self._listing is None:
+            pages = ceil(len(self._pods or ()) / PAGE_PODS)
+            if clock_s - self._listed_at_s < LIST_EVERY_S * max(1, pages):
+                return False
+            self._listed_at_s = clock_s
+            self._listing = asyncio.ensure_future(self._cloud.list_pods())
+        listing = self._listing
+        await asyncio.wait({listing}, timeout=None if self._pods is None else PATIENCE_S)
+        if listing is not self._listing or not listing.done():
+            return False  # there was a gap meanwhile, or a later tick will have it
+        self._listing = None
         try:
-            self._pods = await self._cloud.list_pods()
+            self._pods = listing.result()
         except PortError as error:
             self._pods = None
             self.cloud_error = str(error)

@@ -1,13 +1,15 @@
 """The service: the loop and its HTTP door as one process, put together from what wiring opens."""
 
 import asyncio
+import gc
 import os
+import resource
 import signal
 import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,10 +33,12 @@ from orchestrator.web.app import build_app
 from orchestrator.web.gateway import WorkerDb
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
-from orchestrator.web.tokens import mint, verify
+from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
+POOLS = (4, 6, 6)  # connections at most, of the loop, the bring-ups and shipments, the agents' calls
+GC_THRESHOLDS = (50_000, 20, 20)  # allocations between two looks at the youngest objects; then looks, of each
 log = structlog.get_logger()
 
 
@@ -52,6 +56,7 @@ class Parts:
 async def run(settings: Settings) -> int:
     """The daemon with its HTTP server, until SIGTERM or SIGINT."""
     configure(settings.log_level, settings.secrets())
+    _make_room()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,7 +67,7 @@ async def run(settings: Settings) -> int:
         app = build_app(
             db=parts.db,
             blobs=parts.blobs,
-            verifier=partial(verify, secret.get_secret_value()),
+            verifier=verifier(secret.get_secret_value()),
             health=parts.health,
             task_signal=parts.signal,
         )
@@ -96,19 +101,21 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(open_db(settings))
-        store = store_over(db, settings)
+        # Connections of their own for the loop, the bring-ups and the agents: a thousand calls of one queue up at once,
+        # and the loop's must not be the last of them.
+        db, acting, gateway = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
+        store, acts = store_over(db, settings), store_over(acting, settings)
         await store.check_functions()
         cloud, blobs = open_cloud(settings), open_blobs(settings)
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell, lines = open_lines(settings)
         stack.push_async_callback(lines.close)
-        shipper = Shipper(store, lines, blobs, python=settings.worker_python)
+        shipper = Shipper(acts, lines, blobs, python=settings.worker_python)
         pods, workers = PodView(), WorkerView()
         heartbeat_s = policy.heartbeat_timeout_s / 3
         bringup = BringUp(
-            store,
+            acts,
             lines,
             shell,
             bundle,
@@ -147,7 +154,19 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
             on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
         )
-        yield Parts(daemon, db, blobs, task_signal, health)
+        yield Parts(daemon, gateway, blobs, task_signal, health)
+
+
+def _make_room() -> None:
+    """Let this process have a thousand workers: an SSH session and two HTTP connections each, and many objects.
+
+    Most objects here live as long as a worker does. With Python's own thresholds the garbage collector goes through all
+    of them again and again, which is half of the process's time at that size.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS refuses what its kernel allows no process, whatever the limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:

@@ -32,11 +32,11 @@ RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, shor
 
 
 @asynccontextmanager
-async def open_db(settings: Settings) -> AsyncIterator[PostgresDb]:
+async def open_db(settings: Settings, *, pool_size: int = 8) -> AsyncIterator[PostgresDb]:
     """The database, connected."""
     url = settings.require("database").database_url
     assert url is not None  # noqa: S101  require() has seen to it
-    db = await PostgresDb.open(url.get_secret_value())
+    db = await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
     try:
         yield db
     finally:

@@ -76,7 +76,8 @@ class Purse:
 
 def plan(snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> list[Terminate]:
     """Drain everybody when the day's budget is used up, and the newest when an hour costs more than it may."""
-    here = [w for w in snapshot.workers if w.state in ORDER and w.id not in leaving | snapshot.in_flight]
+    others = leaving | snapshot.in_flight
+    here = [w for w in snapshot.workers if w.state in ORDER and w.id not in others]
     here.sort(key=lambda w: (-ORDER.index(w.state), w.created_at), reverse=True)
     spent, daily = snapshot.spent, policy.daily_budget_usd
     if daily is not None and spent.today_usd + spent.committed_usd >= daily:

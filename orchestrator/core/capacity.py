@@ -102,10 +102,11 @@ def plan(
     creates: list[Create] = []
     waits: list[Wait] = []
     adoptable = {pod.worker_id for pod in snapshot.pods or () if pod.fleet_id == policy.fleet_id}
+    others = leaving | snapshot.in_flight | adoptable
     for worker in snapshot.workers:
         if worker.pool != pool.name or worker.state is not State.SPAWNING or worker.stage is not Stage.INTENT:
             continue
-        if worker.id in leaving | snapshot.in_flight | adoptable or worker.next_attempt_at > snapshot.now:
+        if worker.id in others or worker.next_attempt_at > snapshot.now:
             continue
         offer = market.choose(pool, worker)
         if offer:

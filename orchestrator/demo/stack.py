@@ -64,9 +64,16 @@ class Stack:
     """An async context manager; on leaving, the orchestrator goes first and Postgres last."""
 
     def __init__(
-        self, directory: Path, *, seed: int = 1, boot_s: tuple[float, float] = (2, 4), servers: Servers | None = None
+        self,
+        directory: Path,
+        *,
+        seed: int = 1,
+        boot_s: tuple[float, float] = (2, 4),
+        servers: Servers | None = None,
+        light: bool = False,
     ) -> None:
         self.directory = directory
+        self.light = light  # pods without processes
         self.seed = seed
         self.boot_s = boot_s
         self.postgres = servers.postgres if servers else EmbeddedPostgres(directory / "postgres", durable=False)
@@ -189,6 +196,7 @@ class Stack:
             [
                 sys.executable, "-m", "orchestrator.emulator", "--port", "0", "--seed", str(self.seed),
                 "--state-dir", str(self.directory / "runpod"), "--boot-s", f"{low}", f"{high}",
+                *(["--light"] if self.light else []),
             ],
             environment=self._base(),
             log=self.directory / "emulator.log",

@@ -4,6 +4,7 @@
     api.py  operations.py  bodies.py  views.py  replies.py      RunPod's REST v2
     world.py  catalog.py      the hidden truth: pods, stock, prices, money
     pods.py  sshd.py  smi.py  watchdog.py      the pods' bodies, and how nothing of them is left behind
+    light.py  light_agent.py  a pod without processes, for a thousand of them
     faults.py  control.py     what can be made to go wrong, and the API to do it
     postgres.py  s3.py  loopback.py     embedded servers for the rest of the stack
 

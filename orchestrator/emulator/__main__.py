@@ -19,6 +19,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--boot-s", type=float, nargs=2, default=(2.0, 4.0), metavar=("LEAST", "MOST"))
     parser.add_argument("--balance-usd", type=float, help="the account's money")
+    parser.add_argument("--light", action="store_true", help="pods without processes, for a thousand of them")
     parser.add_argument("--outlive-parent", action="store_true", help="go on when the parent process has died")
     return parser.parse_args()
 
@@ -34,6 +35,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         boot_s=tuple(arguments.boot_s),
         port=arguments.port,
         api_key=os.environ.get("EMULATOR_API_KEY"),
+        light=arguments.light,
     )
     async with emulator:
         if arguments.balance_usd is not None:

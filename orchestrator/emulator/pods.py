@@ -35,9 +35,10 @@ AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off"}  # fault -> wh
 class PodHost:
     """Everything that runs for the pods of one emulator."""
 
-    def __init__(self, world: World, boot_s: tuple[float, float]) -> None:
+    def __init__(self, world: World, boot_s: tuple[float, float], server: type[PodSshd] = PodSshd) -> None:
         self.world = world
         self.boot_s = boot_s
+        self._server = server  # what answers SSH: real processes, or a light pod's
         self.bin_dir = world.state_dir / "bin"
         self.api_url = ""  # the API as pods reach it, once it listens
         self._sshds: dict[str, PodSshd] = {}
@@ -97,7 +98,7 @@ class PodHost:
             await asyncio.sleep(boot_s * ASSIGNED_AT)
             pod.assigned_at = time.time()
         self._make_directories(pod)
-        sshd = self._sshds[pod.id] = PodSshd(pod.home, lambda: self._environment(pod))
+        sshd = self._sshds[pod.id] = self._server(pod.home, lambda: self._environment(pod))
         pod.ssh_port = sshd.port
         pod.status = "STARTING"
         pod.log(f"pulling image {pod.request.image}")

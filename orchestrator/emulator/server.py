@@ -22,9 +22,11 @@ from uvicorn.server import ServerState
 from orchestrator.emulator import control
 from orchestrator.emulator.api import Core
 from orchestrator.emulator.faults import FaultTable
+from orchestrator.emulator.light import LightSshd
 from orchestrator.emulator.operations import routes
 from orchestrator.emulator.pods import PodHost
 from orchestrator.emulator.replies import cuttable, problem
+from orchestrator.emulator.sshd import PodSshd
 from orchestrator.emulator.world import World
 
 HOST = "127.0.0.1"
@@ -36,7 +38,7 @@ class Emulator:
     """`async with Emulator(state_dir) as emulator`: serves until the block is left, then nothing of it runs.
 
     `state_dir` keeps the pods' homes; two emulators cannot share one. `boot_s` is (least, most) seconds from the create
-    call until the pod's SSH server answers. Everything random comes from `seed`.
+    call until the pod's SSH server answers. Everything random comes from `seed`. `light`: pods without processes.
     """
 
     def __init__(
@@ -47,12 +49,13 @@ class Emulator:
         boot_s: tuple[float, float] = (2.0, 4.0),
         port: int = 0,
         api_key: str | None = None,
+        light: bool = False,
     ) -> None:
         self.state_dir = state_dir.resolve()
         self.api_key = api_key or f"rpa_{secrets.token_hex(16)}"
         self._port = port
         world = World(self.state_dir, seed=seed)
-        self.core = Core(world, FaultTable(seed), PodHost(world, boot_s), self.api_key)
+        self.core = Core(world, FaultTable(seed), PodHost(world, boot_s, LightSshd if light else PodSshd), self.api_key)
         self._lock = -1
         self._account: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None

@@ -211,13 +211,17 @@ class PodSshd:
         self.cut()
 
     async def execute(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
-        """Run one exec request as a real process and report how it ended."""
+        """Serve one exec request."""
         if self._closed:
             process.exit(255)
             return
         if self.mode is Mode.DROPPED:
             connection = process.channel.get_connection()
             asyncio.get_running_loop().call_later(self.drop_after_s, connection.abort)
+        await self.run(process)
+
+    async def run(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Run the request as a real process and report how it ended."""
         arguments = [SHELL, "-c", process.command] if process.command is not None else [SHELL]
         child = await asyncio.create_subprocess_exec(
             *arguments,
