@@ -37,7 +37,9 @@ from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
-POOLS = (4, 6, 6)  # connections at most, of the loop, the bring-ups and shipments, the agents' calls
+# Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
+# the 15 that Supabase's session pooler gives by default.
+POOLS = (3, 4, 7)
 GC_THRESHOLDS = (50_000, 20, 20)  # allocations between two looks at the youngest objects; then looks, of each
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.core.model import PodSpec, Worker
-from orchestrator.core.states import READY
+from orchestrator.core.states import READY, Stage, State
 from tests.bringup.rig import DEADLINE_S, SNAPSHOT_EVERY_S, Rig
 from tests.emulator.build import GPU, emulated
 
@@ -101,6 +101,22 @@ async def test_emulated_pods_are_climbed_to_and_unlucky_ones_end_with_their_code
             assert {worker_id: row["failure_code"] for worker_id, row in rows.items()} == fates
             for worker_id, code in fates.items():
                 assert (rows[worker_id]["status"] in READY) is (code is None)
+        await cloud.close()
+
+
+async def test_light_pods_pass_every_stage_of_the_same_ladder(rig: Rig, tmp_path: Path) -> None:
+    """Each proof is asked for and answered, and the agent asks for work by itself."""
+    async with emulated(tmp_path / "account", light=True) as api:
+        cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
+        async with watched(rig, cloud) as account:
+            worker = await account.worker(await rig.intent())
+            await asyncio.wait_for(rig.bring_up().climb(rig.term, worker), DEADLINE_S)
+            attempts = await rig.attempts(worker.id)
+            assert {row["outcome"] for row in attempts} == {"ok"}
+            assert {Stage.GPU_HEALTH, Stage.PROCESS, Stage.HEARTBEAT} <= {Stage(row["stage"]) for row in attempts}
+            async with asyncio.timeout(DEADLINE_S):
+                while (await rig.row(worker.id))["status"] != State.IDLE:
+                    await asyncio.sleep(SNAPSHOT_EVERY_S)
         await cloud.close()
 
 

@@ -5,7 +5,7 @@ import time
 import jwt
 import pytest
 
-from orchestrator.web.tokens import CLOCK_LEEWAY_S, InvalidToken, mint, verify
+from orchestrator.web.tokens import CLOCK_LEEWAY_S, InvalidToken, mint, verifier, verify
 
 SECRET = "a secret for tests, of more than 32 bytes"
 WORKER = "gpu-20261120_223104-18865e9b"
@@ -64,6 +64,15 @@ def test_an_expired_token_is_told_apart() -> None:
     """The agent and the operator learn that it is a matter of time."""
     with pytest.raises(InvalidToken, match="expired"):
         verify(SECRET, mint(SECRET, WORKER, "j", time.time() - 3_600, 60))
+
+
+def test_a_token_that_was_good_once_still_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That its signature is not checked again keeps nobody in."""
+    check, token, now = verifier(SECRET), _signed(), time.time()
+    assert check(token)["sub"] == WORKER
+    monkeypatch.setattr(time, "time", lambda: now + 60 + CLOCK_LEEWAY_S)
+    with pytest.raises(InvalidToken, match="expired"):
+        check(token)
 
 
 def test_no_token_is_minted_for_something_that_is_no_worker() -> None:
