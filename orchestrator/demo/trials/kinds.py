@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from orchestrator.demo.trials.scene import Scene
@@ -10,7 +11,11 @@ from orchestrator.demo.trials.trial import Act, Trial
 HOLD_S = 6.0  # a fault of the list lasts for three lists
 WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of trial.SETTINGS
 UNLISTED = "no list of pods"
+TWICE = "asked 2 times|deleting attempt 2"
 CLIMB_S = {"SPAWNING_TIMEOUT_SEC": "12"}  # the hard cap, where a stage's own deadline is a minute or ten
+POD_PYTHON = {"WORKER_PYTHON": "python3"}  # the pod's own: what befalls an agent there begins with it
+A100 = {"RUNPOD_GPU_TYPE": "NVIDIA A100 80GB PCIe"}  # the RTX 4090 has no rows to remap
+TWO_GPUS = {"POOLS_FILE": str(Path(__file__).with_name("two_gpus.toml"))}
 REPLACED = "replaced by another pod"
 ADOPTED = "adopted by its name, none rented twice"
 UNTOUCHED = "nothing decided about pods; the work goes on"
@@ -105,7 +110,7 @@ KINDS: tuple[Trial, ...] = (
     _listed("unauthorized", "401 to every call", operation="any", quick=True),
     _listed("forbidden", "403 to every call", operation="any"),
     _listed("cloudflare", "403 from Cloudflare to every call", operation="any"),
-    Trial("not_found", "404 to the delete, and the pod lives", "deleted again until no list shows it", "asked 2 times",
+    Trial("not_found", "404 to the delete, and the pod lives", "deleted again until no list shows it", TWICE,
           until_struck, faults=({"kind": "not_found", "operation": "delete", "times": WAVE},), named_s=60),
     Trial("conflict", "409 to the delete", "deleted again until no list shows it", "deleting failed",
           until_struck, faults=({"kind": "conflict", "operation": "delete", "times": WAVE},), named_s=60),
@@ -122,12 +127,12 @@ KINDS: tuple[Trial, ...] = (
           faults=({"kind": "hang_before_commit", "operation": "create", "times": WAVE},),
           spares=False, named_s=45, limit_s=240),
     Trial("delete_lies", "204 to the delete, and the pod lives", "deleted again until no list shows it",
-          "asked 2 times", until_struck, faults=({"kind": "delete_lies", "times": WAVE},), named_s=60, quick=True),
+          TWICE, until_struck, faults=({"kind": "delete_lies", "times": WAVE},), named_s=60, quick=True),
     _lost_reply("commit_then_500", "500 to the create, and the pod exists"),
     _lost_reply("commit_then_502", "502 in HTML to the create, and the pod exists"),
     _lost_reply("commit_then_cut", "the create's answer is cut, and the pod exists", quick=True),
     _lost_reply("commit_then_hang", "the create's answer never comes, and the pod exists", named_s=60),
-    Trial("slow_drip", "the list comes byte by byte", UNTOUCHED, UNLISTED, during("slow_drip", seconds=0.2, times=1),
+    Trial("slow_drip", "the list comes byte by byte", UNTOUCHED, UNLISTED, during("slow_drip", seconds=0.2),
           pods=WAVE + 2, named_s=60),
     _listed("truncated_json", "the list ends in the middle", quick=True),
     _listed("short_body", "the list is cut in the middle"),
@@ -143,6 +148,9 @@ KINDS: tuple[Trial, ...] = (
     _odd("listing_lag", "the pod is not in the list for 8 s", seconds=8),
     _odd("early_404", "GET says 404 of the new pod for 8 s", seconds=8),
     _odd("slow_boot", "the pod boots in 10 s", seconds=10),
+    Trial("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it", "",
+          until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
+          settings={"BRINGUP_DEADLINES": "pod_running=20"}, pods=WAVE + 2),
     _odd("flickers", "the new pod's runtime is null for 3 s", seconds=3),
     _born("stuck_provisioning", "PROVISIONING for ever", "NO_RUNTIME", settings=CLIMB_S),
     _born("stuck_starting", "STARTING for ever", "NO_RUNTIME|IMAGE_PULL_SLOW", settings=CLIMB_S),
@@ -154,6 +162,24 @@ KINDS: tuple[Trial, ...] = (
           settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
     _born("freezes", "frozen 4 s after RUNNING", "NO_HEARTBEAT|CONNECTION_LOST|NO_PROCESS|heartbeat_lost", seconds=4),
     _born("zero_gpus", "RUNNING with no GPU", "GPU_NOT_ATTACHED"),
+    _born("gpu_missing", "one GPU fewer than rented", "GPU_COUNT", settings=TWO_GPUS),
+    _born("gpu_lost", "nvidia-smi cannot reach a GPU", "GPU_NOT_ATTACHED|GPU_COUNT|XID|GPU_", settings=TWO_GPUS),
+    _born("gpu_wrong_type", "another GPU than rented", "GPU_TYPE"),
+    _born("gpu_small_memory", "nine tenths of the type's memory", "GPU_MEMORY"),
+    _born("gpu_busy", "memory that nobody on the pod uses", "GPU_BUSY"),
+    _born("xid", "an Xid 79 in the kernel's log", "XID_79"),
+    _born("ecc_errors", "uncorrected memory errors", "ECC"),
+    _born("remap_pending", "memory rows that wait to be remapped", "ECC", settings=A100),
+    _born("smi_hangs", "nvidia-smi never answers", "GPU_NOT_ATTACHED",
+          settings={"BRINGUP_DEADLINES": "gpu_inventory=4"}, quick=True),
+    _born("smi_absent", "no nvidia-smi", "GPU_NOT_ATTACHED"),
+    _born("nvlink_inactive", "no NVLink between two GPUs", "NVLINK_INACTIVE", settings=TWO_GPUS),
+    _born("nvlink_degraded", "two NVLinks of a GPU are down", "NVLINK_DEGRADED", settings=TWO_GPUS),
+    _born("disk_full", "no room on the disk", "DISK"),
+    _born("no_inodes", "no inodes left", "INODES"),
+    _born("agent_dies", "the agent ends as soon as it was started", "NO_PROCESS", settings=POD_PYTHON),
+    _born("agent_cut_off", "the agent lives and reaches nobody", "NO_HEARTBEAT",
+          settings={**POD_PYTHON, "BRINGUP_DEADLINES": "heartbeat=5"}, quick=True),
     _born("old_driver", "a driver too old for the image", "DRIVER_TOO_OLD"),
     _born("clock_skew", "the pod's clock is 300 s off", "CLOCK_SKEW", seconds=300),
     _born("ssh_refused", "nothing listens at the SSH port", "TCP_REFUSED|TCP_TIMEOUT", settings=CLIMB_S),

@@ -51,6 +51,7 @@ class Witness:
         self.sentence = ""
         self.named_at = 0.0  # epoch seconds
         self.waits: set[str] = set()
+        self._suspects: dict[str, float] = {}  # who a row that names the cause is about -> when it was first seen
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -64,11 +65,14 @@ class Witness:
         self.waits |= {str(row["wait"]) for row in await self._rows(WAITS, OVERDUE_S)}
         if self.named.is_set() or not self.wanted:
             return
-        subjects = {row["subject"] for row in await self._rows(SAID) if self._says.search(row["said"])}
-        for subject in sorted(subjects, key=lambda one: (one == "scaling", one)):
+        for row in await self._rows(SAID):
+            if self._says.search(row["said"]):
+                self._suspects.setdefault(row["subject"], time.time())
+        for subject in sorted(self._suspects, key=lambda one: (one == "scaling", one)):
             lines = [line for line in (await self._explain(subject)).splitlines() if self._says.search(line)]
             if lines:
                 best = next((line for line in lines if line.startswith(VERDICTS)), lines[0])
-                self.sentence, self.named_at = f"{subject}: {' '.join(best.split())}", time.time()
+                # The row counts, not how long this machine took to start the command that shows it.
+                self.sentence, self.named_at = f"{subject}: {' '.join(best.split())}", self._suspects[subject]
                 self.named.set()
                 return
