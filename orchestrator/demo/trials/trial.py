@@ -45,6 +45,7 @@ REST = """
 Act = Callable[[Scene], Awaitable[None]]
 Fault = Mapping[str, Any]
 
+LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -117,7 +118,7 @@ async def run(trial: Trial, ground: Ground, directory: Path) -> Result:
     if trial.says and named_s is None:
         wrong.append("no row named the cause")
     elif named_s is not None and named_s > trial.named_s:
-        wrong.append(f"the cause was named after {named_s} s")
+        wrong.append(f"{LATE} {named_s} s")
     return Result(
         name=trial.name,
         harm=trial.harm,
