@@ -287,8 +287,8 @@ def test_a_refused_intent_needs_no_proof() -> None:
 
 def test_one_list_buries_a_hundred_at_most() -> None:
     """So that the tick that proves a whole fleet gone stays short; the next one goes on."""
-    gone = [terminating(f"gpu-{n}", Stage.INTENT, pod_id=None) for n in range(150)]
-    seen = snapshot(*gone, absent={f"gpu-{n}": absent(61) for n in range(150)})
+    refused = {"pod_id": None, "failure_code": FailureCode.NO_CAPACITY}
+    seen = snapshot(*[terminating(f"gpu-{n}", Stage.DELETING, **refused) for n in range(150)])
     assert len([a for a in plan(seen, policy()).actions if isinstance(a, Bury)]) == 100
 
 
