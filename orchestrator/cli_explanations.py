@@ -14,7 +14,7 @@ from orchestrator.diagnostics.scaling import OfferNow, PoolExplanation
 from orchestrator.diagnostics.tasks import Attempt
 from orchestrator.diagnostics.tasks import Explanation as TaskExplanation
 from orchestrator.diagnostics.workers import Explanation as WorkerExplanation
-from orchestrator.diagnostics.workers import named
+from orchestrator.diagnostics.workers import named, silent_leader
 
 GAP = "   "
 
@@ -87,6 +87,8 @@ def scaling(pools: Iterable[PoolExplanation], found: Mapping[str, Any], now: dat
     leader = found["leader"]
     yield Text(f"leader: {leader['holder']} since {clock(leader['since'])} (term {leader['term']})" if leader else
                "leader: none, so nothing is decided   fix: python -m orchestrator run")  # fmt: skip
+    if silence := silent_leader(leader, now):
+        yield Text(f"WAITING ON orchestrator: {silence}", style="bold yellow")
     if found["paused"]:
         yield Text(f"paused: {plain(found['paused'])}   fix: python -m orchestrator resume", style="yellow")
     for pool in pools:

@@ -6,6 +6,7 @@ the lease. SIGTERM: no new decisions, finish the write at hand, give the lease b
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,17 +21,15 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from orchestrator.bringup import PodView, WorkerView
 from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import LOGS_LATE, Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
 from orchestrator.core.states import FAILURES, READY, Stage, State
 from orchestrator.execute import Executor
 from orchestrator.observe import Observer
-from orchestrator.ports import Db, Lease, PortError, Store
+from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S, Db, Lease, PortError, Store
 from orchestrator.shipping import Shipper
 from orchestrator.web.health import Health
 
-LEASE_TTL_S = 15.0
-LEAD_EVERY_S = 5.0
 TRANSITION_S = 2.0
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
@@ -84,6 +83,7 @@ class Daemon:
         self._ready_before: frozenset[str] = frozenset()
         self._shipments: dict[str, asyncio.Task[None]] = {}
         self._looked: dict[str, tuple[datetime, float]] = {}  # when its state, and its last shipment, began
+        self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
         self._ship_gate = asyncio.Semaphore(CONCURRENT_SHIPMENTS)
         self._moving = False
         self._retry_s: float | None = None  # until something that is blocked may go on
@@ -289,6 +289,7 @@ class Daemon:
             return
         here = {worker.id for worker in self._fleet}
         self._looked = {name: look for name, look in self._looked.items() if name in here}
+        self._late = {name: kind for name, kind in self._late.items() if name in here}
         for worker in self._fleet:
             due = worker.nonce and worker.stage in SHIPPING and worker.id not in self._executor.in_flight
             if due and worker.id not in self._shipments and self._may_have_written(worker):
@@ -313,7 +314,23 @@ class Daemon:
             async with self._ship_gate, asyncio.timeout(SHIP_DEADLINE_S):
                 await self._shipper.ship(term, worker)
         except (PortError, TimeoutError) as error:
-            log.info("logs_delayed", worker=worker.id, error=f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"[:300]
+            log.info("logs_delayed", worker=worker.id, error=why)
+            await self._say_late(term, worker, why)
+        else:
+            await self._say_late(term, worker, None)
+
+    async def _say_late(self, term: int, worker: Worker, why: str | None) -> None:
+        """In the row of a ready worker, that its logs are late, and that they are no longer: once for each kind."""
+        kind, told = (why or "").partition(":")[0], str(worker.metadata.get(LOGS_LATE) or "").partition(":")[0]
+        if self._late.get(worker.id, told) == kind:
+            return
+        reason = f"its logs are late: {why}" if why else "its logs arrive again"
+        with contextlib.suppress(PortError):  # it ends, or nobody can be told
+            await self._store.move(
+                term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": {LOGS_LATE: why}}
+            )
+            self._late[worker.id] = kind
 
     async def _look_up(self) -> None:
         if await self._catalog.refresh():

@@ -219,7 +219,7 @@ class Executor:
             waiting_on=action.waiting_on,
             waiting_for=action.waiting_for,
             next_attempt_s=action.until_s,
-            deadline_s=self._policy.spawning_timeout_s,
+            deadline_s=self._policy.spawning_timeout_s if action.deadline_s is None else action.deadline_s,
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:

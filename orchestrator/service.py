@@ -25,7 +25,7 @@ from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
 from orchestrator.logs import configure
-from orchestrator.observe import Observer
+from orchestrator.observe import FIRST_PATIENCE_S, Observer
 from orchestrator.ports import Blobs
 from orchestrator.settings import Settings
 from orchestrator.shipping import Shipper
@@ -34,7 +34,7 @@ from orchestrator.web.gateway import WorkerDb
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
-from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
+from orchestrator.wiring import LIST_WAIT_S, open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
 # Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
@@ -93,12 +93,12 @@ async def run(settings: Settings) -> int:
 async def once(settings: Settings) -> Plan | None:
     """One tick with its effects; None if another orchestrator leads."""
     configure(settings.log_level, settings.secrets())
-    async with _parts(settings) as parts:
+    async with _parts(settings, patience_s=LIST_WAIT_S) as parts:
         return await parts.daemon.once()
 
 
 @asynccontextmanager
-async def _parts(settings: Settings) -> AsyncIterator[Parts]:
+async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
     secret = settings.worker_jwt_secret
     assert secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018  require() has seen to it
@@ -132,7 +132,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         task_signal = TaskSignal()
         health = Health(started_at_s=time.monotonic())
-        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s)
+        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s, patience_s=patience_s)
         daemon = Daemon(
             store=store,
             db=db,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.model import Policy, Snapshot
     from orchestrator.settings import Settings
 
+LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
 CATALOG_WAIT_S = 5.0  # for prices, where an answer without them is better than none
 RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, short enough to read
 
@@ -110,7 +111,9 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         catalog = Catalog(cloud, policy)
         try:
             await catalog.refresh()
-            seen = await Observer(store, cloud, settings.fleet_id, catalog).observe(frozenset(), frozenset())
+            seen = await Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S).observe(
+                frozenset(), frozenset()
+            )
         finally:
             await cloud.close()
     return seen, plan(seen, policy)

@@ -82,6 +82,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_exception_type",
             "p_evidence",
         ),
+        "fleet_attempt_note": ("p_fleet", "p_term", "p_id", "p_failure_code", "p_evidence"),
         "fleet_note_offer": ("p_fleet", "p_term", "p_key", "p_refused", "p_code"),
         "fleet_strike": (
             "p_fleet",
@@ -225,6 +226,12 @@ class SqlStore:
         """Write down that a stage of bring-up is being tried; the attempt's id."""
         row = await self._call("fleet_attempt_open", p_term=term, p_worker_id=worker_id, p_stage=stage)
         return int(row["id"])
+
+    async def note_attempt(self, term: int, attempt_id: int, code: FailureCode | None, evidence: Row) -> None:
+        """Write down what is suspected and seen while it goes on."""
+        await self._call(
+            "fleet_attempt_note", p_term=term, p_id=attempt_id, p_failure_code=code, p_evidence=dict(evidence)
+        )
 
     async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None:
         """Write down how it ended."""

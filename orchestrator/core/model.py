@@ -12,6 +12,8 @@ from typing import Any
 
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 
+LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
+UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.model import Policy
+from orchestrator.core.model import LOGS_LATE, Policy
 from orchestrator.core.states import RUNGS, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.proof import proof
 from orchestrator.diagnostics.sentences import MORE
+from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S
 from orchestrator.proofs import PAUSES_S
 
 Row = Mapping[str, Any]
@@ -36,6 +37,27 @@ WANTED: Mapping[str, str] = {
     Stage.PROCESS: "its process to be seen alive",
     Stage.HEARTBEAT: "its first heartbeat",
 }
+# What is said of an open attempt that has found nothing yet, once it has taken EARLY_S.
+STALLED: Mapping[str, str] = {
+    Stage.POD_CREATED: "RunPod has not answered the create call",
+    Stage.POD_RUNNING: "it does not run",
+    Stage.SSH_DETAILS: "RunPod shows no public address for its port 22",
+    Stage.TCP: "nothing has answered",
+    Stage.SSH_AUTH: "sshd has neither let us in nor refused",
+    Stage.EXEC: "the command has not come back",
+    Stage.IDENTITY: "it has not said",
+    Stage.PLATFORM: "df and date have not answered",
+    Stage.GPU_INVENTORY: "nvidia-smi has not answered",
+    Stage.GPU_HEALTH: "nvidia-smi has not answered",
+    Stage.GPU_FABRIC: "nvidia-smi has not answered",
+    Stage.DEPLOY: "the files have not arrived",
+    Stage.PROCESS: "its start has not come back",
+    Stage.HEARTBEAT: "none has come",
+}
+EARLY_S = 4.0
+LATE_LEASE_S = 1.5  # a lease is renewed a little late on a busy machine
+BUSY_BEAT_S = 2.5  # between heartbeats while a task is held; the agent's own, a test compares
+MISSED_BEATS = 3  # from then on a worker is called silent
 # One attempt until the deadline; every other rung is tried again after each of PAUSES_S.
 TRIED_ONCE = frozenset({Stage.INTENT, Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP})
 WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # offers and deletes are tried as often as it takes
@@ -95,6 +117,8 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
     wait = _WAITS[state](row, found, policy, now)
     if found["leader"] is None and state is not State.TERMINATED:
         wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, LEAD
+    elif silence := silent_leader(found["leader"], now):
+        wait.then = f"{wait.then}; {silence}"
     of_stage = [a for a in found["attempts"] if a["stage"] == row["stage"]]
     leader = found["leader"] or {}
     return Explanation(
@@ -126,12 +150,13 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
     )
 
 
-def _spawning(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
+def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
     code, subcause, since = _trouble(row, found["attempts"])
     cause = causes.of(code, subcause) if code else None
     rung = RUNGS.get(Stage(row["stage"]))
     overdue = f"{rung.overdue}: terminate, respawn" if rung else "terminate, respawn"
     wanted = WANTED.get(Stage(row["stage"])) or row["waiting_for"] or row["stage"]
+    wanted += _stalled(row, found["attempts"], now)
     wait = _Wait(row["waiting_on"], wanted, overdue, MORE)
     wait.since, wait.deadline = since or row["stage_since"], row["deadline_at"]
     if row["waiting_on"] in {WaitingOn.CAPACITY, WaitingOn.BUDGET}:
@@ -151,7 +176,17 @@ def _spawning(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     return wait
 
 
-def _active(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
+def _stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
+    """What an attempt that goes on has seen instead of what is wanted, and for how long it has gone on."""
+    attempt = attempts[-1] if attempts else None
+    if attempt is None or attempt["outcome"] or attempt["stage"] != row["stage"]:
+        return ""
+    going_s = (now - datetime.fromisoformat(attempt["started_at"])).total_seconds()
+    shown = (attempt["evidence"] or {}).get("shown") or STALLED.get(row["stage"])
+    return f"; {shown}, for {going_s:.0f} s now" if shown and going_s >= EARLY_S else ""
+
+
+def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     tasks = found["running"]
     what = "; ".join(
         f"to finish {t['task_type']} {t['id']} (attempt {t['attempt']} of {t['max_attempts']})" for t in tasks[:3]
@@ -162,10 +197,25 @@ def _active(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
     if policy:
         wait.deadline = _later(heard, policy.heartbeat_timeout_s)
     wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
+    _amiss(wait, row, now, BUSY_BEAT_S if tasks else float(row["heartbeat_s"]))
     return wait
 
 
-def _idle(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
+def _amiss(wait: _Wait, row: Row, now: datetime, beat_s: float) -> None:
+    """What is odd about a ready worker, before what is ordinary: silence, its pod's absence, logs that do not come."""
+    silent_s = (now - datetime.fromisoformat(row["last_heartbeat"] or row["state_since"])).total_seconds()
+    beats, odd = int(silent_s / min(beat_s, float(row["heartbeat_s"]))), []
+    if beats >= MISSED_BEATS:
+        odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({beats} beats missed)")
+    if row["waiting_on"] == WaitingOn.PROVIDER:
+        wait.who = WaitingOn.PROVIDER.value
+        odd.append(row["waiting_for"])
+    if row["metadata"].get(LOGS_LATE):
+        odd.append(f"its logs, which are late: {row['metadata'][LOGS_LATE]}")
+    wait.what = "; ".join([*odd, wait.what])
+
+
+def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     queued = found["queued"]
     what = f"to claim one of {queued} tasks" if queued else f"nothing: pool {row['pool']} has no task to claim"
     pool = next((p for p in policy.pools if p.name == row["pool"]), None) if policy else None
@@ -174,6 +224,7 @@ def _idle(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
     if pool:
         wait.deadline = _later(row["state_since"], pool.idle_timeout_s)
     wait.then = "idle_timeout: terminate, unless it is kept warm (MIN_ACTIVE_GPUS, MACHINES_TO_KEEP_IDLE)"
+    _amiss(wait, row, now, float(row["heartbeat_s"]))
     return wait
 
 
@@ -225,6 +276,16 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
             wait.then = best.then
 
 
+def silent_leader(leader: Row | None, now: datetime) -> str | None:
+    """That the leader is late with its lease, while it still has it; None while there is nothing to say."""
+    if leader is None:
+        return None
+    silent_s = LEASE_TTL_S - (datetime.fromisoformat(leader["expires_at"]) - now).total_seconds()
+    if silent_s <= LEAD_EVERY_S + LATE_LEASE_S:
+        return None
+    return f"its leader {leader['holder']} is silent for {silent_s:.0f} s, and is replaced after {LEASE_TTL_S:.0f} s"
+
+
 def named(code: str, subcause: str | None) -> str:
     """`AUTH_FAILED/REFUSED`."""
     return f"{code}/{subcause}" if subcause else code
@@ -235,7 +296,7 @@ def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None,
     if row["failure_code"]:
         first = next((a for a in attempts if a["failure_code"] == row["failure_code"]), None)
         code = row["failure_code"]
-        return code, _subcause(code, attempts), first["ended_at"] if first else row["stage_since"]
+        return code, _subcause(code, attempts), (first["ended_at"] if first else None) or row["stage_since"]
     here = {row["stage"], Stage.POD_CREATED.value if row["stage"] == Stage.INTENT else row["stage"]}
     since = None
     code = None
@@ -243,7 +304,7 @@ def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None,
         if attempt["outcome"] == "ok" or (code and attempt["failure_code"] not in {code, None}):
             break
         if attempt["failure_code"] and attempt["stage"] in here:
-            code, since = attempt["failure_code"], attempt["ended_at"]
+            code, since = attempt["failure_code"], attempt["ended_at"] or attempt["started_at"]
     return code, _subcause(code, attempts), since
 
 

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.daemon import LEASE_TTL_S
 from orchestrator.demo.trials.scene import NotWithin, Row, Scene
 from orchestrator.demo.trials.trial import TASKS, Act, Trial
 
