@@ -115,8 +115,7 @@ class Run:
     def _ticks(self, since: int) -> list[dict[str, Any]]:
         with self.stack.directory.joinpath("orchestrator.log").open("rb") as file:
             file.seek(since)
-            lines = [json.loads(line) for line in file if b'"cycle_ended"' in line]
-        return lines
+            return [json.loads(line) for line in file if b'"cycle_ended"' in line]
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:

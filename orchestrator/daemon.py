@@ -73,6 +73,7 @@ class Daemon:
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
         self._executor = executor(self.wake)
+        observer.wake = self.wake
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._lease: Lease | None = None
         self._led_at_s = time.monotonic()  # when the lease was last answered for
