@@ -68,7 +68,7 @@ def command(nonce: str) -> str:
 
 
 async def look(lines: Lines, worker: Worker) -> dict[str, Any]:
-    """The snapshot of a worker's pod, within LOOK_S; one that says why, where the pod did not answer. HostKeyChanged."""
+    """The snapshot of a worker's pod, within LOOK_S, or one that says why there is none; raises HostKeyChanged."""
     if worker.nonce is None:
         return unknown("no agent was ever launched on it")
     reached = False

@@ -12,8 +12,6 @@ from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
-BURIALS_PER_TICK = 100  # one list can prove a thousand pods gone; the next tick goes on
-REMARKS_PER_TICK = 20  # a list that shows a thousand pods oddly is no reason for a thousand writes in one tick
 LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
@@ -39,17 +37,12 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
     pods = {pod.id: pod for pod in snapshot.pods or ()}
     named = {p.worker_id: p for p in reversed(snapshot.pods or ()) if p.fleet_id == policy.fleet_id and p.worker_id}
     actions: list[Action] = []
-    burials = remarks = 0
     for worker in snapshot.workers:
         if worker.id in snapshot.in_flight:
             continue
         pod = pods.get(worker.pod_id) if worker.pod_id else named.get(worker.id)
         action = _STEPS[worker.state](worker, pod, snapshot, policy)
-        burials += isinstance(action, Bury)
-        remarks += isinstance(action, Wait)
-        if isinstance(action, Bury) and burials > BURIALS_PER_TICK:
-            continue
-        if action is not None and not (isinstance(action, Wait) and remarks > REMARKS_PER_TICK):
+        if action is not None:
             actions.append(action)
     return actions
 
@@ -155,6 +148,10 @@ def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Po
             return None
         why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
         return Flush(worker.id, _reachable(worker, pod), why)
+    return _flushing(worker, pod, snapshot, policy)
+
+
+def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Flush | None:
     flushing_s = (snapshot.now - worker.stage_since).total_seconds()
     if flushing_s >= policy.flush_deadline_s:
         return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s")
@@ -188,7 +185,7 @@ def _still_listed(worker: Worker, snapshot: Snapshot, policy: Policy) -> Wait | 
     asked_at = worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
     if left_s > policy.delete_retry_s - LISTED_S or "still listed" in (worker.waiting_for or ""):
         return None
-    said = f"{worker.waiting_for}: the delete was accepted, and it is still listed since {asked_at:%H:%M:%S}"
+    said = f"{worker.waiting_for}: the delete was answered, and it is still listed since {asked_at:%H:%M:%S}"
     return Wait(worker.id, State.TERMINATING, WaitingOn.PROVIDER, said, left_s, policy.drain_grace_s)
 
 

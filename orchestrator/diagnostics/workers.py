@@ -179,11 +179,13 @@ def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
 def _stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
     """What an attempt that goes on has seen instead of what is wanted, and for how long it has gone on."""
     attempt = attempts[-1] if attempts else None
-    if attempt is None or attempt["outcome"] or attempt["stage"] != row["stage"]:
+    if attempt is None or attempt["outcome"] or attempt["stage"] != row["stage"] or row["stage"] not in STALLED:
         return ""
     going_s = (now - datetime.fromisoformat(attempt["started_at"])).total_seconds()
-    shown = (attempt["evidence"] or {}).get("shown") or STALLED.get(row["stage"])
-    return f"; {shown}, for {going_s:.0f} s now" if shown and going_s >= EARLY_S else ""
+    shown = (attempt["evidence"] or {}).get("shown")
+    if not shown and going_s < EARLY_S:
+        return ""
+    return f"; {shown or STALLED[row['stage']]}, for {going_s:.0f} s now"
 
 
 def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
