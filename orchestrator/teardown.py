@@ -77,10 +77,11 @@ class Teardown:
             reason=action.reason,
             fields=fields,
         )
+        reason = "no agent ever wrote a log there"
         if worker.nonce is not None:
             try:
                 async with asyncio.timeout(self._policy.flush_deadline_s):
-                    await self._finish(term, action, worker)
+                    reason = await self._finish(term, action, worker)
             except (PortError, TimeoutError) as error:
                 raise await self._unflushed(term, action, worker.id, error) from error
         await self._store.move(
@@ -88,7 +89,7 @@ class Teardown:
             worker.id,
             from_states=[State.TERMINATING],
             stage=Stage.DELETING,
-            reason="logs are safe or declared lost",
+            reason=reason,
             fields={
                 "waiting_on": WaitingOn.ORCHESTRATOR,
                 "waiting_for": "the delete call",
@@ -124,14 +125,17 @@ class Teardown:
         said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
         (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
 
-    async def _finish(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Look, then ship the rest of the logs. Another machine at the pod's address will never have them."""
+    async def _finish(self, term: int, action: act.Flush, worker: Worker) -> str:
+        """Look, then ship the rest of the logs; what became of them. Another machine at that address never had them."""
         try:
             await self._keep_look(term, action, worker)
             await self._finish_logs(term, worker, action.reachable)
         except HostKeyChanged as error:
-            await self._note(term, worker.id, f"HOST_KEY_CHANGED: {error}"[:500])
             await self._finish_logs(term, worker, False)
+            return f"the rest of its logs is declared lost, HOST_KEY_CHANGED: {error}"[:500]
+        if action.reachable:
+            return "its logs are safe"
+        return f"the rest of its logs is declared lost: {action.reason}"
 
     async def _unflushed(self, term: int, action: act.Flush, worker_id: str, error: Exception) -> Unavailable:
         """Say in the row why the logs have not come; as an error."""

@@ -293,7 +293,11 @@ async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(
     worker_id = await fleet.spawn()
     first = await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     refused = Attempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
+    await store.note_attempt(fleet.term, first, FailureCode.TCP_TIMEOUT, {"error": "no banner"})
+    [row] = (await store.worker(worker_id))["attempts"]
+    assert (row["outcome"], row["failure_code"], row["evidence"]) == (None, "TCP_TIMEOUT", {"error": "no banner"})
     await store.close_attempt(fleet.term, first, refused)
+    await store.note_attempt(fleet.term, first, None, {"error": "too late"})
     await store.close_attempt(fleet.term, first, Attempt("ok"))
     await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     await store.open_attempt(fleet.term, worker_id, Stage.EXEC)

@@ -20,6 +20,7 @@ FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a word
 HAND_OVER_S = 2.0  # … and for one that says goodbye
 LEADER = "select holder, term from fleet_lease"
 RESCUED = "its task queued again, another pod takes it"
+UNSHOWN = "have not shown since"
 SILENT = "NO_HEARTBEAT|heartbeat: silent for"
 LATE_LOGS = "logs are late|logs, which are late"
 LEADERLESS = "is silent for|leader: none"
@@ -246,7 +247,7 @@ def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: in
 
 HARMS: tuple[Trial, ...] = (
     Trial("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
-    _pod("pod_vanishes", "a busy pod's machine is gone", "POD_MISSING|have not shown since", killed("vanish"), quick=True,
+    _pod("pod_vanishes", "a busy pod's machine is gone", f"POD_MISSING|{UNSHOWN}", killed("vanish"), quick=True,
          settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
     _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit")),
     _pod("pod_freezes", "a busy pod stands still", SILENT, killed("freeze")),
@@ -264,22 +265,24 @@ HARMS: tuple[Trial, ...] = (
           others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1,
           spares=False),
     Trial("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
-          "POD_MISSING|BALANCE|have not shown since", broke, spares=False, keeps_logs=False, pods=8, limit_s=180),
-    Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared", "have not shown since",
-          for_long, tasks=TASKS * 3, pods=4),
-    _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted, quick=True),
+          f"POD_MISSING|BALANCE|{UNSHOWN}", broke, spares=False, keeps_logs=False, pods=8, limit_s=180),
+    Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
+          UNSHOWN, for_long, tasks=TASKS * 3, pods=4),
+    _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted,
+           quick=True),
     _unled("redeployed", "SIGTERM to the orchestrator", "a new process goes on", FOLLOWED, redeployed),
-    _unled("leader_killed", "SIGKILL to the leader of two", "the standby leads within 20 s", LEADERLESS, deposed, count=2),
+    _unled("leader_killed", "SIGKILL to the leader of two", "the standby leads within 20 s", LEADERLESS, deposed,
+           count=2),
     _unled("leader_ends", "SIGTERM to the leader of two", "the standby leads at once", FOLLOWED, handed_over, count=2,
            quick=True),
     _unled("leader_frozen", "SIGSTOP of the leader beyond its lease", "its term is over; its writes are refused",
            LEADERLESS, frozen, count=2),
     _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "nobody is blamed for the silence",
            LEADERLESS, dazed, tasks=TASKS * 2),
-    Trial("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"), own_servers=True,
-          tasks=TASKS * 2),
-    Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"), own_servers=True,
-          tasks=TASKS * 2, quick=True),
+    Trial("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
+          own_servers=True, tasks=TASKS * 2),
+    Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),
+          own_servers=True, tasks=TASKS * 2, quick=True),
     Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
     Trial("provider_away", "RunPod cut off while an agent dies", "the task is rescued; nothing ends meanwhile",
           "no list of pods", provider_away, spares=False, tasks=TASKS * 2),

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.demo.trials.harms import SILENT, UNSHOWN
 from orchestrator.demo.trials.scene import Scene
 from orchestrator.demo.trials.trial import BOOT_S, Act, Trial
 
 HOLD_S = 6.0  # a fault of the list lasts for three lists
 WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of trial.SETTINGS
 UNLISTED = "no list of pods"
-UNSHOWN = "have not shown since"
 BOOTS = "RunPod shows it as (PROVISIONING|STARTING|RUNNING without a runtime)"
 LISTED = "it is still listed since"
 CLIMB_S = {"SPAWNING_TIMEOUT_SEC": "12"}  # the hard cap, where a stage's own deadline is a minute or ten
@@ -150,19 +150,20 @@ KINDS: tuple[Trial, ...] = (
     _odd("listing_lag", "the pod is not in the list for 8 s", "no list of RunPod has shown it yet", seconds=8),
     _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),
     _odd("slow_boot", "the pod boots in 10 s", BOOTS, seconds=10),
-    Trial("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it", f"IMAGE_PULL_SLOW|{BOOTS}",
-          until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
+    Trial("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it",
+          f"IMAGE_PULL_SLOW|{BOOTS}", until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
           settings={"BRINGUP_DEADLINES": "pod_running=20"}, pods=WAVE + 2),
     _odd("flickers", "the new pod's runtime is null for 5 s", BOOTS, seconds=5),
     _born("stuck_provisioning", "PROVISIONING for ever", f"NO_RUNTIME|{BOOTS}", settings=CLIMB_S),
     _born("stuck_starting", "STARTING for ever", f"NO_RUNTIME|IMAGE_PULL_SLOW|{BOOTS}", settings=CLIMB_S),
     _born("no_runtime", "RUNNING without a runtime for ever", f"NO_RUNTIME|{BOOTS}", settings=CLIMB_S, quick=True),
-    _born("no_ssh_details", "no public address for port 22", "SSH_DETAILS_MISSING|no public address for its port 22", settings=CLIMB_S),
+    _born("no_ssh_details", "no public address for port 22", "SSH_DETAILS_MISSING|no public address",
+          settings=CLIMB_S),
     _born("boot_error", "status ERROR instead of RUNNING", "POD_ERROR"),
     _born("exits", "EXITED a second after RUNNING", "POD_EXITED", seconds=1),
     _born("vanishes", "gone 4 s after RUNNING, without a word", f"POD_MISSING|{UNSHOWN}", seconds=4,
           settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
-    _born("freezes", "frozen 4 s after RUNNING", "NO_HEARTBEAT|CONNECTION_LOST|NO_PROCESS|heartbeat_lost|silent for", seconds=4),
+    _born("freezes", "frozen 4 s after RUNNING", f"{SILENT}|CONNECTION_LOST|NO_PROCESS|heartbeat_lost", seconds=4),
     _born("zero_gpus", "RUNNING with no GPU", "GPU_NOT_ATTACHED"),
     _born("gpu_missing", "one GPU fewer than rented", "GPU_COUNT", settings=TWO_GPUS),
     _born("gpu_lost", "nvidia-smi cannot reach a GPU", "GPU_NOT_ATTACHED|GPU_COUNT|XID|GPU_", settings=TWO_GPUS),
@@ -185,8 +186,7 @@ KINDS: tuple[Trial, ...] = (
     _born("old_driver", "a driver too old for the image", "DRIVER_TOO_OLD"),
     _born("clock_skew", "the pod's clock is 300 s off", "CLOCK_SKEW", seconds=300),
     _born("ssh_refused", "nothing listens at the SSH port", "TCP_REFUSED|TCP_TIMEOUT", settings=CLIMB_S),
-    _born("ssh_silent", "sshd accepts and says nothing", "TCP_TIMEOUT", settings={"SPAWNING_TIMEOUT_SEC": "20"},
-          quick=True),
+    _born("ssh_silent", "sshd accepts and says nothing", "TCP_TIMEOUT", settings=CLIMB_S, quick=True),
     _born("ssh_not_ssh", "a web server at the SSH port", "NOT_SSH", settings=CLIMB_S),
     Trial("ssh_wrong_key", "another host key after a cut connection", "refused, recorded; the work goes on",
           "HostKeyChanged|HOST_KEY_CHANGED", other_key, spares=False, keeps_logs=False),

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 LOOK_EVERY_S = 0.4
-VERDICTS = ("ENDED", "ENDING", "WAITING", "BLOCKED", "FAILED")  # how the lines of `explain` begin that say it best
+VERDICTS = ("ENDED", "ENDING", "WAITING", "BLOCKED", "FAILED")  # how the lines of `explain` begin that say it, the best first
 CLOCKS = "since "  # … and the one that tells what would happen, and names codes that have not come true
 OVERDUE_S = 30  # a stage past its deadline for so long waits for nobody
 Rows = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
@@ -81,7 +81,8 @@ class Witness:
         fitting = [line for line in lines if self._says.search(line) and not line.startswith(CLOCKS)]
         if not fitting or self.named.is_set():
             return False
-        best = next((line for line in fitting if line.startswith(VERDICTS)), fitting[0])
+        ranks = [next((n for n, how in enumerate(VERDICTS) if line.startswith(how)), len(VERDICTS)) for line in fitting]
+        best = fitting[ranks.index(min(ranks))]
         self.sentence, self.named_at = f"{subject}: {' '.join(best.split())}", at
         self.named.set()
         return True
