@@ -10,11 +10,12 @@ from rich.text import Text
 from orchestrator.cli_render import ago, clock, gpu_name, moment, numbers, one_line, plain, relative, span, usd
 from orchestrator.cli_tables import STYLES, table
 from orchestrator.core.states import State
+from orchestrator.diagnostics.early import silent_leader
 from orchestrator.diagnostics.scaling import OfferNow, PoolExplanation
 from orchestrator.diagnostics.tasks import Attempt
 from orchestrator.diagnostics.tasks import Explanation as TaskExplanation
 from orchestrator.diagnostics.workers import Explanation as WorkerExplanation
-from orchestrator.diagnostics.workers import named, silent_leader
+from orchestrator.diagnostics.workers import named
 
 GAP = "   "
 

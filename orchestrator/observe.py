@@ -113,7 +113,7 @@ class Observer:
         late_s = asyncio.get_running_loop().time() - self._listed_at_s
         if self._listing is None or late_s < LATE_S:
             return None
-        return f"no list of pods from the provider for {late_s:.0f} s, the call has not ended"
+        return f"asked for {late_s:.0f} s ago, and not answered yet"
 
     async def _list(self) -> bool:
         """Whether a new complete list came."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.model import LOGS_LATE, Policy
+from orchestrator.core.model import Policy
 from orchestrator.core.states import RUNGS, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.early import amiss, silent_leader, stalled
 from orchestrator.diagnostics.proof import proof
 from orchestrator.diagnostics.sentences import MORE
-from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S
 from orchestrator.proofs import PAUSES_S
 
 Row = Mapping[str, Any]
@@ -37,27 +37,6 @@ WANTED: Mapping[str, str] = {
     Stage.PROCESS: "its process to be seen alive",
     Stage.HEARTBEAT: "its first heartbeat",
 }
-# What is said of an open attempt that has found nothing yet, once it has taken EARLY_S.
-STALLED: Mapping[str, str] = {
-    Stage.POD_CREATED: "RunPod has not answered the create call",
-    Stage.POD_RUNNING: "it does not run",
-    Stage.SSH_DETAILS: "RunPod shows no public address for its port 22",
-    Stage.TCP: "nothing has answered",
-    Stage.SSH_AUTH: "sshd has neither let us in nor refused",
-    Stage.EXEC: "the command has not come back",
-    Stage.IDENTITY: "it has not said",
-    Stage.PLATFORM: "df and date have not answered",
-    Stage.GPU_INVENTORY: "nvidia-smi has not answered",
-    Stage.GPU_HEALTH: "nvidia-smi has not answered",
-    Stage.GPU_FABRIC: "nvidia-smi has not answered",
-    Stage.DEPLOY: "the files have not arrived",
-    Stage.PROCESS: "its start has not come back",
-    Stage.HEARTBEAT: "none has come",
-}
-EARLY_S = 4.0
-LATE_LEASE_S = 1.5  # a lease is renewed a little late on a busy machine
-BUSY_BEAT_S = 2.5  # between heartbeats while a task is held; the agent's own, a test compares
-MISSED_BEATS = 3  # from then on a worker is called silent
 # One attempt until the deadline; every other rung is tried again after each of PAUSES_S.
 TRIED_ONCE = frozenset({Stage.INTENT, Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP})
 WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # offers and deletes are tried as often as it takes
@@ -156,7 +135,7 @@ def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
     rung = RUNGS.get(Stage(row["stage"]))
     overdue = f"{rung.overdue}: terminate, respawn" if rung else "terminate, respawn"
     wanted = WANTED.get(Stage(row["stage"])) or row["waiting_for"] or row["stage"]
-    wanted += _stalled(row, found["attempts"], now)
+    wanted += stalled(row, found["attempts"], now)
     wait = _Wait(row["waiting_on"], wanted, overdue, MORE)
     wait.since, wait.deadline = since or row["stage_since"], row["deadline_at"]
     if row["waiting_on"] in {WaitingOn.CAPACITY, WaitingOn.BUDGET}:
@@ -176,18 +155,6 @@ def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
     return wait
 
 
-def _stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
-    """What an attempt that goes on has seen instead of what is wanted, and for how long it has gone on."""
-    attempt = attempts[-1] if attempts else None
-    if attempt is None or attempt["outcome"] or attempt["stage"] != row["stage"] or row["stage"] not in STALLED:
-        return ""
-    going_s = (now - datetime.fromisoformat(attempt["started_at"])).total_seconds()
-    shown = (attempt["evidence"] or {}).get("shown")
-    if not shown and going_s < EARLY_S:
-        return ""
-    return f"; {shown or STALLED[row['stage']]}, for {going_s:.0f} s now"
-
-
 def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     tasks = found["running"]
     what = "; ".join(
@@ -199,22 +166,7 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
     if policy:
         wait.deadline = _later(heard, policy.heartbeat_timeout_s)
     wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
-    _amiss(wait, row, now, BUSY_BEAT_S if tasks else float(row["heartbeat_s"]))
-    return wait
-
-
-def _amiss(wait: _Wait, row: Row, now: datetime, beat_s: float) -> None:
-    """What is odd about a ready worker, before what is ordinary: silence, its pod's absence, logs that do not come."""
-    silent_s = (now - datetime.fromisoformat(row["last_heartbeat"] or row["state_since"])).total_seconds()
-    beats, odd = int(silent_s / min(beat_s, float(row["heartbeat_s"]))), []
-    if beats >= MISSED_BEATS:
-        odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({beats} beats missed)")
-    if row["waiting_on"] == WaitingOn.PROVIDER:
-        wait.who = WaitingOn.PROVIDER.value
-        odd.append(row["waiting_for"])
-    if row["metadata"].get(LOGS_LATE):
-        odd.append(f"its logs, which are late: {row['metadata'][LOGS_LATE]}")
-    wait.what = "; ".join([*odd, wait.what])
+    return _amiss(wait, row, now, busy=bool(tasks))
 
 
 def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
@@ -226,7 +178,14 @@ def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     if pool:
         wait.deadline = _later(row["state_since"], pool.idle_timeout_s)
     wait.then = "idle_timeout: terminate, unless it is kept warm (MIN_ACTIVE_GPUS, MACHINES_TO_KEEP_IDLE)"
-    _amiss(wait, row, now, float(row["heartbeat_s"]))
+    return _amiss(wait, row, now, busy=False)
+
+
+def _amiss(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
+    """The same with what is odd about a ready worker before what is ordinary."""
+    wait.what = "; ".join([*amiss(row, now, busy=busy), wait.what])
+    if row["waiting_on"] == WaitingOn.PROVIDER:
+        wait.who = WaitingOn.PROVIDER.value
     return wait
 
 
@@ -276,16 +235,6 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
         wait.fix = best.fix
         if row["status"] == State.TERMINATED:
             wait.then = best.then
-
-
-def silent_leader(leader: Row | None, now: datetime) -> str | None:
-    """That the leader is late with its lease, while it still has it; None while there is nothing to say."""
-    if leader is None:
-        return None
-    silent_s = LEASE_TTL_S - (datetime.fromisoformat(leader["expires_at"]) - now).total_seconds()
-    if silent_s <= LEAD_EVERY_S + LATE_LEASE_S:
-        return None
-    return f"its leader {leader['holder']} is silent for {silent_s:.0f} s, and is replaced after {LEASE_TTL_S:.0f} s"
 
 
 def named(code: str, subcause: str | None) -> str:

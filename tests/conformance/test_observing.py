@@ -67,5 +67,5 @@ async def test_a_later_list_that_hangs_is_told_of_and_not_waited_for(
         seen = await observer.observe(frozenset(), frozenset())
     assert seen.pods == ()
     [verdict] = plan(seen, POLICY).verdicts
-    assert any("no list of pods from the provider for" in why for why in verdict.blocked)
+    assert any("no list of pods since (asked for" in why for why in verdict.blocked)
     observer.gap()

@@ -9,7 +9,8 @@ import pytest
 from orchestrator.core.model import LOGS_LATE
 from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.workers import BUSY_BEAT_S, EARLY_S, STALLED, WANTED
+from orchestrator.diagnostics.early import BUSY_BEAT_S, EARLY_S, STALLED
+from orchestrator.diagnostics.workers import WANTED
 from orchestrator.ports import LEASE_TTL_S
 from tests.conformance.builders import FLEET, Fleet
 from tests.diagnostics.build import GPU, attempt, climb, explained, give_up, promoted, shown, times

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 LOOK_EVERY_S = 0.4
-VERDICTS = ("ENDED", "ENDING", "WAITING", "BLOCKED", "FAILED")  # how the lines of `explain` begin that say it, the best first
+VERDICTS = ("ENDED", "ENDING", "WAITING", "BLOCKED", "FAILED")  # beginnings of lines, the best first
 CLOCKS = "since "  # … and the one that tells what would happen, and names codes that have not come true
 OVERDUE_S = 30  # a stage past its deadline for so long waits for nobody
 Rows = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
