@@ -18,7 +18,7 @@ from orchestrator.core.actions import Action, Adopt, Bury, Plan, Settle, Spawn, 
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import State
 
-ROWS_PER_TICK = 64  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
+ROWS_PER_TICK = 40  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
 WRITTEN = (Adopt, Bury, Settle, Spawn, Terminate, Wait)
 
 
