@@ -173,7 +173,7 @@ async def test_a_silent_leader_is_named_before_its_lease_is_over(fleet: Fleet) -
 async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     """Its pod's absence from the lists, and logs that do not arrive; then what it does."""
     worker = await promoted(fleet, 10)
-    odd = {"waiting_on": "provider", "waiting_for": "its pod, which the lists have not shown"}
+    odd: dict[str, Any] = {"waiting_on": "provider", "waiting_for": "its pod, which the lists have not shown"}
     await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "Refused: nobody there"}, **odd)
     said = await explained(fleet, worker)
     assert said.who == "provider"

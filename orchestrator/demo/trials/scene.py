@@ -104,7 +104,8 @@ class Scene:
     async def explain_workers(self) -> Mapping[str, Sequence[str]]:
         """The lines of `explain` and `timeline` for each worker that lives or has just ended, by the same functions."""
         if self._policy is None:
-            self._policy = Settings(**{name.lower(): value for name, value in self.stack.environment.items()}).policy()
+            environment: dict[str, Any] = {name.lower(): value for name, value in self.stack.environment.items()}
+            self._policy = Settings(**environment).policy()
         told: dict[str, Sequence[str]] = {}
         for row in await self.rows(EXPLAINED, FLEET, FLEET):
             found, now = row["found"], datetime.fromisoformat(row["found"]["now"])
