@@ -236,9 +236,8 @@ def _pod(name: str, harm: str, says: str, act: Act, **more: Any) -> Trial:
     return Trial(name, harm, RESCUED, says, act, spares=False, **more)
 
 
-def _ssh(mode: str, harm: str) -> Trial:
-    outcome = "the work goes on, the log comes later"
-    return Trial(f"ssh_{mode}_later", harm, outcome, LATE_LOGS, ssh(mode), keeps_logs=False, tasks=TASKS * 2)
+def _ssh(mode: str, harm: str, outcome: str = "the work goes on, the log comes later", says: str = LATE_LOGS) -> Trial:
+    return Trial(f"ssh_{mode}_later", harm, outcome, says, ssh(mode), keeps_logs=False, tasks=TASKS * 2)
 
 
 def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: int = 1, **more: Any) -> Trial:
@@ -256,7 +255,8 @@ HARMS: tuple[Trial, ...] = (
     _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", SILENT, agent(signal.SIGSTOP), keeps_logs=True),
     _ssh("refused", "a busy pod's sshd is away for 8 s"),
     _ssh("silent", "a busy pod's sshd says nothing for 8 s"),
-    _ssh("dropped", "a busy pod's SSH is cut after 0.2 s, for 8 s"),
+    _ssh("dropped", "a busy pod's commands are cut after 0.2 s, for 8 s", "none is run there: its logs come by SFTP",
+         "verified"),
     Trial("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
           "WORKER_LOST", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
           spares=False, keeps_logs=False, pods=8, quick=True),

@@ -148,7 +148,7 @@ KINDS: tuple[Trial, ...] = (
     _false("flicker_runtime", "three lists show no runtime", "does not show: RUNNING", times=3),
     _false("missing_from_list", "two lists leave the pods out", UNSHOWN, times=2),
     _odd("listing_lag", "the pod is not in the list for 8 s", "no list of RunPod has shown it yet", seconds=8),
-    _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),
+    _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),  # nobody asks by GET: all is well
     _odd("slow_boot", "the pod boots in 10 s", BOOTS, seconds=10),
     Trial("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it",
           f"IMAGE_PULL_SLOW|{BOOTS}", until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
