@@ -18,7 +18,7 @@ from tests.emulator.build import Api, emulated
 
 CALL_S = 60.0  # what the provider is given for a list
 TICK_S = 20.0  # far less than that, and far more than a tick takes
-POLICY = build.policy(fleet_id=FLEET)
+POLICY = build.policy(fleet_id=FLEET, heartbeat_timeout_s=0)  # it need not have listened for long
 
 
 @pytest.fixture
@@ -45,8 +45,9 @@ async def test_a_first_list_that_hangs_holds_up_neither_a_tick_nor_a_rescue(
     api: Api, observer: Observer, fleet: Fleet
 ) -> None:
     """Nothing is known about pods, and the task whose lease is over goes back to the queue."""
+    fleet.wait(-86_400)
     await fleet.submit()
-    await (await fleet.agent()).claim()  # at the fleet's own time, which is long ago
+    await (await fleet.agent()).claim()  # yesterday
     await hang(api)
     async with asyncio.timeout(TICK_S):
         seen = await observer.observe(frozenset(), frozenset())
