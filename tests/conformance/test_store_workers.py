@@ -240,7 +240,7 @@ async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore)
     agent = await fleet.agent()
     fleet.wait(1)
     await agent.claim()
-    await fleet.call("fleet_pause", p_fleet=FLEET, p_pool="b", p_reason="maintenance", p_for_s=60)
+    await fleet.call("fleet_pause", p_fleet=FLEET, p_pool="b", p_reason="maintenance", p_for_s=1e9)
     half = await fleet.snapshot()
     assert half["demand"] == [
         {"pool": "b", "claimable": 0, "running": 0, "blocked": {"dependencies": 0, "scheduled": 0, "paused": 1},
@@ -252,7 +252,7 @@ async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore)
     (worker,) = half["workers"]
     assert (worker["id"], worker["tasks_running"]) == (agent.id, 1)
     decoded = await store.snapshot()
-    assert decoded.paused == {"b": Pause("maintenance", fleet.now + timedelta(seconds=60))}
+    assert decoded.paused == {"b": Pause("maintenance", fleet.now + timedelta(seconds=1e9))}
     assert decoded.demand[1].oldest_claimable_at == START + timedelta(microseconds=1)
     assert decoded.last_spawn_at == {"default": START}
     await store.pause(None)
