@@ -6,16 +6,19 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FrameType
 
 import structlog
 import uvicorn
 
+from orchestrator import __version__
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import build_bundle
 from orchestrator.catalog import Catalog
@@ -25,6 +28,8 @@ from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
 from orchestrator.logs import configure
+from orchestrator.metered import MeteredDb, MeteredDoor
+from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
 from orchestrator.ports import Blobs
 from orchestrator.settings import Settings
@@ -40,6 +45,9 @@ TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry onl
 # Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
 # the 15 that Supabase's session pooler gives by default.
 POOLS = (3, 4, 7)
+LEAVE_WITHIN_S = 2.5  # of a signal, whatever hangs: what is cut off is found by the next leader, as after a crash
+SERVED_S = 0.5  # for the answers under way, long polls included, once the loop has stopped
+CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
 GC_THRESHOLDS = (50_000, 20, 20)  # allocations between two looks at the youngest objects; then looks, of each
 log = structlog.get_logger()
 
@@ -54,16 +62,15 @@ class Parts:
     blobs: Blobs
     signal: TaskSignal
     health: Health
+    metrics: Metrics
 
 
 async def run(settings: Settings) -> int:
-    """The daemon with its HTTP server, until SIGTERM or SIGINT."""
+    """The daemon with its HTTP server until SIGTERM or SIGINT; then gone in LEAVE_WITHIN_S, at a second one at once."""
     configure(settings.log_level, settings.secrets())
     _make_room()
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _leave_on_signals(stop)
     async with _parts(settings) as parts:
         secret = settings.worker_jwt_secret
         assert secret is not None  # noqa: S101
@@ -74,6 +81,8 @@ async def run(settings: Settings) -> int:
             health=parts.health,
             task_signal=parts.signal,
             on_unanswered=parts.observer.knocked,
+            metrics=parts.metrics,
+            metrics_tokens=settings.metrics_tokens,
         )
         server = _Server(
             uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False, lifespan="off")
@@ -85,7 +94,7 @@ async def run(settings: Settings) -> int:
         parts.signal.close()
         died = serving.done()
         server.should_exit = server.force_exit = True
-        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.wait({serving}, timeout=SERVED_S)
     log.info("orchestrator_stopped")
     return 1 if died else 0
 
@@ -108,9 +117,10 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         # Connections of their own for the loop, the bring-ups and the agents: a thousand calls of one queue up at once,
         # and the loop's must not be the last of them.
         db, acting, gateway = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
-        store, acts = store_over(db, settings), store_over(acting, settings)
-        await store.check_functions()
-        cloud, blobs = open_cloud(settings), open_blobs(settings)
+        metrics = Metrics()
+        store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
+        schema = await store.check_functions()
+        cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, metrics.stored)
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell, lines = open_lines(settings)
@@ -131,7 +141,9 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         task_signal = TaskSignal()
-        health = Health(started_at_s=time.monotonic())
+        runs = {"version": __version__, "commit": settings.railway_git_commit_sha, "schema": schema}
+        metrics.build.labels(*(text or "" for text in runs.values())).set(1)
+        health = Health(started_at_s=time.monotonic(), runs=runs, depends=metrics.dependencies)
         observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s)
         daemon = Daemon(
             store=store,
@@ -154,12 +166,40 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             pods=pods,
             workers=workers,
             health=health,
+            metrics=metrics,
             policy=policy,
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
             on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
         )
-        yield Parts(daemon, observer, gateway, blobs, task_signal, health)
+        yield Parts(daemon, observer, MeteredDoor(gateway, metrics), blobs, task_signal, health, metrics)
+
+
+def _leave_on_signals(stop: asyncio.Event) -> None:
+    """Set `stop` at the first signal; end the process without a word more if it is still here LEAVE_WITHIN_S later.
+
+    Not the loop's own handlers: they wait for a loop that may be held up, and a call that hangs in a thread would hold
+    up the interpreter's end for as long as it hangs.
+    """
+    loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+        loop.call_soon_threadsafe(stop.set)
+        late = threading.Timer(LEAVE_WITHIN_S, _cut_short)
+        late.daemon = True
+        late.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+
+
+def _cut_short() -> None:
+    os.write(2, CUT_SHORT)  # not through logging: who hangs may hold its lock
+    os._exit(0)
 
 
 def _make_room() -> None:
