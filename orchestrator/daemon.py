@@ -71,7 +71,7 @@ class Daemon:
         policy: Policy,
         poll_s: float,
         holder: str,
-        on_notify: Callable[[str, str], None],
+        on_notify: Callable[[str, str], object],
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
         self._catalog = catalog

@@ -9,14 +9,14 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 
 import structlog
-import uvicorn
+from starlette.applications import Starlette
 
 from orchestrator import __version__
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
@@ -35,16 +35,16 @@ from orchestrator.ports import Blobs
 from orchestrator.settings import Settings
 from orchestrator.shipping import Shipper
 from orchestrator.web.app import build_app
-from orchestrator.web.gateway import WorkerDb
+from orchestrator.web.door import Door
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
 
 TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
-# Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
-# the 15 that Supabase's session pooler gives by default.
-POOLS = (3, 4, 7)
+# Connections at most, of the loop, the bring-ups and shipments; of the agents' calls: with the one that listens they
+# are the 15 that Supabase's session pooler gives by default.
+POOLS, DOOR_POOL = (3, 4), 7
 LEAVE_WITHIN_S = 2.5  # of a signal, whatever hangs: what is cut off is found by the next leader, as after a crash
 SERVED_S = 0.5  # for the answers under way, long polls included, once the loop has stopped
 CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
@@ -58,9 +58,8 @@ class Parts:
 
     daemon: Daemon
     observer: Observer
-    db: WorkerDb
     blobs: Blobs
-    signal: TaskSignal
+    notified: list[Callable[[str, str], None]]  # who hears of notifications besides the loop
     health: Health
     metrics: Metrics
 
@@ -72,31 +71,47 @@ async def run(settings: Settings) -> int:
     stop = asyncio.Event()
     _leave_on_signals(stop)
     async with _parts(settings) as parts:
-        secret = settings.worker_jwt_secret
-        assert secret is not None  # noqa: S101
-        app = build_app(
-            db=parts.db,
+        door = Door(settings.host, settings.port, partial(_application, settings, parts, asyncio.get_running_loop()))
+        parts.notified.append(door.heard)
+        door.open()
+        watching = asyncio.create_task(_stop_with(door, stop), name="watch_the_door")
+        log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
+        await parts.daemon.run(stop)
+        died = door.closed.is_set()
+        await door.close(SERVED_S)
+        watching.cancel()
+    log.info("orchestrator_stopped")
+    return 1 if died else 0
+
+
+async def _stop_with(door: Door, stop: asyncio.Event) -> None:
+    await door.closed.wait()
+    stop.set()  # a port that is taken must not leave a deaf loop behind
+
+
+@asynccontextmanager
+async def _application(
+    settings: Settings, parts: Parts, loop: asyncio.AbstractEventLoop, task_signal: TaskSignal
+) -> AsyncIterator[Starlette]:
+    """What the door serves; opened on its thread, with connections of its own."""
+    secret = settings.worker_jwt_secret
+    assert secret is not None  # noqa: S101  _parts() has required it
+    async with open_db(settings, pool_size=DOOR_POOL) as db:
+        yield build_app(
+            db=MeteredDoor(db, parts.metrics),
             blobs=parts.blobs,
             verifier=verifier(secret.get_secret_value()),
             health=parts.health,
-            task_signal=parts.signal,
-            on_unanswered=parts.observer.knocked,
+            task_signal=task_signal,
+            on_unanswered=lambda worker_id: _tell(loop, parts.observer.knocked, worker_id),
             metrics=parts.metrics,
             metrics_tokens=settings.metrics_tokens,
         )
-        server = _Server(
-            uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False, lifespan="off")
-        )
-        serving = asyncio.create_task(server.serve(), name="serve")
-        serving.add_done_callback(lambda _: stop.set())  # a port that is taken must not leave a deaf loop behind
-        log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
-        await parts.daemon.run(stop)
-        parts.signal.close()
-        died = serving.done()
-        server.should_exit = server.force_exit = True
-        await asyncio.wait({serving}, timeout=SERVED_S)
-    log.info("orchestrator_stopped")
-    return 1 if died else 0
+
+
+def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[str], None], what: str) -> None:
+    with suppress(RuntimeError):  # the loop has gone: the process is about to
+        loop.call_soon_threadsafe(hear, what)
 
 
 async def once(settings: Settings) -> Plan | None:
@@ -114,9 +129,9 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
     async with AsyncExitStack() as stack:
-        # Connections of their own for the loop, the bring-ups and the agents: a thousand calls of one queue up at once,
-        # and the loop's must not be the last of them.
-        db, acting, gateway = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
+        # Connections of their own for the loop and for the bring-ups: many calls of these queue up at once, and the
+        # loop's must not be the last of them.
+        db, acting = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
         metrics = Metrics()
         store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
         schema = await store.check_functions()
@@ -140,7 +155,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
-        task_signal = TaskSignal()
+        notified: list[Callable[[str, str], None]] = []
         runs = {"version": __version__, "commit": settings.railway_git_commit_sha, "schema": schema}
         metrics.build.labels(*(text or "" for text in runs.values())).set(1)
         health = Health(started_at_s=time.monotonic(), runs=runs, depends=metrics.dependencies)
@@ -170,9 +185,9 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             policy=policy,
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
-            on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
+            on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
         )
-        yield Parts(daemon, observer, MeteredDoor(gateway, metrics), blobs, task_signal, health, metrics)
+        yield Parts(daemon, observer, blobs, notified, health, metrics)
 
 
 def _leave_on_signals(stop: asyncio.Event) -> None:
@@ -232,20 +247,3 @@ def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -
 
 def _token(secret: str, worker: Worker, jti: str) -> str:
     return mint(secret, worker.id, jti, time.time(), TOKEN_TTL_S)
-
-
-def _notify(task_signal: TaskSignal, channel: str, payload: str) -> None:
-    if channel == "orchestrator_tasks":
-        task_signal.notify(payload)
-    elif channel == "orchestrator_fleet":
-        task_signal.notify_worker(payload)
-    else:
-        task_signal.notify_all()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the daemon decides when the process ends."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
