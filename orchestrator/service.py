@@ -167,6 +167,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             catalog=catalog,
             executor=lambda wake: Executor(
                 store,
+                acts,
                 cloud,
                 climb=bringup.climb,
                 look=partial(look, lines),
