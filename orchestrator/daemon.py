@@ -26,6 +26,7 @@ from orchestrator.core.model import LOGS_LATE, Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
 from orchestrator.core.states import FAILURES, READY, Stage, State
 from orchestrator.execute import Executor
+from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
 from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S, Db, Lease, PortError, Store
 from orchestrator.shipping import Shipper
@@ -40,9 +41,12 @@ QUIET_SHIPS_PER_S = 40  # … and longer in a fleet so large that looking for it
 SHIP_DEADLINE_S = 60.0
 CONCURRENT_SHIPMENTS = 16
 RETENTION_EVERY_S = 3600.0
+COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
 SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
 SETTLE_S = 0.6  # SIGTERM to a standby's lead takes at most 1 s; what is cut off here is found by the next leader
+RESIGN_S = 1.0  # a database that is away is not waited for: the lease ends by itself
+LAST_WORDS_S = 0.2  # for the listening connection to close
 DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
 log = structlog.get_logger()
 
@@ -62,14 +66,17 @@ class Daemon:
         pods: PodView,
         workers: WorkerView,
         health: Health,
+        metrics: Metrics,
         policy: Policy,
         poll_s: float,
         holder: str,
-        on_notify: Callable[[str, str], None],
+        on_notify: Callable[[str, str], object],
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
         self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
+        self._metrics = metrics
+        self._counted_to: datetime | None = None  # until when, in this term, it is told what tasks went through
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
         self._executor = executor(self.wake)
         observer.wake = self.wake
@@ -99,6 +106,7 @@ class Daemon:
             await stop.wait()
             self._stopping = True
             self._health.stops()
+            self._metrics.plays("stopping")
         listening.cancel()
         for shipment in self._shipments.values():
             shipment.cancel()
@@ -106,11 +114,11 @@ class Daemon:
         await self._executor.settle(SETTLE_S)
         if self._lease and self._lease.leader:
             try:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(RESIGN_S):
                     await self._store.resign(self._holder, self._lease.term)
             except (PortError, TimeoutError) as error:
                 log.warning("lease_kept", message=f"the lease ends by itself: {error}")
-        await asyncio.gather(listening, return_exceptions=True)
+        await asyncio.wait({listening}, timeout=LAST_WORDS_S)
 
     async def once(self) -> Plan | None:
         """One tick with all its effects finished; None if another orchestrator leads."""
@@ -146,6 +154,7 @@ class Daemon:
         self._scheduler.add_job(lead, "interval", seconds=LEAD_EVERY_S, id="lead", next_run_time=now, **once)
         self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
+        self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
         if self._catalog.needed:
             self._scheduler.add_job(self._look_up, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
@@ -186,6 +195,7 @@ class Daemon:
             self._health.leads(lease.term, lease.holder)
         else:
             self._health.stands_by(lease.term, lease.holder)
+        self._metrics.plays(self._health.role)
         if before is None or (before.leader, before.term) != (lease.leader, lease.term):
             self._observer.gap()
             self._executor.stop_climbing()
@@ -199,6 +209,7 @@ class Daemon:
 
     async def _tick(self) -> None:
         self._health.ticked(time.monotonic())
+        self._metrics.last_tick.set_to_current_time()
         if self._stopping or not self._lease or not self._lease.leader or self._overslept():
             return
         self._ticking, self._woken = True, False
@@ -207,6 +218,7 @@ class Daemon:
             self._health.recovered()
         except PortError as error:
             self._health.failed(f"{type(error).__name__}: {error}")
+            self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
         finally:
             self._ticking = False
@@ -245,6 +257,7 @@ class Daemon:
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
         self._say(snapshot, made, observe_s)
+        self._metrics.saw(snapshot, made, self._policy, self._tick_s)
         return made
 
     async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
@@ -340,6 +353,19 @@ class Daemon:
     async def _look_up(self) -> None:
         if await self._catalog.refresh():
             self.wake()
+
+    async def _count(self) -> None:
+        """Tell the metrics what tasks went through since the last time, or since we lead."""
+        if self._stopping or not self._lease or not self._lease.leader:
+            self._counted_to = None
+            return
+        try:
+            row = await self._store.metrics(self._counted_to or self._lease.since)
+        except PortError as error:
+            log.info("metrics_delayed", error=f"{type(error).__name__}: {error}")
+            return
+        self._metrics.counted(row)
+        self._counted_to = row["until"]
 
     async def _retain(self) -> None:
         if self._lease and self._lease.leader:

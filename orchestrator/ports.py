@@ -190,6 +190,10 @@ class Store(Protocol):
         """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
         ...
 
+    async def metrics(self, since: datetime | None) -> Mapping[str, Any]:
+        """{"claimed", "ended": [{"outcome", "code", "n"}], "log_bytes_pending", "until"}: of tasks since a moment."""
+        ...
+
     async def retention(self, term: int) -> Mapping[str, int]: ...
 
 

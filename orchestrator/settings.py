@@ -45,6 +45,9 @@ class Settings(BaseSettings):
     host: str = "0.0.0.0"  # noqa: S104  a container's only door; what is behind it checks tokens
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     railway_public_domain: str | None = None
+    railway_git_commit_sha: str | None = None
+    metrics_token: SecretStr | None = None
+    admin_token: SecretStr | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     # How many
@@ -142,6 +145,11 @@ class Settings(BaseSettings):
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
         return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+
+    @property
+    def metrics_tokens(self) -> tuple[str, ...]:
+        """What opens /metrics."""
+        return tuple(t.get_secret_value() for t in (self.metrics_token, self.admin_token) if t)
 
     def require(self, *parts: str) -> Self:
         """These settings, if what the parts ("database", "cloud", "shell", "blobs", "gateway") need is set."""

@@ -16,7 +16,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.plan import plan, sizes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from orchestrator.adapters.blobs import S3Blobs
     from orchestrator.adapters.lines import SshLines
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
     from orchestrator.core.actions import Plan, Verdict
     from orchestrator.core.model import Policy, Snapshot
+    from orchestrator.ports import Db
     from orchestrator.settings import Settings
 
 LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
@@ -51,12 +52,12 @@ async def open_store(settings: Settings) -> AsyncIterator[SqlStore]:
         yield store_over(db, settings)
 
 
-def store_over(db: PostgresDb, settings: Settings) -> SqlStore:
+def store_over(db: Db, settings: Settings) -> SqlStore:
     """The fleet's rows, over a database that is open already."""
     return SqlStore(db, settings.fleet_id)
 
 
-def open_blobs(settings: Settings) -> S3Blobs:
+def open_blobs(settings: Settings, on_call: Callable[[bool], None] = lambda _: None) -> S3Blobs:
     """The bucket."""
     from orchestrator.adapters.blobs import S3Blobs
 
@@ -70,16 +71,19 @@ def open_blobs(settings: Settings) -> S3Blobs:
         settings.s3_bucket,
         settings.s3_prefix,
         settings.aws_region,
+        on_call=on_call,
     )
 
 
-def open_cloud(settings: Settings) -> RunPodCloud:
+def open_cloud(
+    settings: Settings, on_call: Callable[[str, str], None] = lambda _operation, _status: None
+) -> RunPodCloud:
     """The provider."""
     from orchestrator.adapters.runpod import RunPodCloud
 
     key = settings.require("cloud").runpod_api_key
     assert key is not None  # noqa: S101
-    return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url)
+    return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url, on_call=on_call)
 
 
 def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:

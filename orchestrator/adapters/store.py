@@ -143,6 +143,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_scaling_explain": ("p_fleet",),
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
+        "fleet_metrics": ("p_fleet", "p_since"),
         "fleet_describe": (),
     }
 )
@@ -314,6 +315,11 @@ class SqlStore:
     async def retention(self, term: int) -> Mapping[str, int]:
         """Delete a bounded number of rows past their age; table -> rows."""
         return dict(await self._call("fleet_retention", p_term=term))
+
+    async def metrics(self, since: datetime | None) -> Row:
+        """What tasks have been through since a moment, counted up to "until", and the log bytes not shipped yet."""
+        row = dict(await self._call("fleet_metrics", p_since=since))
+        return row | {"until": _time(row["until"])}
 
     async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - the operator's word
         """Live workers, newest first, with tasks and costs; with `all`, ended ones too."""

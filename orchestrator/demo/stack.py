@@ -138,15 +138,20 @@ class Stack:
 
     async def start_orchestrator(self, overrides: Mapping[str, str] | None = None) -> Child:
         """`python -m orchestrator run` as its own process, ready to lead or standing by."""
-        environment = {**self.environment, **(overrides or {})}
+        child = await self.begin_orchestrator(overrides)
+        port = (overrides or {}).get("PORT", self.environment["PORT"])
+        await self.until_ready(child, f"http://127.0.0.1:{port}")
+        return child
+
+    async def begin_orchestrator(self, overrides: Mapping[str, str] | None = None, *, root: Path = ROOT) -> Child:
+        """The same, only just started; `root`: of another version's files."""
         child = await Child.start(
             "orchestrator",
             [sys.executable, "-m", "orchestrator", "run"],
-            environment=environment,
+            environment={**self.environment, "PYTHONPATH": str(root), **(overrides or {})},
             log=self.directory / "orchestrator.log",
         )
         self._children.append(child)
-        await self.until_ready(child, f"http://127.0.0.1:{environment['PORT']}")
         return child
 
     async def until_ready(self, child: Child, url: str | None = None) -> None:

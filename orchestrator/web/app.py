@@ -1,7 +1,10 @@
-"""The HTTP side of one orchestrator process: two health probes and the workers' gateway; everything else is refused."""
+"""The HTTP side of one orchestrator process: two health probes, the workers' gateway, and metrics for who has a token.
+
+Everything else is refused.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orchestrator.metrics import Metrics
 from orchestrator.ports import Blobs
-from orchestrator.web.gateway import Gateway, WorkerDb
+from orchestrator.web.gateway import FUNCTIONS, Gateway, WorkerDb
 from orchestrator.web.health import Health
+from orchestrator.web.metrics import exposition
 from orchestrator.web.refusals import NO_STORE, Refusal
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims
@@ -25,10 +30,12 @@ def build_app(
     health: Health,
     task_signal: TaskSignal,
     on_unanswered: Callable[[str], None] = lambda _: None,
+    metrics: Metrics | None = None,
+    metrics_tokens: Sequence[str] = (),
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
-    `on_unanswered`: see `Gateway`.
+    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics.
     """
 
     async def healthz(_: Request) -> Response:
@@ -39,15 +46,35 @@ def build_app(
         now_s = time.monotonic()
         return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
 
+    numbers = metrics or Metrics()
     gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
     return Starlette(
         routes=[
             Route("/healthz", healthz, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
-            Route("/rest/v1/rpc/{function}", gateway.rpc, methods=["POST"]),
+            Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
+            Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
+
+
+def _counted(
+    answer: Callable[[Request], Awaitable[Response]], metrics: Metrics
+) -> Callable[[Request], Awaitable[Response]]:
+    """The same endpoint, its answers counted by function and status."""
+
+    async def counted(request: Request) -> Response:
+        function = request.path_params["function"]
+        status = 500
+        try:
+            response = await answer(request)
+            status = response.status_code
+        finally:
+            metrics.gateway.labels(function if function in FUNCTIONS else "other", str(status)).inc()
+        return response
+
+    return counted
 
 
 async def _refused(_: Request, error: Exception) -> Response:
