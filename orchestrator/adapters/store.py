@@ -16,6 +16,7 @@ from orchestrator.ports import (
     Attempt,
     BadArgument,
     BadToken,
+    DatabaseAuth,
     DatabaseHalf,
     Db,
     Lease,
@@ -41,11 +42,12 @@ REFUSALS: Mapping[str, type[PortError]] = MappingProxyType(
         "OR005": UnknownWorker,
         "OR006": BadToken,
         "OR007": BadArgument,
-        "42501": BadToken,  # insufficient_privilege: this role may not call this
+        "42501": DatabaseAuth,  # insufficient_privilege: this role may not call this
         "42883": SchemaMismatch,  # undefined_function
         "42P01": SchemaMismatch,  # undefined_table
         "42703": SchemaMismatch,  # undefined_column
         "PGRST202": SchemaMismatch,  # PostgREST: no function with these arguments
+        "PGRST205": SchemaMismatch,  # … no table of this name
         "22": BadArgument,  # data exceptions: a value that cannot be what its argument is
         "23": BadArgument,  # integrity constraints
     }
@@ -143,6 +145,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
         "fleet_describe": (),
+        "fleet_changes": ("p_digest",),
     }
 )
 

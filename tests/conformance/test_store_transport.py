@@ -12,7 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from orchestrator.adapters.db_postgres import LISTEN_BACKLOG, PostgresDb
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.listening import BACKLOG
 from orchestrator.adapters.store import SqlStore, refusal
 from orchestrator.core.states import State
 from orchestrator.emulator.postgres import EmbeddedPostgres
@@ -20,6 +21,7 @@ from orchestrator.migrate import migrate
 from orchestrator.ports import (
     BadArgument,
     BadToken,
+    DatabaseAuth,
     LostRace,
     NotLeader,
     OverBudget,
@@ -79,7 +81,7 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
         ("OR005", UnknownWorker),
         ("OR006", BadToken),
         ("OR007", BadArgument),
-        ("42501", BadToken),
+        ("42501", DatabaseAuth),
         ("42883", SchemaMismatch),
         ("PGRST202", SchemaMismatch),
         ("22P02", BadArgument),
@@ -230,11 +232,11 @@ async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: Post
     """Its backlog is bounded."""
     stream = db.notifications()
     assert await anext(stream) == ("connected", "")
-    for n in range(LISTEN_BACKLOG + 10):
-        db._tell(("orchestrator_tasks", str(n)))
+    for n in range(BACKLOG + 10):
+        db._listeners.tell(("orchestrator_tasks", str(n)))
     heard = [await anext(stream) for _ in range(11)]
     assert heard[0] == ("connected", "")
-    assert heard[-1] == ("orchestrator_tasks", str(LISTEN_BACKLOG + 9))
+    assert heard[-1] == ("orchestrator_tasks", str(BACKLOG + 9))
 
 
 async def test_changes_of_workers_are_told(db: PostgresDb, fleet: Fleet) -> None:
