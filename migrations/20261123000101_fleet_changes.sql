@@ -19,8 +19,8 @@ begin
         select p.pool, h.mark
           from pools p
          cross join lateral (
-             select md5(string_agg(c.id::text, ',')) as mark from (
-                 select t.id from public.tasks t
+             select md5(string_agg(c.id || '/' || c.attempts, ',')) as mark from (
+                 select t.id, t.attempts from public.tasks t
                   where t.pool = p.pool and t.status = 'Queued' and not t.blocked
                     and coalesce(t.run_after <= v_now, true)
                   order by t.priority desc, t.created_at, t.id limit c_head) c) h

@@ -48,6 +48,56 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
+    c_head constant int := 100;  -- tasks of a pool: where more than that can be claimed, nobody waits for another
+    v_marks jsonb;
+begin
+    with recursive pools(pool) as (  -- from one to the next in the index, however many tasks each has
+        (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked order by t.pool limit 1)
+        union all
+        select (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked and t.pool > p.pool
+                 order by t.pool limit 1)
+          from pools p where p.pool is not null
+    ), heads as (
+        select p.pool, h.mark
+          from pools p
+         cross join lateral (
+             select md5(string_agg(c.id || '/' || c.attempts, ',')) as mark from (
+                 select t.id, t.attempts from public.tasks t
+                  where t.pool = p.pool and t.status = 'Queued' and not t.blocked
+                    and coalesce(t.run_after <= v_now, true)
+                  order by t.priority desc, t.created_at, t.id limit c_head) c) h
+         where h.mark is not null
+    ), held as (
+        select t.worker_id, string_agg(t.id || '/' || t.attempts, ',' order by t.id) as tasks
+          from public.tasks t where t.status = 'In Progress' and t.worker_id is not null group by t.worker_id
+    ), fleet as (
+        select w.id as key,
+               md5(concat_ws('|', w.status, w.stage, w.drain_requested_at, w.stop_requested_at, w.agent->>'nonce',
+                             w.last_heartbeat is null, h.tasks)) as mark
+          from public.workers w left join held h on h.worker_id = w.id
+         where w.status <> 'terminated'
+        union all
+        select '', md5(concat_ws('|',
+            (select string_agg(concat_ws('/', l.fleet, l.term, l.holder, l.expires_at <= v_now), ',' order by l.fleet)
+               from public.fleet_lease l),
+            (select string_agg(concat_ws('/', s.fleet, s.name, s.set_at), ',' order by s.fleet, s.name)
+               from public.fleet_settings s where s.name like 'paused%')))
+    )
+    select jsonb_build_object(
+        'orchestrator_tasks', coalesce((select jsonb_object_agg(h.pool, h.mark) from heads h), '{}'),
+        'orchestrator_fleet', (select jsonb_object_agg(f.key, f.mark) from fleet f))
+      into v_marks;
+    return jsonb_build_object('digest', md5(v_marks::text),
+                              'marks', case when md5(v_marks::text) is distinct from p_digest then v_marks end);
+end
+$$;
+
 CREATE FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -165,16 +215,23 @@ end
 $$;
 
 CREATE FUNCTION public.fleet_describe() RETURNS jsonb
-    LANGUAGE sql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select jsonb_build_object(
-        'schema_version', (select max(m.version) from public.schema_migrations m),
+declare
+    v_version text := (select max(m.version) from public.schema_migrations m);
+begin
+    if v_version is null and to_regclass('supabase_migrations.schema_migrations') is not null then
+        execute 'select max(version::text) from supabase_migrations.schema_migrations' into v_version;
+    end if;
+    return jsonb_build_object(
+        'schema_version', v_version,
         'functions', (
             select jsonb_object_agg(p.proname, to_jsonb(coalesce(p.proargnames, '{}'::text[])))
               from pg_catalog.pg_proc p
              where p.pronamespace = 'public'::regnamespace and p.prosecdef
-               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype))
+               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype));
+end
 $$;
 
 CREATE FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
@@ -2619,6 +2676,8 @@ GRANT USAGE ON SCHEMA public TO gpu_worker;
 REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 

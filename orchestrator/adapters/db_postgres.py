@@ -21,7 +21,7 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
 from orchestrator.adapters.arguments import check_names, plain
-from orchestrator.adapters.listening import CONNECTED, FLEET, TASKS, Listeners, Tell, poll
+from orchestrator.adapters.listening import CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
 from orchestrator.adapters.store import refusal
 from orchestrator.ports import PortError, Unavailable
 
@@ -82,7 +82,7 @@ class PostgresDb:
             kwargs={"autocommit": True, "prepare_threshold": None if pooled else 5},
             configure=self._configure,
         )
-        self._listeners = Listeners(partial(poll, self.call) if pooled else self._listen)
+        self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
         self._checking: asyncio.Task[None] | None = None
 
     @classmethod

@@ -15,7 +15,7 @@ from postgrest.exceptions import APIError
 from supabase import AsyncClient, AsyncClientOptions, acreate_client
 
 from orchestrator.adapters.arguments import check_names, plain
-from orchestrator.adapters.listening import Listeners, poll
+from orchestrator.adapters.listening import POLL_S, Listeners, poll
 from orchestrator.adapters.store import refusal
 from orchestrator.ports import BadArgument, DatabaseAuth, PortError, SchemaMismatch, Unavailable
 
@@ -42,14 +42,16 @@ HOW = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…,
 class SupabaseDb:
     """Db over a Supabase project; see ports.Db. Use `open`. `url`: the project's, without a path."""
 
-    def __init__(self, client: AsyncClient, http: httpx.AsyncClient, call_timeout_s: float) -> None:
+    def __init__(self, client: AsyncClient, http: httpx.AsyncClient, call_timeout_s: float, poll_s: float) -> None:
         self._client = client
         self._http = http
         self._call_timeout_s = call_timeout_s
-        self._listeners = Listeners(partial(poll, self.call))
+        self._listeners = Listeners(partial(poll, self.call, poll_s))
 
     @classmethod
-    async def open(cls, url: str, key: str, *, pool_size: int = 8, call_timeout_s: float = 15) -> Self:
+    async def open(
+        cls, url: str, key: str, *, pool_size: int = 8, call_timeout_s: float = 15, poll_s: float = POLL_S
+    ) -> Self:
         """A Db. It does not wait for the database: a call does."""
         # HTTP/1.1: over one HTTP/2 connection, a lost packet or a GOAWAY would hold up or fail all calls at once.
         http = httpx.AsyncClient(
@@ -59,7 +61,7 @@ class SupabaseDb:
         options = AsyncClientOptions(
             httpx_client=http, postgrest_client_retry=False, persist_session=False, auto_refresh_token=False
         )
-        return cls(await acreate_client(url, key, options), http, call_timeout_s)
+        return cls(await acreate_client(url, key, options), http, call_timeout_s, poll_s)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -60,7 +60,7 @@ class Listeners:
                 await running
 
 
-async def poll(call: Callable[..., Awaitable[Any]], tell: Tell) -> None:
+async def poll(call: Callable[..., Awaitable[Any]], every_s: float, tell: Tell) -> None:
     """Ask for ever what has changed; CONNECTED first, and after each time that there was no answer."""
     digest: str | None = None
     known: Mapping[str, Mapping[str, str]] = {}
@@ -79,7 +79,7 @@ async def poll(call: Callable[..., Awaitable[Any]], tell: Tell) -> None:
                     for event in _changes(known, answer["marks"]):
                         tell(event)
                 digest, known = answer["digest"], answer["marks"]
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(every_s)
 
 
 def _changes(known: Mapping[str, Mapping[str, str]], marks: Mapping[str, Mapping[str, str]]) -> Iterator[Event]:
