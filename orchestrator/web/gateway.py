@@ -78,7 +78,7 @@ class Gateway:
         task_signal: TaskSignal,
         on_unanswered: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`on_unanswered` gets the id of a worker that called with a token of ours and got no answer: it is not silent."""
+        """`on_unanswered` gets the id of a worker that called with our token and got no answer: it is not silent."""
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
