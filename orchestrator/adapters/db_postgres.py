@@ -27,7 +27,7 @@ from psycopg.types.json import Jsonb
 from orchestrator.adapters.store import refusal
 from orchestrator.ports import PortError, Unavailable
 
-CHANNELS = ("orchestrator_tasks", "orchestrator_fleet")
+CHANNELS = ("orchestrator_tasks", "orchestrator_fleet", "orchestrator_asks")
 CONNECTED = ("connected", "")  # listeners may have missed something: look for yourself
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
@@ -40,6 +40,7 @@ JSON_ARGS = frozenset(
         "p_result_data",
         "p_failure",
         "p_items",
+        "p_answers",
         "p_pools",
         "p_worker",
         "p_fields",

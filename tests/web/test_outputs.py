@@ -48,7 +48,7 @@ async def test_a_bucket_that_is_away_is_no_answer(
     door: Door, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent keeps its result and asks again: 503 within the bound, and nothing has changed."""
-    monkeypatch.setattr(gateway, "LOOK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(grants, "LOOK_TIMEOUT_S", 0.5)
     worker, key = await _claimed(door)
     task_id = key.split("/")[1]
     db = await PostgresDb.open(postgres.url, pool_size=1)
