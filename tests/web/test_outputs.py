@@ -5,10 +5,10 @@ import time
 import httpx
 import pytest
 
+from orchestrator import grants
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.emulator.postgres import EmbeddedPostgres
-from orchestrator.web import gateway
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from tests.web.builders import Caller, Door, done, serving
