@@ -5,6 +5,37 @@ CREATE SCHEMA public;
 
 COMMENT ON SCHEMA public IS 'standard public schema';
 
+CREATE FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_answered int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_answer');
+    update public.worker_asks a set answered_at = v_now, answer = n->'answer'
+      from jsonb_array_elements(p_answers) n, public.workers w
+     where a.id = (n->>'id')::bigint and a.answered_at is null and w.id = a.worker_id and w.fleet = p_fleet;
+    get diagnostics v_answered = row_count;
+    delete from public.worker_asks a using public.workers w
+     where w.id = a.worker_id and w.fleet = p_fleet
+       and (a.answered_at < v_now - interval '5 minutes' or a.asked_at < v_now - interval '1 hour');
+    return jsonb_build_object('answered', v_answered);
+end
+$$;
+
+CREATE FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o)), '[]'))
+      from (select a.id, a.worker_id, a.method, a.subject
+              from public.worker_asks a join public.workers w on w.id = a.worker_id
+             where a.answered_at is null and w.fleet = p_fleet and w.status <> 'terminated'
+             order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(p_limit, 1000)) o
+$$;
+
 CREATE FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -952,6 +983,31 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_ask public.worker_asks;
+begin
+    select * into v_ask from public.worker_asks a
+     where a.worker_id = p_worker_id and a.method = p_method and md5(a.subject) = md5(p_subject);
+    if v_ask.answered_at > p_now - interval '5 minutes' then
+        return v_ask.answer;
+    end if;
+    if v_ask.id is null or v_ask.answered_at is not null then
+        insert into public.worker_asks as a (worker_id, method, subject, asked_at)
+        select p_worker_id, p_method, p_subject, p_now
+         where (select count(*) from public.worker_asks o where o.worker_id = p_worker_id and o.answered_at is null) < 1000
+        on conflict (worker_id, method, md5(subject))
+            do update set asked_at = excluded.asked_at, answered_at = null, answer = null;
+        perform pg_notify('orchestrator_asks', p_worker_id);
+    end if;
+    perform set_config('response.status', '202', true);  -- PostgREST's answer; older agents take it for "ask again"
+    return null;
+end
+$$;
+
 CREATE FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO ''
@@ -1362,6 +1418,13 @@ CREATE FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_a
     select coalesce(p_lease_expires_at <= p_now, exists (
         select from public.workers w
          where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
+$$;
+
+CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select nullif(current_setting('request.method', true), '') is not null
 $$;
 
 CREATE FUNCTION public.internal_is_pod() RETURNS boolean
@@ -2095,10 +2158,20 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
     v_outcome text;
+    v_answer jsonb;
 begin
     perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
     perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']);
+    if v_outcome = 'held' and p_output_location like 's3://%'
+       and public.internal_is_pod() and public.internal_is_over_postgrest() then
+        v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, v_now);
+        if v_answer is null then
+            return jsonb_build_object('outcome', 'pending');
+        elsif v_answer->'found' = 'false' then
+            return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
+        end if;
+    end if;
     if v_outcome = 'held' then
         update public.tasks t
            set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
@@ -2139,13 +2212,16 @@ CREATE FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jso
     SET search_path TO ''
     AS $_$
 declare
+    v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
     v_item jsonb;
     v_key text;
+    v_answer jsonb := '{}';
     v_granted jsonb := '[]';
     v_refused jsonb := '[]';
+    v_pending jsonb := '[]';
 begin
-    perform public.internal_clock(p_now);
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'items', '[]'::jsonb, 'refused', '[]'::jsonb);
     end if;
@@ -2166,11 +2242,23 @@ begin
                                  and right(d.output_location, length(v_key) + 1) = '/' || v_key)
                           else false
                       end) then
-            v_granted := v_granted || jsonb_build_object('method', v_item->>'method', 'key', v_key);
+            if v_asks then
+                v_answer := public.internal_ask(p_worker_id, v_item->>'method', v_key, v_now);
+            end if;
+            if v_answer is null then
+                v_pending := v_pending || jsonb_build_array(v_key);
+            elsif v_answer ? 'refused' then
+                v_refused := v_refused || jsonb_build_array(v_key);
+            else
+                v_granted := v_granted || (jsonb_build_object('method', v_item->>'method', 'key', v_key) || v_answer);
+            end if;
         else
             v_refused := v_refused || jsonb_build_array(v_key);
         end if;
     end loop;
+    if v_pending <> '[]' then
+        return jsonb_build_object('outcome', 'pending', 'items', v_granted, 'refused', v_refused, 'pending', v_pending);
+    end if;
     return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused);
 end
 $_$;
@@ -2478,6 +2566,27 @@ COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the s
 
 COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
 
+CREATE TABLE public.worker_asks (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    method text NOT NULL,
+    subject text NOT NULL,
+    asked_at timestamp with time zone NOT NULL,
+    answered_at timestamp with time zone,
+    answer jsonb,
+    CONSTRAINT worker_asks_method_check CHECK ((method = ANY (ARRAY['GET'::text, 'PUT'::text, 'HEAD'::text]))),
+    CONSTRAINT worker_asks_subject_check CHECK ((octet_length(subject) <= 4096))
+);
+
+ALTER TABLE public.worker_asks ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.worker_asks_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE public.worker_attempts (
     id bigint NOT NULL,
     worker_id text NOT NULL,
@@ -2568,6 +2677,9 @@ ALTER TABLE ONLY public.task_types
 ALTER TABLE ONLY public.tasks
     ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.worker_asks
+    ADD CONSTRAINT worker_asks_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.worker_attempts
     ADD CONSTRAINT worker_attempts_pkey PRIMARY KEY (id);
 
@@ -2607,6 +2719,10 @@ CREATE INDEX tasks_recent ON public.tasks USING btree (created_at DESC);
 
 CREATE INDEX tasks_running ON public.tasks USING btree (worker_id) WHERE (status = 'In Progress'::text);
 
+CREATE UNIQUE INDEX worker_asks_once ON public.worker_asks USING btree (worker_id, method, md5(subject));
+
+CREATE INDEX worker_asks_open ON public.worker_asks USING btree (worker_id) WHERE (answered_at IS NULL);
+
 CREATE INDEX worker_attempts_worker ON public.worker_attempts USING btree (worker_id, id);
 
 CREATE INDEX worker_events_worker ON public.worker_events USING btree (worker_id, id);
@@ -2639,6 +2755,9 @@ CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EA
 
 CREATE TRIGGER workers_climbed BEFORE UPDATE ON public.workers FOR EACH ROW WHEN (((old.status = 'spawning'::text) AND (new.status <> 'spawning'::text))) EXECUTE FUNCTION public.internal_worker_climbed();
 
+ALTER TABLE ONLY public.worker_asks
+    ADD CONSTRAINT worker_asks_worker_id_fkey FOREIGN KEY (worker_id) REFERENCES public.workers(id) ON DELETE CASCADE;
+
 ALTER TABLE public.costs ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.decisions ENABLE ROW LEVEL SECURITY;
@@ -2663,6 +2782,8 @@ ALTER TABLE public.task_types ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.tasks ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.worker_asks ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.worker_attempts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.worker_events ENABLE ROW LEVEL SECURITY;
@@ -2672,6 +2793,10 @@ ALTER TABLE public.worker_transitions ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.workers ENABLE ROW LEVEL SECURITY;
 
 GRANT USAGE ON SCHEMA public TO gpu_worker;
+
+REVOKE ALL ON FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -2733,6 +2858,8 @@ REVOKE ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now
 
 REVOKE ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) FROM PUBLIC;
@@ -2762,6 +2889,8 @@ REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
 

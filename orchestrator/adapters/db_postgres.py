@@ -21,11 +21,11 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
 from orchestrator.adapters.arguments import check_names, plain
-from orchestrator.adapters.listening import CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
+from orchestrator.adapters.listening import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
 from orchestrator.adapters.store import refusal
 from orchestrator.ports import PortError, Unavailable
 
-CHANNELS = (TASKS, FLEET)
+CHANNELS = (TASKS, FLEET, ASKS)
 ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
 JSON_ARGS = frozenset(
     {
@@ -36,6 +36,7 @@ JSON_ARGS = frozenset(
         "p_result_data",
         "p_failure",
         "p_items",
+        "p_answers",
         "p_pools",
         "p_worker",
         "p_fields",

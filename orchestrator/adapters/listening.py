@@ -15,6 +15,7 @@ Event = tuple[str, str]  # channel, payload
 Tell = Callable[[Event], None]
 
 TASKS, FLEET = "orchestrator_tasks", "orchestrator_fleet"
+ASKS = "orchestrator_asks"  # never polled here: the leader looks for what pods ask every second anyway
 CONNECTED: Event = ("connected", "")  # listeners may have missed something: look for yourself
 BACKLOG = 1000  # events that a slow listener may leave unread; past it, it is told to look for itself
 POLL_S = 1.0

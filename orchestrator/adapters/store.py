@@ -132,6 +132,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_last",
             "p_reason",
         ),
+        "fleet_asks": ("p_fleet", "p_limit"),
+        "fleet_answer": ("p_fleet", "p_term", "p_answers"),
         "fleet_retention": ("p_fleet", "p_term"),
         "fleet_workers": ("p_fleet", "p_all", "p_limit"),
         "fleet_worker": ("p_fleet", "p_worker_id"),
@@ -306,6 +308,14 @@ class SqlStore:
             p_last=last,
             p_reason=reason,
         )
+
+    async def asks(self, limit: int) -> Sequence[Row]:
+        """What pods ask of the bucket through PostgREST: {id, worker_id, method, subject}, the oldest first."""
+        return list((await self._call("fleet_asks", p_limit=limit))["asks"])
+
+    async def answer(self, term: int, answers: Sequence[Row]) -> int:
+        """Answer some of them, {id, answer} each; how many were still open."""
+        return int((await self._call("fleet_answer", p_term=term, p_answers=list(answers)))["answered"])
 
     async def retention(self, term: int) -> Mapping[str, int]:
         """Delete a bounded number of rows past their age; table -> rows."""
