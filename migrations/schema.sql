@@ -2792,75 +2792,113 @@ ALTER TABLE public.worker_transitions ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.workers ENABLE ROW LEVEL SECURITY;
 
+GRANT USAGE ON SCHEMA public TO postgres;
+GRANT USAGE ON SCHEMA public TO anon;
+GRANT USAGE ON SCHEMA public TO authenticated;
+GRANT USAGE ON SCHEMA public TO service_role;
 GRANT USAGE ON SCHEMA public TO gpu_worker;
 
 REVOKE ALL ON FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_describe() TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) FROM PUBLIC;
+
+GRANT ALL ON TABLE public.workers TO service_role;
 
 REVOKE ALL ON FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) FROM PUBLIC;
 
@@ -2949,32 +2987,98 @@ REVOKE ALL ON FUNCTION public.internal_worker_json(p_worker public.workers) FROM
 REVOKE ALL ON FUNCTION public.internal_worker_report(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO service_role;
+
+GRANT ALL ON TABLE public.costs TO service_role;
+
+GRANT ALL ON SEQUENCE public.costs_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.decisions TO service_role;
+
+GRANT ALL ON SEQUENCE public.decisions_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.fleet_lease TO service_role;
+
+GRANT ALL ON TABLE public.fleet_settings TO service_role;
+
+GRANT ALL ON TABLE public.hosts TO service_role;
+
+GRANT ALL ON TABLE public.log_objects TO service_role;
+
+GRANT ALL ON TABLE public.offers TO service_role;
+
+GRANT ALL ON TABLE public.releases TO service_role;
+
+GRANT ALL ON TABLE public.schema_migrations TO service_role;
+
+GRANT ALL ON TABLE public.task_attempts TO service_role;
+
+GRANT ALL ON TABLE public.task_types TO service_role;
+
+GRANT ALL ON TABLE public.tasks TO service_role;
+
+GRANT ALL ON TABLE public.worker_asks TO service_role;
+
+GRANT ALL ON SEQUENCE public.worker_asks_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.worker_attempts TO service_role;
+
+GRANT ALL ON SEQUENCE public.worker_attempts_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.worker_events TO service_role;
+
+GRANT ALL ON SEQUENCE public.worker_events_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.worker_transitions TO service_role;
+
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON SEQUENCES TO anon;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON SEQUENCES TO authenticated;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON SEQUENCES TO service_role;
+
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON FUNCTIONS TO anon;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON FUNCTIONS TO authenticated;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON FUNCTIONS TO service_role;
+
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON TABLES TO anon;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON TABLES TO authenticated;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON TABLES TO service_role;
