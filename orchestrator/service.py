@@ -34,7 +34,7 @@ from orchestrator.web.gateway import WorkerDb
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
-from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
+from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, open_worker_db, policy_of, store_over
 
 # Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
 # the 15 that Supabase's session pooler gives by default.
@@ -49,7 +49,7 @@ class Parts:
 
     daemon: Daemon
     observer: Observer
-    db: WorkerDb
+    db: WorkerDb | None
     blobs: Blobs
     signal: TaskSignal
     health: Health
@@ -104,7 +104,8 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
     async with AsyncExitStack() as stack:
         # Connections of their own for the loop, the bring-ups and the agents: a thousand calls of one queue up at once,
         # and the loop's must not be the last of them.
-        db, acting, gateway = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
+        db, acting = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS[:2]]
+        gateway = await stack.enter_async_context(open_worker_db(settings, pool_size=POOLS[2]))
         store, acts = store_over(db, settings), store_over(acting, settings)
         await store.check_functions()
         cloud, blobs = open_cloud(settings), open_blobs(settings)

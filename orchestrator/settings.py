@@ -165,7 +165,7 @@ class Settings(BaseSettings):
         return (*keys, secret.get_secret_value()) if secret else keys
 
     def require(self, *parts: str) -> Self:
-        """These settings, if what the parts ("database", "cloud", "shell", "blobs", "gateway") need is set."""
+        """These settings, if what the parts (the names in _MISSING) need is set."""
         problems = [problem for part in parts for problem in _MISSING[part](self)]
         if problems:
             raise SettingsError(problems)
@@ -273,10 +273,27 @@ def _unset(settings: Settings, names: Mapping[str, str]) -> list[Problem]:
 
 
 def _missing_database(settings: Settings) -> list[Problem]:
+    if settings.database_url or (settings.supabase_url and settings.supabase_service_role_key):
+        return []
+    if settings.supabase_url:
+        why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
+        fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
+        return [Problem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
+    fix = (
+        "set DATABASE_URL=postgresql://user:password@host:5432/database, or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
+    )
+    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+
+
+def _missing_owner(settings: Settings) -> list[Problem]:
     if settings.database_url:
         return []
-    fix = "set DATABASE_URL=postgresql://user:password@host:5432/database"
-    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+    why = "DATABASE_URL is not set, and tables and functions cannot be made over SUPABASE_URL's API"
+    fix = (
+        "set DATABASE_URL to the project's session pooler (Supabase: Connect, port 5432) for this command, "
+        "or apply the files in migrations/ with `supabase db push`"
+    )
+    return [Problem("migrations need a connection of the database's owner", why, fix)]
 
 
 def _missing_gateway(settings: Settings) -> list[Problem]:
@@ -299,6 +316,9 @@ def _missing_gateway(settings: Settings) -> list[Problem]:
         why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
         how = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
         problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, how))
+    if not (settings.database_url or settings.pods_use_supabase) and settings.supabase_url:
+        why = "without DATABASE_URL this service has no gateway for pods: they speak to SUPABASE_URL"
+        problems.append(Problem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL"))
     if not settings.worker_url:
         why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
         problems.append(
@@ -309,6 +329,7 @@ def _missing_gateway(settings: Settings) -> list[Problem]:
 
 _MISSING = {
     "database": _missing_database,
+    "migrations": _missing_owner,
     "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
     "shell": lambda s: _unset(
         s,

@@ -19,7 +19,7 @@ from orchestrator.web.tokens import Claims
 
 def build_app(
     *,
-    db: WorkerDb,
+    db: WorkerDb | None,
     blobs: Blobs,
     verifier: Callable[[str], Claims],
     health: Health,
@@ -28,7 +28,7 @@ def build_app(
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
-    `on_unanswered`: see `Gateway`.
+    `on_unanswered`: see `Gateway`. Without `db` there is no gateway: pods speak to Supabase.
     """
 
     async def healthz(_: Request) -> Response:
@@ -39,13 +39,12 @@ def build_app(
         now_s = time.monotonic()
         return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
 
-    gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
+    routes = [Route("/healthz", healthz, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]
+    if db is not None:
+        gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
+        routes.append(Route("/rest/v1/rpc/{function}", gateway.rpc, methods=["POST"]))
     return Starlette(
-        routes=[
-            Route("/healthz", healthz, methods=["GET"]),
-            Route("/readyz", readyz, methods=["GET"]),
-            Route("/rest/v1/rpc/{function}", gateway.rpc, methods=["POST"]),
-        ],
+        routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
 
