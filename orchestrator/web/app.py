@@ -52,7 +52,7 @@ def build_app(
 
 async def _refused(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST117", "Unsupported HTTP method")}
+    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST101", "Cannot use this method here")}
     code, message = names.get(status, ("PGRST000", "The request cannot be served"))
     return Refusal(status, code, message).response()
 
