@@ -49,6 +49,7 @@ class Parts:
     """A daemon and what it was built from."""
 
     daemon: Daemon
+    observer: Observer
     db: WorkerDb
     blobs: Blobs
     signal: TaskSignal
@@ -70,6 +71,7 @@ async def run(settings: Settings) -> int:
             verifier=verifier(*settings.token_keys()),
             health=parts.health,
             task_signal=parts.signal,
+            on_unanswered=parts.observer.knocked,
         )
         server = _Server(bounded(app, settings.host, settings.port))
         serving = asyncio.create_task(server.serve(), name="serve")
@@ -126,10 +128,11 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         task_signal = TaskSignal()
         health = Health(started_at_s=time.monotonic())
+        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s)
         daemon = Daemon(
             store=store,
             db=db,
-            observer=Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s),
+            observer=observer,
             catalog=catalog,
             executor=lambda wake: Executor(
                 store,
@@ -153,7 +156,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             on_notify=task_signal.heard,
             answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
         )
-        yield Parts(daemon, gateway, blobs, task_signal, health)
+        yield Parts(daemon, observer, gateway, blobs, task_signal, health)
 
 
 def _make_room() -> None:

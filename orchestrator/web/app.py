@@ -40,7 +40,7 @@ def build_app(
         return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
 
     gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/healthz", healthz, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
@@ -48,6 +48,8 @@ def build_app(
         ],
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
+    app.router.redirect_slashes = False  # a path that is nearly right is not there
+    return app
 
 
 async def _refused(_: Request, error: Exception) -> Response:
