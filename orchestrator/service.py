@@ -32,6 +32,7 @@ from orchestrator.shipping import Shipper
 from orchestrator.web.app import build_app
 from orchestrator.web.gateway import WorkerDb
 from orchestrator.web.health import Health
+from orchestrator.web.limits import bounded
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, open_worker_db, policy_of, store_over
@@ -72,9 +73,7 @@ async def run(settings: Settings) -> int:
             task_signal=parts.signal,
             on_unanswered=parts.observer.knocked,
         )
-        server = _Server(
-            uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False, lifespan="off")
-        )
+        server = _Server(bounded(app, settings.host, settings.port))
         serving = asyncio.create_task(server.serve(), name="serve")
         serving.add_done_callback(lambda _: stop.set())  # a port that is taken must not leave a deaf loop behind
         log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)

@@ -43,15 +43,17 @@ def build_app(
     if db is not None:
         gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
         routes.append(Route("/rest/v1/rpc/{function}", gateway.rpc, methods=["POST"]))
-    return Starlette(
+    app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
+    app.router.redirect_slashes = False  # a path that is nearly right is not there
+    return app
 
 
 async def _refused(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST117", "Unsupported HTTP method")}
+    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST101", "Cannot use this method here")}
     code, message = names.get(status, ("PGRST000", "The request cannot be served"))
     return Refusal(status, code, message).response()
 
