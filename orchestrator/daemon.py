@@ -26,11 +26,13 @@ from orchestrator.core.model import LOGS_LATE, Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
 from orchestrator.core.states import FAILURES, READY, Stage, State
 from orchestrator.execute import Executor
+from orchestrator.grants import Answers
 from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
 from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S, Db, Lease, PortError, Store
 from orchestrator.shipping import Shipper
 from orchestrator.web.health import Health
+from orchestrator.web.signal import ASKS_CHANNEL
 
 TRANSITION_S = 2.0
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
@@ -40,6 +42,7 @@ QUIET_SHIP_S = 8.0  # for an idle worker, whose agent writes a line now and then
 QUIET_SHIPS_PER_S = 40  # … and longer in a fleet so large that looking for it would be work
 SHIP_DEADLINE_S = 60.0
 CONCURRENT_SHIPMENTS = 16
+ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
 RETENTION_EVERY_S = 3600.0
 COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
@@ -71,6 +74,7 @@ class Daemon:
         poll_s: float,
         holder: str,
         on_notify: Callable[[str, str], object],
+        answers: Answers | None = None,
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
         self._catalog = catalog
@@ -78,6 +82,8 @@ class Daemon:
         self._metrics = metrics
         self._counted_to: datetime | None = None  # until when, in this term, it is told what tasks went through
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
+        self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
+        self._answering = False
         self._executor = executor(self.wake)
         observer.wake = self.wake
         self._scheduler = AsyncIOScheduler(timezone=UTC)
@@ -156,6 +162,8 @@ class Daemon:
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
         self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
+        if self._answers:
+            self._scheduler.add_job(self._answer, "interval", seconds=ANSWER_EVERY_S, id="answer", **once)
         if self._catalog.needed:
             self._scheduler.add_job(self._look_up, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
         self._scheduler.start()
@@ -166,10 +174,30 @@ class Daemon:
 
     async def _listen(self) -> None:
         async for channel, payload in self._db.notifications():
+            if channel == ASKS_CHANNEL:
+                self._answer_soon()
+                continue
             self._on_notify(channel, payload)
             self.wake()
             if not payload:  # a lease was given back, or we were deaf for a while
                 self._ask_for_the_lease()
+
+    # --- pods that ask
+
+    def _answer_soon(self) -> None:
+        if self._answers and self._scheduler.running and not (self._answering or self._stopping):
+            self._scheduler.modify_job("answer", next_run_time=datetime.now(UTC))
+
+    async def _answer(self) -> None:
+        if not self._answers or self._stopping or not self._lease or not self._lease.leader:
+            return
+        self._answering = True
+        try:
+            await self._answers.give(self._lease.term)
+        except PortError as error:
+            log.warning("asks_unanswered", error=f"{type(error).__name__}: {error}")
+        finally:
+            self._answering = False
 
     # --- lead
 

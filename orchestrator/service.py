@@ -23,9 +23,9 @@ from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import build_bundle
 from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Worker
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
+from orchestrator.grants import Answers
 from orchestrator.last_look import look
 from orchestrator.logs import configure
 from orchestrator.metered import MeteredDb, MeteredDoor
@@ -39,9 +39,17 @@ from orchestrator.web.door import Door
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
-from orchestrator.wiring import LIST_WAIT_S, open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
+from orchestrator.wiring import (
+    LIST_WAIT_S,
+    open_blobs,
+    open_cloud,
+    open_db,
+    open_lines,
+    open_worker_db,
+    policy_of,
+    store_over,
+)
 
-TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
 # Connections at most, of the loop, the bring-ups and shipments; of the agents' calls: with the one that listens they
 # are the 15 that Supabase's session pooler gives by default.
 POOLS, DOOR_POOL = (3, 4), 7
@@ -94,13 +102,11 @@ async def _application(
     settings: Settings, parts: Parts, loop: asyncio.AbstractEventLoop, task_signal: TaskSignal
 ) -> AsyncIterator[Starlette]:
     """What the door serves; opened on its thread, with connections of its own."""
-    secret = settings.worker_jwt_secret
-    assert secret is not None  # noqa: S101  _parts() has required it
-    async with open_db(settings, pool_size=DOOR_POOL) as db:
+    async with open_worker_db(settings, pool_size=DOOR_POOL) as db:
         yield build_app(
-            db=MeteredDoor(db, parts.metrics),
+            db=MeteredDoor(db, parts.metrics) if db else None,
             blobs=parts.blobs,
-            verifier=verifier(secret.get_secret_value()),
+            verifier=verifier(*settings.token_keys()),
             health=parts.health,
             task_signal=task_signal,
             on_unanswered=lambda worker_id: _tell(loop, parts.observer.knocked, worker_id),
@@ -124,8 +130,8 @@ async def once(settings: Settings) -> Plan | None:
 @asynccontextmanager
 async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
-    secret = settings.worker_jwt_secret
-    assert secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018  require() has seen to it
+    assert settings.runpod_ssh_public_key  # noqa: S101  require() has seen to it
+    signing_key = settings.token_keys()[0]
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
     async with AsyncExitStack() as stack:
@@ -151,7 +157,7 @@ async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) ->
             pods,
             workers,
             _launch(settings, heartbeat_s, {pool.name: pool.image for pool in policy.pools}),
-            token_for=lambda worker, jti: _token(secret.get_secret_value(), worker, jti),
+            token_for=lambda worker, jti: mint(signing_key, worker.id, jti, time.time()),
             pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
@@ -187,6 +193,7 @@ async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) ->
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
             on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
+            answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
         )
         yield Parts(daemon, observer, blobs, notified, health, metrics)
 
@@ -233,6 +240,7 @@ def _make_room() -> None:
 def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:
     return LaunchConfig(
         api_url=settings.worker_url or "",
+        api_key=settings.supabase_publishable_key if settings.pods_use_supabase else None,
         python=settings.worker_python,
         handlers=dict(settings.worker_handlers),
         setup_command=settings.worker_setup_command,
@@ -244,7 +252,3 @@ def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -
         deadlines_s=dict(settings.bringup_deadlines),
         images=images,
     )
-
-
-def _token(secret: str, worker: Worker, jti: str) -> str:
-    return mint(secret, worker.id, jti, time.time(), TOKEN_TTL_S)

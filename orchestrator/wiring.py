@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.plan import plan, sizes
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from orchestrator.adapters.blobs import S3Blobs
+    from orchestrator.adapters.db_postgres import PostgresDb
     from orchestrator.adapters.lines import SshLines
     from orchestrator.adapters.runpod import RunPodCloud
     from orchestrator.adapters.ssh import AsyncSshShell
@@ -34,15 +34,43 @@ RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, shor
 
 
 @asynccontextmanager
-async def open_db(settings: Settings, *, pool_size: int = 8) -> AsyncIterator[PostgresDb]:
-    """The database, connected."""
-    url = settings.require("database").database_url
-    assert url is not None  # noqa: S101  require() has seen to it
-    db = await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
+async def open_db(settings: Settings, *, pool_size: int = 8) -> AsyncIterator[Db]:
+    """The database, by DATABASE_URL where it is set, else over Supabase's API."""
+    settings.require("database")
+    db: Db
+    if settings.database_url:
+        db = await _direct(settings, pool_size)
+    else:
+        from orchestrator.adapters.db_supabase import SupabaseDb
+
+        key = settings.supabase_service_role_key
+        assert settings.supabase_url and key is not None  # noqa: S101, PT018  require() has seen to it
+        db = await SupabaseDb.open(settings.supabase_url, key.get_secret_value(), pool_size=pool_size)
     try:
         yield db
     finally:
         await db.close()
+
+
+@asynccontextmanager
+async def open_worker_db(settings: Settings, *, pool_size: int) -> AsyncIterator[PostgresDb | None]:
+    """The database as our gateway lets pods in; None over Supabase's API, to which pods speak themselves."""
+    if settings.database_url is None:
+        yield None
+        return
+    db = await _direct(settings, pool_size)
+    try:
+        yield db
+    finally:
+        await db.close()
+
+
+async def _direct(settings: Settings, pool_size: int) -> PostgresDb:
+    from orchestrator.adapters.db_postgres import PostgresDb
+
+    url = settings.database_url
+    assert url is not None  # noqa: S101
+    return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
 
 
 @asynccontextmanager

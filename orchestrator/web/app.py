@@ -24,7 +24,7 @@ from orchestrator.web.tokens import Claims
 
 def build_app(
     *,
-    db: WorkerDb,
+    db: WorkerDb | None,
     blobs: Blobs,
     verifier: Callable[[str], Claims],
     health: Health,
@@ -35,7 +35,8 @@ def build_app(
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
-    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics.
+    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics; without `db` there is no gateway: pods
+    speak to Supabase.
     """
 
     async def healthz(_: Request) -> Response:
@@ -47,16 +48,20 @@ def build_app(
         return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
 
     numbers = metrics or Metrics()
-    gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
-    return Starlette(
-        routes=[
-            Route("/healthz", healthz, methods=["GET"]),
-            Route("/readyz", readyz, methods=["GET"]),
-            Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
-            Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]),
-        ],
+    routes = [
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
+    ]
+    if db is not None:
+        gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
+        routes.append(Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]))
+    app = Starlette(
+        routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
+    app.router.redirect_slashes = False  # a path that is nearly right is not there
+    return app
 
 
 def _counted(
@@ -79,7 +84,7 @@ def _counted(
 
 async def _refused(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST117", "Unsupported HTTP method")}
+    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST101", "Cannot use this method here")}
     code, message = names.get(status, ("PGRST000", "The request cannot be served"))
     return Refusal(status, code, message).response()
 

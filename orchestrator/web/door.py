@@ -15,6 +15,7 @@ import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from orchestrator.web.limits import bounded
 from orchestrator.web.signal import TaskSignal
 
 log = structlog.get_logger()
@@ -73,7 +74,5 @@ class Door:
 
     async def _serve(self) -> None:
         async with self._application(self._signal) as application:
-            self._server = uvicorn.Server(
-                uvicorn.Config(application, *self._address, log_config=None, access_log=False, lifespan="off")
-            )
+            self._server = uvicorn.Server(bounded(application, *self._address))
             await self._server.serve()
