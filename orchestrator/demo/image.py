@@ -1,4 +1,4 @@
-"""`./run soak image`: the Dockerfile's steps by hand in a clean root, then what it starts, with only environment variables.
+"""`./run soak image`: the Dockerfile's steps by hand in a clean root, then what it starts, with nothing but variables.
 
 There need be no container engine for that: each instruction is read from the Dockerfile itself and carried out in an
 empty directory with a fresh virtual environment in place of the base image. What only a container has (another user, a

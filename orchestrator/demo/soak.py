@@ -65,7 +65,7 @@ def versions_(seed: int) -> None:
 
 @main.command(name="image")
 def image_() -> None:
-    """Perform the Dockerfile's steps in a clean root, start what it starts, stop it; one JSON object, exit 1 if wrong."""
+    """Perform the Dockerfile's steps in a clean root, start what it starts, stop it; exit 1 if anything is wrong."""
     directory: Path = ROOT / ".demo-soak"
     with only_demo(directory):
         summary = asyncio.run(image.run(directory))

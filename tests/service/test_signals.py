@@ -1,0 +1,117 @@
+"""The end of the service: soon, whatever hangs, and nothing is lost with it."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.demo import signals
+from orchestrator.demo.play import submit
+from orchestrator.demo.processes import Child
+from orchestrator.demo.stack import Stack
+
+LIMIT_S = 3.0
+HANGING = "select 1 from worker_attempts where outcome is null limit 1"
+HELD = "select 1 from fleet_lease where expires_at > now()"
+OPEN_POLLS = "select 1 from workers where status = 'idle' limit 1"
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    """Light pods that stay a while, and slow ones on their way."""
+    async with Stack(tmp_path / "stack", boot_s=(0.5, 1), light=True) as it:
+        it.environment |= {"MIN_ACTIVE_GPUS": "2", "MAX_ACTIVE_GPUS": "4", "TASKS_PER_GPU_THRESHOLD": "1"}
+        await it.migrate()
+        yield it
+
+
+@contextlib.contextmanager
+def frozen(*pids: int | None) -> Iterator[None]:
+    """Stop processes and what they started in their tracks: connections stay, and nobody answers."""
+    all_of_them = [
+        p for pid in pids if pid for p in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+    ]
+    for process in all_of_them:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in all_of_them:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+async def ended(child: Child) -> tuple[int, float]:
+    """The exit status after SIGTERM, and how long it took."""
+    began_s = time.monotonic()
+    child.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        status = await child.process.wait()
+    return status, time.monotonic() - began_s
+
+
+async def until(stack: Stack, query: str) -> None:
+    async with await stack.connect() as sql, asyncio.timeout(30):
+        while not await (await sql.execute(query)).fetchone():
+            await asyncio.sleep(0.05)
+
+
+async def test_it_ends_again_and_again_under_load_and_loses_nothing(tmp_path: Path) -> None:
+    """SIGTERM and SIGKILL at random moments, the start included: no task lost or doubled, no pod leaked."""
+    summary = await signals.run(tmp_path / "stack", terms=6, kills=6, seed=7)
+    assert summary["ok"], json.dumps(summary, indent=1)
+
+
+@pytest.mark.parametrize("with_the_database", [False, True], ids=["the_rest_hangs", "everything_hangs"])
+async def test_it_ends_in_time_whatever_hangs(stack: Stack, *, with_the_database: bool) -> None:
+    """Provider and SSH, S3, and the database stand still, bring-ups and long polls are open: 3 s, exit status 0."""
+    child = await stack.start_orchestrator()
+    await until(stack, OPEN_POLLS)
+    await stack.control("POST", "settings", {"boot_s": [600, 600]})
+    await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 60}} for _ in range(4)])
+    await until(stack, HANGING)
+    emulator = stack.emulator.pid if stack.emulator else None
+    with frozen(emulator, stack.s3.pid, stack.postgres.pid if with_the_database else None):
+        status, took_s = await ended(child)
+    assert (status, took_s < LIMIT_S) == (0, True), f"{status} after {took_s:.1f} s{child.last_words()}"
+    if not with_the_database:
+        async with await stack.connect() as sql:
+            assert not await (await sql.execute(HELD)).fetchone(), "the lease was kept"
+
+
+async def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
+    """Somebody is impatient: no further waiting, and the status says that it was cut short."""
+    child = await stack.start_orchestrator()
+    with frozen(stack.postgres.pid):
+        child.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)  # between the two, as an operator's hand has it; one alone takes a second here
+        status, took_s = await ended(child)
+    assert status == 128 + signal.SIGTERM
+    assert took_s < 1
+
+
+async def test_it_can_be_ended_before_it_is_up(stack: Stack) -> None:
+    """A container's first process ignores what it has no handler for: there is one from the first line on."""
+    child = await stack.begin_orchestrator()
+    status_of = psutil.Process(child.pid)
+    async with asyncio.timeout(10):
+        while not _catches(status_of.pid, signal.SIGTERM):
+            await asyncio.sleep(0.005)
+    status, took_s = await ended(child)
+    assert status in {0, 128 + signal.SIGTERM}
+    assert took_s < LIMIT_S
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, as the kernel sees it."""
+    if not Path("/proc/self/status").exists():
+        return True
+    lines: dict[str, Any] = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(lines["SigCgt"].strip(), 16) >> (number - 1) & 1)
