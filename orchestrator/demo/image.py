@@ -90,7 +90,12 @@ def build(root: Path, *, run: bool = True) -> Image:
             }
             environment = {"HOME": str(root), **told, **image.environment}
             subprocess.run(
-                ["/bin/sh", "-c", rest], cwd=image.directory, env=environment, check=True, timeout=STEP_TIMEOUT_S
+                ["/bin/sh", "-c", rest],
+                cwd=image.directory,
+                env=environment,
+                check=True,
+                timeout=STEP_TIMEOUT_S,
+                stdout=sys.stderr,
             )
         elif word == "USER":
             image.user = rest
@@ -108,7 +113,11 @@ async def run(directory: Path) -> dict[str, Any]:
         megabytes = (
             BASE_MB + sum(f.stat().st_size for f in root.rglob("*") if f.is_file() and not f.is_symlink()) // 2**20
         )
-        summary = {"build_s": round(time.monotonic() - began_s, 1), "image_mb": megabytes, "user": image.user}
+        summary: dict[str, Any] = {
+            "build_s": round(time.monotonic() - began_s, 1),
+            "image_mb": megabytes,
+            "user": image.user,
+        }
         async with Stack(directory, boot_s=(0.5, 1), light=True) as stack:
             summary |= await _live(stack, image)
     finally:

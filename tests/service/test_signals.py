@@ -77,8 +77,7 @@ async def test_it_ends_in_time_whatever_hangs(stack: Stack, *, with_the_database
     await stack.control("POST", "settings", {"boot_s": [600, 600]})
     await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 60}} for _ in range(4)])
     await until(stack, HANGING)
-    emulator = stack.emulator.pid if stack.emulator else None
-    with frozen(emulator, stack.s3.pid, stack.postgres.pid if with_the_database else None):
+    with frozen(stack.emulator.pid, stack.s3.pid, stack.postgres.pid if with_the_database else None):
         status, took_s = await ended(child)
     assert (status, took_s < LIMIT_S) == (0, True), f"{status} after {took_s:.1f} s{child.last_words()}"
     if not with_the_database:
