@@ -1,4 +1,4 @@
-"""The end of the service: soon, whatever hangs, and nothing is lost with it."""
+"""The service as a process: what it says of itself, and its end: soon, whatever hangs, and nothing is lost with it."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
+from orchestrator import __version__
 from orchestrator.demo import signals
 from orchestrator.demo.play import submit
 from orchestrator.demo.processes import Child
 from orchestrator.demo.stack import Stack
+from orchestrator.migrate import read_migrations
 
 LIMIT_S = 3.0
 HANGING = "select 1 from worker_attempts where outcome is null limit 1"
@@ -67,6 +70,36 @@ async def test_it_ends_again_and_again_under_load_and_loses_nothing(tmp_path: Pa
     """SIGTERM and SIGKILL at random moments, the start included: no task lost or doubled, no pod leaked."""
     summary = await signals.run(tmp_path / "stack", terms=5, kills=5, seed=7)
     assert summary["ok"], json.dumps(summary, indent=1)
+
+
+async def test_it_says_what_it_is_and_what_it_did(stack: Stack) -> None:
+    """Health to everybody: version, schema, what it depends on; the fleet's numbers to who has the token."""
+    child = await stack.start_orchestrator({"METRICS_TOKEN": "a token", "RAILWAY_GIT_COMMIT_SHA": "c0ffee"})
+    await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 0.1}}])
+    await until(stack, "select 1 from tasks where status = 'Complete'")
+    await until(stack, "select 1 from log_objects where shipped_at is not null")
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        health = (await client.get("/healthz")).json()
+        assert (health["role"], health["commit"], health["version"]) == ("leader", "c0ffee", __version__)
+        assert health["schema"] == read_migrations()[-1].version
+        assert health["depends_on"] == {"database": "up", "provider": "up", "s3": "up"}
+        assert (await client.get("/metrics")).status_code == 401
+        async with asyncio.timeout(30):
+            while True:  # what tasks went through is counted every few seconds
+                said = (await client.get("/metrics", headers={"Authorization": "Bearer a token"})).text
+                if "orchestrator_task_completions_total 1.0" in said:
+                    break
+                await asyncio.sleep(0.2)
+    for line in (
+        'orchestrator_role{role="leader"} 1.0',
+        'orchestrator_provider_calls_total{operation="create",status="200"} 2.0',
+        'orchestrator_stage_seconds_count{outcome="ok",stage="heartbeat"} 2.0',
+        'orchestrator_gateway_calls_total{function="worker_complete",status="200"} 1.0',
+        "orchestrator_task_claims_total 1.0",
+    ):
+        assert line in said, line
+    assert "gpu-2" not in said
+    assert (await ended(child))[0] == 0
 
 
 @pytest.mark.parametrize("with_the_database", [False, True], ids=["the_rest_hangs", "everything_hangs"])
