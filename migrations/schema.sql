@@ -385,6 +385,40 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := v_now - interval '2 seconds';
+    v_since timestamptz := greatest(coalesce(p_since, v_until), v_until - interval '1 hour');
+begin
+    return jsonb_build_object(
+        'until', v_until,
+        'claimed', (
+            select count(*) from public.task_attempts a join public.workers w on w.id = a.worker_id
+             where w.fleet = p_fleet and a.started_at > v_since and a.started_at <= v_until),
+        'ended', coalesce((
+            select jsonb_agg(jsonb_build_object('outcome', e.outcome, 'code', e.failure_code, 'n', e.n))
+              from (select a.outcome, a.failure_code, count(*) as n
+                      from public.task_attempts a join public.workers w on w.id = a.worker_id
+                     where w.fleet = p_fleet and a.ended_at > v_since and a.ended_at <= v_until
+                     group by a.outcome, a.failure_code) e), '[]'),
+        'log_bytes_pending', (
+            select coalesce(sum(greatest(0, s.bytes::bigint - coalesce(o.last_byte, 0))), 0)
+              from public.workers w
+             cross join lateral jsonb_each(w.log_bytes) b (boot_id, streams)
+             cross join lateral jsonb_each_text(b.streams) s (stream, bytes)
+              left join lateral (
+                    select l.last_byte from public.log_objects l
+                     where l.worker_id = w.id and l.boot_id = b.boot_id and l.stream = s.stream
+                       and (l.shipped_at is not null or l.declared_lost)
+                     order by l.seq desc limit 1) o on true
+             where w.fleet = p_fleet and w.status <> 'terminated' and jsonb_typeof(w.log_bytes) = 'object'));
+end
+$$;
+
 CREATE FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2559,6 +2593,10 @@ CREATE INDEX decisions_pool ON public.decisions USING btree (fleet, pool, id DES
 
 CREATE INDEX task_attempts_claim ON public.task_attempts USING btree (worker_id, nonce, claim_no);
 
+CREATE INDEX task_attempts_ended ON public.task_attempts USING brin (ended_at) WITH (pages_per_range='8');
+
+CREATE INDEX task_attempts_started ON public.task_attempts USING brin (started_at) WITH (pages_per_range='8');
+
 CREATE INDEX task_attempts_worker ON public.task_attempts USING btree (worker_id, started_at DESC);
 
 CREATE INDEX tasks_claim ON public.tasks USING btree (pool, priority DESC, created_at, id) INCLUDE (run_after) WHERE ((status = 'Queued'::text) AND (NOT blocked));
@@ -2664,6 +2702,8 @@ REVOKE ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_work
 REVOKE ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) FROM PUBLIC;
 

@@ -404,13 +404,16 @@ class SqlStore:
         return dict(await self._db.call("task_retry", p_id=str(task_id)))
 
     async def check_functions(self) -> str:
-        """The schema's version. SchemaMismatch names what this version calls and the database does not have."""
+        """The schema's version. SchemaMismatch names what this version calls and the database does not have.
+
+        A later schema may have more functions, and more arguments with defaults: a roll-back must start.
+        """
         described = await self._db.call("fleet_describe")
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"
             for name, args in FUNCTIONS.items()
-            if name not in there or [arg for arg in there[name] if arg != "p_now"] != list(args)
+            if name not in there or not set(args) <= set(there[name])
         ]
         if missing:
             raise SchemaMismatch(
