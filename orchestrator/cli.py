@@ -110,7 +110,9 @@ class Commands(click.Group):
 def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, only: Sequence[str] = ()) -> None:
     """Run a command line (sys.argv by default) and exit with its code; `only` limits the commands."""
     from orchestrator.cli_render import Output
+    from orchestrator.redaction import guard_last_words
 
+    guard_last_words()
     output = Output()
     sys.exit(_exit_code(Commands(only), list(sys.argv[1:] if argv is None else argv), prog_name, output))
 

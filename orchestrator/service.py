@@ -99,9 +99,9 @@ async def once(settings: Settings) -> Plan | None:
 async def _parts(settings: Settings) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
     secret = settings.worker_jwt_secret
-    assert secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018  require() has seen to it
+    assert secret is not None  # noqa: S101  require() has seen to it
     bundle = build_bundle(settings.worker_code_dir)
-    policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
+    policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
     async with AsyncExitStack() as stack:
         # Connections of their own for the loop, the bring-ups and the agents: a thousand calls of one queue up at once,
         # and the loop's must not be the last of them.

@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -17,6 +17,10 @@ from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
 from orchestrator.core.states import RUNGS
 from orchestrator.pools import Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
+from orchestrator.redaction import hide, passwords
+
+if TYPE_CHECKING:
+    from orchestrator.keys import Pair
 
 __all__ = ["Problem", "Settings", "SettingsError", "load"]
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
@@ -150,6 +154,13 @@ class Settings(BaseSettings):
             raise SettingsError(problems)
         return self
 
+    def login_pair(self) -> "Pair":
+        """The SSH key pair, whatever the environment did to its text. Raises BadKey; both halves must be set."""
+        from orchestrator.keys import login_pair  # noqa: PLC0415  as in _missing_shell
+
+        private, public = self.runpod_ssh_private_key, self.runpod_ssh_public_key
+        return login_pair(private.get_secret_value() if private else "", public or "")
+
     def default_pool(self) -> Pool:
         """The pool that the environment describes."""
         centers: tuple[str | None, ...] = self.runpod_data_centers or (None,)
@@ -192,9 +203,14 @@ class Settings(BaseSettings):
         )
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for redaction."""
-        values = (getattr(self, name) for name in type(self).model_fields)
-        return tuple(v.get_secret_value() for v in values if isinstance(v, SecretStr) and v.get_secret_value())
+        """Every secret value, for redaction: whole settings, and the passwords of URLs within any."""
+        found: list[str] = []
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if isinstance(text, str):
+                found += [text, *passwords(text)] if isinstance(value, SecretStr) else passwords(text)
+        return tuple(dict.fromkeys(found))
 
 
 def load() -> Settings:
@@ -205,6 +221,7 @@ def load() -> Settings:
     except ValidationError as error:
         problems += [_problem(dict(item)) for item in error.errors()]
         raise SettingsError(problems) from None
+    hide(settings.secrets())
     problems += _contradictions(settings)
     if problems:
         raise SettingsError(problems)
@@ -258,6 +275,23 @@ def _missing_database(settings: Settings) -> list[Problem]:
     return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
 
 
+def _missing_shell(settings: Settings) -> list[Problem]:
+    names = {
+        "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
+        "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
+    }
+    if problems := _unset(settings, names):
+        return problems
+    from orchestrator.keys import BadKey  # noqa: PLC0415  asyncssh takes a while to import, and few commands need it
+
+    try:
+        settings.login_pair()
+    except BadKey as error:
+        name = "RUNPOD_SSH_PUBLIC_KEY" if error.cause == "bad_public_key" else "RUNPOD_SSH_PRIVATE_KEY"
+        return [Problem(f"{name} cannot be used", str(error), error.fix)]
+    return []
+
+
 def _missing_gateway(settings: Settings) -> list[Problem]:
     secret = {"WORKER_JWT_SECRET": 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'}
     problems = _unset(settings, secret)
@@ -276,13 +310,7 @@ def _missing_gateway(settings: Settings) -> list[Problem]:
 _MISSING = {
     "database": _missing_database,
     "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
-    "shell": lambda s: _unset(
-        s,
-        {
-            "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
-            "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
-        },
-    ),
+    "shell": _missing_shell,
     "blobs": lambda s: _unset(
         s,
         {
