@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "tasks": ("orchestrator.cli_tasks:tasks", "Submit, list, show, cancel and retry tasks."),
     },
     "Setting up": {
+        "doctor": ("orchestrator.cli_doctor:doctor", "Check every part: settings, database, RunPod, SSH, S3, clock."),
         "migrate": ("orchestrator.cli_loop:migrate", "Bring the database's schema up to this version."),
         "demo": ("orchestrator.cli_loop:demo", "The whole thing on this machine, with an emulated RunPod."),
     },

@@ -215,17 +215,34 @@ class Settings(BaseSettings):
 
 def load() -> Settings:
     """The environment as Settings. Raises SettingsError with every problem."""
+    settings, problems = usable()
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def usable() -> tuple[Settings, list[Problem]]:
+    """What of the environment can be used, defaults in place of the rest, and every problem with it."""
     problems = list(_misspelt(os.environ))
     try:
         settings = Settings()  # type: ignore[call-arg, unused-ignore]
     except ValidationError as error:
         problems += [_problem(dict(item)) for item in error.errors()]
-        raise SettingsError(problems) from None
+        bad = {name for name in Settings.model_fields if name in {_field(item["loc"]) for item in error.errors()}}
+        settings = Settings(**{_alias(name): Settings.model_fields[name].default for name in bad})
     hide(settings.secrets())
     problems += _contradictions(settings)
-    if problems:
-        raise SettingsError(problems)
-    return settings
+    return settings, problems
+
+
+def _field(loc: tuple[int | str, ...]) -> str:
+    """The field that an error is about: aliases are spelled like variables."""
+    name = str(loc[0]).lower() if loc else ""
+    return "aws_region" if name == "aws_default_region" else name
+
+
+def _alias(name: str) -> str:
+    return "AWS_REGION" if name == "aws_region" else name
 
 
 def _problem(item: Mapping[str, Any]) -> Problem:
