@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.3
 USERS_STREAMS = ("/handler/", "/system/")  # of the log objects: what the user's own programs say
 TOKEN, SETUP, KEY = "a worker's token", "a password in WORKER_SETUP_COMMAND", "RUNPOD_SSH_PRIVATE_KEY"
 ASKED = ("list --all", "list --all --json", "tasks list", "explain scaling", "doctor", "doctor --json", "cost")
-TABLES = "select table_name as name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'"
+TABLES = "select tablename as name from pg_tables where schemaname = 'public'"
 
 
 @dataclass
@@ -98,7 +98,7 @@ async def search_what_stayed(scene: Scene, canaries: Canaries) -> None:
         rows = await scene.rows(f'select to_jsonb(t)::text as row from "{table["name"]}" t')  # noqa: S608  our own names
         canaries.search(f"table {table['name']}", "\n".join(row["row"].replace("\\/", "/") for row in rows))
     for key, content in await asyncio.to_thread(_objects, scene):
-        but = [SETUP] if any(stream in key for stream in USERS_STREAMS) else []
+        but = [SETUP, TOKEN] if any(stream in key for stream in USERS_STREAMS) else []
         canaries.search("S3", f"{key}\n{content}", but=but)
     for pod in (await scene.stack.control("GET", "ledger"))["pods"]:
         for log in Path(pod["home"]).glob("**/logs/agent.log"):
