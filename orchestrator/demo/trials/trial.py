@@ -48,6 +48,7 @@ Around = Callable[[Scene], AbstractAsyncContextManager[object]]
 
 LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
 
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One thing that goes wrong, and what must come of it."""
