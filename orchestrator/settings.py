@@ -267,6 +267,11 @@ def _contradictions(settings: Settings) -> list[Problem]:
     if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
         why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
         problems.append(Problem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
+    if settings.deadman_timeout_sec <= settings.heartbeat_timeout_sec:
+        silent_s = settings.heartbeat_timeout_sec
+        why = f"{settings.deadman_timeout_sec:g} s is not more than HEARTBEAT_TIMEOUT_SEC={silent_s:g}"
+        fix = "raise DEADMAN_TIMEOUT_SEC, or workers end themselves before anybody misses them"
+        problems.append(Problem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
     if settings.worker_code_dir is not None and not settings.worker_code_dir.is_dir():
         why = f"{settings.worker_code_dir} is not a directory"
         problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
