@@ -25,7 +25,7 @@ from orchestrator.demo.trials.scene import Scene
 LOOK_EVERY_S = 0.3
 USERS_STREAMS = ("/handler/", "/system/")  # of the log objects: what the user's own programs say
 TOKEN, SETUP, KEY = "a worker's token", "a password in WORKER_SETUP_COMMAND", "RUNPOD_SSH_PRIVATE_KEY"
-ASKED = ("list --all", "list --all --json", "tasks list", "explain scaling", "doctor", "doctor --json", "cost")
+ASKED = ("list --all --json", "tasks list", "explain scaling", "doctor")
 TABLES = "select tablename as name from pg_tables where schemaname = 'public'"
 
 
@@ -149,7 +149,7 @@ def _command_lines() -> str:
 
 async def _ask(scene: Scene, canaries: Canaries) -> None:
     """What commands and HTTP answer, to those who may ask and to those who may not."""
-    workers = await scene.rows("select id from workers order by created_at limit 2")
+    workers = await scene.rows("select id from workers order by created_at limit 1")
     told = [f"{verb} {row['id']}" for row in workers for verb in ("explain", "timeline", "status --json")]
     for ended in await asyncio.gather(*(scene.stack.run(*command.split()) for command in (*ASKED, *told))):
         canaries.search("commands", f"{ended[1]}\n{ended[2]}")
