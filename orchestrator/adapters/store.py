@@ -29,6 +29,7 @@ from orchestrator.ports import (
     Unavailable,
     UnknownWorker,
 )
+from orchestrator.redaction import redact
 
 Row = Mapping[str, Any]
 
@@ -172,7 +173,10 @@ class SqlStore:
         self._fleet = fleet_id
 
     async def _call(self, function: str, /, **args: Any) -> Any:
-        return await self._db.call(function, p_fleet=self._fleet, **args)
+        # Evidence, reasons and last looks quote what pods, commands and libraries said.
+        return await self._db.call(
+            function, p_fleet=self._fleet, **{name: _without_secrets(v) for name, v in args.items()}
+        )
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
@@ -497,6 +501,10 @@ def _climb(row: Row) -> EndedClimb:
         failure_code=row["failure_code"],
         release=row["release"],
     )
+
+
+def _without_secrets(value: Any) -> Any:
+    return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
 
 
 def _piece(piece: LogRange) -> dict[str, Any]:
