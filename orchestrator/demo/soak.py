@@ -1,7 +1,8 @@
 """`./run soak`: the demo again and again, each time with another seed, until one goes wrong or the rounds are over.
 
 `./run soak signals`: the orchestrator ended again and again. `./run soak image`: the container's steps, by hand.
-`./run soak versions`: an earlier version and this one on one database.
+`./run soak versions`: an earlier version and this one on one database. `./run soak chaos`: real processes, killed,
+frozen and cut off.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ import click
 
 from orchestrator.demo import image, versions
 from orchestrator.demo import signals as ends
+from orchestrator.demo.chaos import run as chaos
+from orchestrator.demo.chaos.reckoning import show
 from orchestrator.demo.main import only_demo
 from orchestrator.demo.play import Options, play
 from orchestrator.demo.stack import ROOT
@@ -60,6 +63,24 @@ def versions_(seed: int) -> None:
         except versions.NoHistory as error:
             raise click.ClickException(str(error)) from error
     print(json.dumps(summary, sort_keys=True), flush=True)
+    sys.exit(0 if summary["ok"] else 1)
+
+
+@main.command(name="chaos")
+@click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Of harms.")
+@click.option("--tasks", default=10_000, show_default=True, type=click.IntRange(min=1), help="Spread over them.")
+@click.option("--seed", default=1, show_default=True, help="Of the harms, the tasks and the provider's dice.")
+@click.option("--every", "every_s", default=4.0, show_default=True, help="Seconds between two harms, on average.")
+@click.option(
+    "--directory", type=click.Path(file_okay=False, path_type=Path), default=ROOT / ".demo-soak", help="Emptied first."
+)
+def chaos_(minutes: float, tasks: int, seed: int, every_s: float, directory: Path) -> None:
+    """Kill, freeze, restart and cut off everything under load; a table, chaos.json, exit 1 on any violation."""
+    with only_demo(directory):
+        summary = asyncio.run(chaos.run(chaos.Options(minutes, tasks, seed, every_s, directory)))
+        (directory / "chaos.json").write_text(json.dumps(summary, indent=1))
+    show(summary, sys.stderr)
+    print(json.dumps({name: value for name, value in summary.items() if name != "blows"}), flush=True)
     sys.exit(0 if summary["ok"] else 1)
 
 

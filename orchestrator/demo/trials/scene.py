@@ -54,21 +54,21 @@ class Scene:
         self._policy: Policy | None = None
         self._sql: psycopg.AsyncConnection[dict[str, Any]] | None = None
         self._asking = asyncio.Lock()
-        self._ports: list[int] = []
+        self.ports: list[int] = []
 
     async def start(self, orchestrators: int) -> Door | None:
         """Start the orchestrators; several share a door, which the caller opens before them."""
         if orchestrators == 1:
-            self._ports = [int(self.stack.environment["PORT"])]
+            self.ports = [int(self.stack.environment["PORT"])]
             return None
-        self._ports = [free_port() for _ in range(orchestrators)]
-        door = Door(free_port(), self._ports)
+        self.ports = [free_port() for _ in range(orchestrators)]
+        door = Door(free_port(), self.ports)
         self.stack.environment["WORKER_API_URL"] = door.url
         return door
 
     async def start_orchestrator(self, number: int = 0) -> Child:
         """Start the orchestrator of that number, or start it again."""
-        child = await self.stack.start_orchestrator({"PORT": str(self._ports[number])})
+        child = await self.stack.start_orchestrator({"PORT": str(self.ports[number])})
         self.orchestrators[number : number + 1] = [child]
         return child
 

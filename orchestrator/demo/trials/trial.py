@@ -111,7 +111,7 @@ async def run(trial: Trial, ground: Ground, directory: Path, around: Around | No
         if door is not None:
             await exits.enter_async_context(door)
         watching = asyncio.create_task(scene.witness.watch(lambda: scene.struck_at > 0))
-        exits.push_async_callback(_cancelled, watching)
+        exits.push_async_callback(cancelled, watching)
         wrong = await _play(trial, scene)
         judged = await judge(
             scene, await stack.control("GET", "ledger"), stack.blobs(), spares=trial.spares, keeps_logs=trial.keeps_logs
@@ -161,7 +161,7 @@ async def _play(trial: Trial, scene: Scene) -> list[str]:
         except NotWithin as error:
             wrong.append(str(error))
         await scene.clear()
-        await _until_rest(scene, trial.limit_s)
+        await until_rest(scene, trial.limit_s)
         await scene.witness.look()
     except (NotWithin, ChildFailed, httpx.HTTPError, psycopg.Error) as error:
         wrong.append(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
@@ -169,7 +169,7 @@ async def _play(trial: Trial, scene: Scene) -> list[str]:
     return wrong
 
 
-async def _until_rest(scene: Scene, limit_s: float) -> None:
+async def until_rest(scene: Scene, limit_s: float) -> None:
     """Wait until every task has ended, every row is closed and every pod is gone."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -183,7 +183,8 @@ async def _until_rest(scene: Scene, limit_s: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _cancelled(task: "asyncio.Task[None]") -> None:
+async def cancelled(task: "asyncio.Task[None]") -> None:
+    """End a task that runs beside; what it failed with is raised."""
     task.cancel()
     outcome = (await asyncio.gather(task, return_exceptions=True))[0]
     if isinstance(outcome, Exception):
