@@ -14,6 +14,7 @@ import click
 
 from orchestrator.demo import image, versions
 from orchestrator.demo import signals as ends
+from orchestrator.demo.chaos import restart
 from orchestrator.demo.chaos import run as chaos
 from orchestrator.demo.chaos.reckoning import show
 from orchestrator.demo.main import only_demo
@@ -71,13 +72,18 @@ def versions_(seed: int) -> None:
 @click.option("--tasks", default=10_000, show_default=True, type=click.IntRange(min=1), help="Spread over them.")
 @click.option("--seed", default=1, show_default=True, help="Of the harms, the tasks and the provider's dice.")
 @click.option("--every", "every_s", default=4.0, show_default=True, help="Seconds between two harms, on average.")
+@click.option("--pods", default=200, show_default=True, help="Light ones, which a restarted orchestrator finds.")
 @click.option(
     "--directory", type=click.Path(file_okay=False, path_type=Path), default=ROOT / ".demo-soak", help="Emptied first."
 )
-def chaos_(minutes: float, tasks: int, seed: int, every_s: float, directory: Path) -> None:
+def chaos_(minutes: float, tasks: int, seed: int, every_s: float, pods: int, directory: Path) -> None:
     """Kill, freeze, restart and cut off everything under load; a table, chaos.json, exit 1 on any violation."""
     with only_demo(directory):
-        summary = asyncio.run(chaos.run(chaos.Options(minutes, tasks, seed, every_s, directory)))
+        summary = asyncio.run(chaos.run(chaos.Options(minutes, tasks, seed, every_s, directory / "chaos")))
+        if pods:
+            summary["restart"] = asyncio.run(restart.measure(directory / "restart", pods, seed))
+            summary["wrong"] += summary["restart"].pop("wrong")
+            summary["ok"] = not summary["wrong"]
         (directory / "chaos.json").write_text(json.dumps(summary, indent=1))
     show(summary, sys.stderr)
     print(json.dumps({name: value for name, value in summary.items() if name != "blows"}), flush=True)

@@ -89,6 +89,9 @@ class Line:
             writer.transport.abort()
             return
         call = _Call(writer, back)
+        if self.shut:  # since we asked
+            call.abort()
+            return
         self._calls.add(call)
         try:
             await asyncio.gather(self._ask(call, reader), self._answer(call, there))

@@ -159,6 +159,9 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
         "run again": "{tasks_run_again}: p50 {run_again_p50_s} s, {run_again_max_s} s at most",
         "rest": "{rest_s} s after the last harm",
     }
+    if "restart" in summary:
+        lines["restart"] = "reconciled {restart[pods]} pods {restart[restart_s]} s after its start, or "
+        lines["restart"] += "{restart[from_lease_s]} s after it got a killed one's lease"
     for name, text in {"harms": harms, "SIGKILLs and restarts": killed, **lines}.items():
         table.add_row(name, text.format(**summary))
     console.print(table)
