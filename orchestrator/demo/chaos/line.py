@@ -80,16 +80,13 @@ class Line:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._flows.wait()
-        if self.shut:
-            writer.transport.abort()
-            return
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
             writer.transport.abort()
             return
         call = _Call(writer, back)
-        if self.shut:  # since we asked
+        if self.shut:
             call.abort()
             return
         self._calls.add(call)
