@@ -1,8 +1,8 @@
 """A breadth-first search of every state, what must hold in each, and the shortest way to one where it does not."""
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.model import rows as sql
 from tests.model.rows import Rules
@@ -59,7 +59,6 @@ def explore(rules: Rules, scope: Scope, *, at_most: int = 2_000_000) -> Found:
 
 def broken(state: State) -> str | None:
     """A rule that does not hold in this state."""
-    rows = state.rows
     if max(state.accepted) > 1:
         return "I3: two completions of one task were accepted"
     if any(made > 1 for made, _ in state.pods):
@@ -71,13 +70,17 @@ def broken(state: State) -> str | None:
                 if (agent.task, agent.attempt) in runs:
                     return f"two agents run task {agent.task} under one fencing token, attempt {agent.attempt}"
                 runs.add((agent.task, agent.attempt))
-    for t, (task, accepted) in enumerate(zip(rows.tasks, state.accepted, strict=True)):
-        if accepted and task.status != sql.COMPLETE:
-            return f"task {t} had completed, and is now {task.status}"
-        if task.status == sql.FAILED and len(task.attempts) - task.uncounted < sql.MAX_ATTEMPTS:
-            return f"task {t} failed before its attempts were used up"
-        if task.status == sql.RUNNING and _forgotten(state, t, task):
-            return f"task {t} is held by an agent that does not know it"
+    wrongs = (_broken_task(state, t, task) for t, task in enumerate(state.rows.tasks))
+    return next((wrong for wrong in wrongs if wrong), None)
+
+
+def _broken_task(state: State, t: int, task: sql.Task) -> str | None:
+    if state.accepted[t] and task.status != sql.COMPLETE:
+        return f"task {t} had completed, and is now {task.status}"
+    if task.status == sql.FAILED and len(task.attempts) - task.uncounted < sql.MAX_ATTEMPTS:
+        return f"task {t} failed before its attempts were used up"
+    if task.status == sql.RUNNING and _forgotten(state, t, task):
+        return f"task {t} is held by an agent that does not know it"
     return None
 
 
@@ -126,13 +129,11 @@ def _cannot_end(queue: list[State], into: "array[int]", backwards: "array[int]")
 
 
 def _way(rules: Rules, scope: Scope, queue: list[State], parent: "array[int]", at: int) -> list[str]:
-    return [label for label in _labels(rules, scope, queue, parent, at)]
-
-
-def _labels(rules: Rules, scope: Scope, queue: list[State], parent: "array[int]", at: int) -> Iterator[str]:
     ats = [at]
     while parent[ats[-1]] >= 0:
         ats.append(parent[ats[-1]])
     ats.reverse()
-    for before, after in zip(ats, ats[1:], strict=False):
-        yield next(step.label for step in steps(rules, scope, queue[before]) if step.state == queue[after])
+    return [
+        next(step.label for step in steps(rules, scope, queue[before]) if step.state == queue[after])
+        for before, after in pairwise(ats)
+    ]

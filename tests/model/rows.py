@@ -24,7 +24,7 @@ NO_LEASE, FRESH, OVER = 0, 1, 2
 
 
 class Task(NamedTuple):
-    """A task with its attempts: (worker, launch, claim number, how it ended) each; their number is the fencing token."""
+    """A task with its attempts, each (worker, launch, claim number, how it ended); their number is the fencing token."""
 
     status: str = QUEUED
     uncounted: int = 0
@@ -118,7 +118,7 @@ def _claimed(rows: Rows, w: int, launch: int, number: int) -> tuple[tuple[int, i
 
 
 def claim(rules: Rules, rows: Rows, w: int, launch: int, number: int, held: int = 0) -> tuple[Rows, Answer]:
-    """worker_claim with a batch of one: ("ok", wanted, ((task, attempt), …)); `held`: it is held open and asked again."""
+    """worker_claim with a batch of one: ("ok", wanted, ((task, attempt), …)); `held` open, it is asked again."""
     stranger = _stranger(rules, rows, w, launch)
     if stranger:
         return rows, stranger

@@ -1,5 +1,6 @@
-"""The protocol of tasks, leases and fences, searched exhaustively in small worlds; and without each fence, its failure."""
+"""The protocol of tasks, leases and fences, searched exhaustively in small worlds; and how it fails without each."""
 
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -37,7 +38,7 @@ def test_every_state_of_the_protocol_is_sound_and_can_still_end() -> None:
     """At most one accepted completion, no lost task, one pod an intent; from each state the end without more faults."""
     found = {name: explore(Rules(), scope) for name, scope in SCOPES.items()}
     for name, search in found.items():
-        print(f"{name}: {search}")
+        sys.stdout.write(f"{name}: {search}\n")
         assert search.wrong is None, search
     assert sum(search.states for search in found.values()) >= LEAST_STATES
 
@@ -46,7 +47,7 @@ def test_every_state_of_the_protocol_is_sound_and_can_still_end() -> None:
 def test_without_any_one_fence_the_protocol_breaks(fence: str, wrong: str, scope: Scope) -> None:
     """The search finds it, and the shortest way to it."""
     found = explore(replace(Rules(), **{fence: False}), scope)
-    print(f"without {fence!r}: {found}")
+    sys.stdout.write(f"without {fence!r}: {found}\n")
     assert found.wrong is not None
     assert wrong in found.wrong, found
 

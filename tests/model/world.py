@@ -150,22 +150,20 @@ def _agent(rules: Rules, scope: Scope, state: State, w: int, launch: int, agent:
 def _claims(rules: Rules, scope: Scope, state: State, w: int, launch: int, agent: Agent, name: str) -> Iterator[Step]:
     call = ("claim", w, launch, agent.number)
     rows, answer = sql.claim(rules, state.rows, w, launch, agent.number)
-    heard = Agent(LEFT)
+    said, heard = f"{name}: claims (number {agent.number})", Agent(LEFT)
     if answer[0] == "ok":
         _, wanted, tasks = answer
         if tasks:
-            ((t, attempt),) = tasks  # type: ignore[misc,has-type]
-            heard = Agent(WORKING, agent.number, t, attempt)
+            heard = Agent(WORKING, agent.number, *tasks[0])  # type: ignore[index]
         elif wanted == "run":
             heard = _next(scope, agent, told=bool(agent.word))
-    yield Step(f"{name}: claims (number {agent.number}): {answer}", _with(state, rows, w, launch, heard), False, call, answer)
+    yield Step(f"{said}: {answer}", _with(state, rows, w, launch, heard), False, call, answer)
     if rows != state.rows:
-        yield Step(f"{name}: claims (number {agent.number}), the reply is lost", state._replace(rows=rows), True, call, answer)
+        yield Step(f"{said}, the reply is lost", state._replace(rows=rows), True, call, answer)
     if answer[-1] == ():
         rows, answer = sql.claim(rules, state.rows, w, launch, agent.number, 1)
         if rows != state.rows:
-            label = f"{name}: claims (number {agent.number}), and is kept waiting"
-            yield Step(label, state._replace(rows=rows), False, (*call, 1), answer)
+            yield Step(f"{said}, and is kept waiting", state._replace(rows=rows), False, (*call, 1), answer)
 
 
 def _beats(rules: Rules, scope: Scope, state: State, w: int, launch: int, agent: Agent, name: str) -> Iterator[Step]:
@@ -235,8 +233,8 @@ def _brain(rules: Rules, scope: Scope, state: State, o: int, brain: Brain) -> It
         term = answer[1] if answer[0] == "leads" else 0
         assert isinstance(term, int)
         if led != rows or term != brain.term:
-            call = ("lead", o)
-            yield Step(f"{name}: lead: {answer}", _thinks(state, led, o, brain._replace(term=term)), False, call, answer)
+            call, knows = ("lead", o), _thinks(state, led, o, brain._replace(term=term))
+            yield Step(f"{name}: lead: {answer}", knows, False, call, answer)
             if led != rows:
                 yield Step(f"{name}: lead, the reply is lost", state._replace(rows=led), True, call, answer)
     if scope.crashes and brain != Brain() and not (rows.lease.holder == o and rows.lease.term >= scope.terms):
@@ -271,7 +269,8 @@ def _renting(rules: Rules, state: State, o: int, brain: Brain, name: str) -> Ite
     if brain.phase == "decided":
         rows, answer = sql.move(rules, state.rows, brain.asked_in, w, "ask")
         after = _thinks(state, rows, o, brain._replace(phase="asked") if answer == ("moved",) else free)
-        yield Step(f"{name}: writes down that it asks for {w}: {answer}", after, False, ("move", brain.asked_in, w, "ask"), answer)
+        call = ("move", brain.asked_in, w, "ask")
+        yield Step(f"{name}: writes down that it asks for {w}: {answer}", after, False, call, answer)
         return
     if brain.phase == "asked":
         made = _pod(state, w, 1, 1)
@@ -282,30 +281,21 @@ def _renting(rules: Rules, state: State, o: int, brain: Brain, name: str) -> Ite
         return
     rows, answer = sql.move(rules, state.rows, brain.asked_in, w, brain.phase)
     call = ("move", brain.asked_in, w, brain.phase)
-    yield Step(f"{name}: writes down {brain.phase} for {w}: {answer}", _thinks(state, rows, o, free), False, call, answer)
+    after = _thinks(state, rows, o, free)
+    yield Step(f"{name}: writes down {brain.phase} for {w}: {answer}", after, False, call, answer)
 
 
 def _worker(rules: Rules, scope: Scope, state: State, o: int, w: int, name: str) -> Iterator[Step]:
     """What the planner has in mind for one worker."""
     worker, brain, there = state.rows.workers[w], state.brains[o], state.pods[w][1]
-    moves: list[str] = []
     if worker.status == sql.ABSENT:
         rows, answer = sql.spawn(rules, state.rows, brain.term, w)
         yield Step(f"{name}: spawn {w}: {answer}", state._replace(rows=rows), False, ("spawn", brain.term, w), answer)
-    elif worker.status == sql.SPAWNING:
-        if brain.asking == NOBODY and (worker.stage == sql.INTENT or (worker.stage == sql.ASKED and not rules.ask_once)):
-            decided = _thinks(state, state.rows, o, Brain(brain.term, w, "decided", brain.term))
-            yield Step(f"{name}: decides to ask for {w}", decided)
-        if worker.stage == sql.ASKED and there:
-            moves.append("created")  # adopted
-        if worker.stage == sql.POD:
-            moves += ["launch"] * (worker.launch < scope.launches) + ["promote"] * (worker.launch > 0)
-    elif worker.status == sql.TERMINATING:
-        if worker.stage == sql.DRAINING:
-            moves.append("flush")
-        elif not there:
-            moves.append("bury")
-    for move in moves:
+    may_ask = worker.stage == sql.INTENT or (worker.stage == sql.ASKED and not rules.ask_once)
+    if worker.status == sql.SPAWNING and brain.asking == NOBODY and may_ask:
+        decided = _thinks(state, state.rows, o, Brain(brain.term, w, "decided", brain.term))
+        yield Step(f"{name}: decides to ask for {w}", decided)
+    for move in _moves(scope, worker, there):
         rows, answer = sql.move(rules, state.rows, brain.term, w, move)
         after = state._replace(rows=rows)
         if answer == ("moved",) and move == "launch":
@@ -321,6 +311,16 @@ def _worker(rules: Rules, scope: Scope, state: State, o: int, w: int, name: str)
         yield Step(f"{name}: deletes the pods of {w}", _pod(state, w, 0, -there))
 
 
+def _moves(scope: Scope, worker: sql.Worker, there: int) -> list[str]:
+    if worker.status == sql.SPAWNING and worker.stage == sql.ASKED and there:
+        return ["created"]  # adopted
+    if worker.status == sql.SPAWNING and worker.stage == sql.POD:
+        return ["launch"] * (worker.launch < scope.launches) + ["promote"] * (worker.launch > 0)
+    if worker.status == sql.TERMINATING and worker.stage == sql.DRAINING:
+        return ["flush"]
+    return ["bury"] if worker.status == sql.TERMINATING and not there else []
+
+
 # --- time, operators, and workers that this small world has no room for
 
 
@@ -328,7 +328,8 @@ def _nature(rules: Rules, scope: Scope, state: State) -> Iterator[Step]:
     rows = state.rows
     for t, task in enumerate(rows.tasks):
         if task.lease == sql.FRESH:
-            yield Step(f"time: the lease of task {t} ends", state._replace(rows=sql.lapse(rows, t)), False, ("lapse", t))
+            over = state._replace(rows=sql.lapse(rows, t))
+            yield Step(f"time: the lease of task {t} ends", over, False, ("lapse", t))
         if not task.due:
             due = state._replace(rows=sql.come_due(rows, t))
             yield Step(f"time: the back-off of task {t} ends", due, False, ("come_due", t))
