@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli_render import Output, ago, json_option, octets, span
+from orchestrator.cli_render import Output, ago, json_option, octets, plain, span
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli_workers import is_live
 from orchestrator.diagnostics.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
@@ -173,7 +173,7 @@ class _Reader:
             if self._output.json:
                 self._output.document(stream=stream, line=text)
             else:
-                sys.stdout.write(f"{stream:<7} | {text}\n" if len(self._streams) > 1 else f"{text}\n")
+                sys.stdout.write(f"{stream:<7} | {plain(text)}\n" if len(self._streams) > 1 else f"{plain(text)}\n")
         sys.stdout.flush()
 
     def _flush(self, stream: str) -> None:
