@@ -47,6 +47,14 @@ def _message(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> Mutab
     return event
 
 
+def _steady(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Nothing from elsewhere steers the terminal; what is not text, the renderer shows by its repr."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = "".join(c if c.isprintable() or c in "\n\t" else "·" for c in value)
+    return event
+
+
 def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO | None = None) -> None:
     """Send all logging of this process to `stream` (stderr) in one form."""
     out = stream or sys.stderr
@@ -63,6 +71,7 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
         structlog.processors.JSONRenderer(default=str),
     ]
     if out.isatty():
+        ending.insert(-1, _steady)
         ending[-1] = structlog.dev.ConsoleRenderer(event_key="message")
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
