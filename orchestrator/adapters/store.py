@@ -3,6 +3,7 @@
 Rows for people (`SqlStore` from `workers` on) stay as the JSON that the database made, times as ISO 8601.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -157,6 +158,26 @@ def refusal(code: str | None, what: str, why: str | None = None, fix: str | None
     return Unavailable(f"{code}: {text}" if code else text)
 
 
+def storable(value: Any) -> Any:
+    """What a pod or a provider said, as text and jsonb can hold it: no NUL, no half of a character, no endless number.
+
+    Without it a tool that prints one NUL byte keeps its attempt's row open, and its worker from its end.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() and "\0" not in value else _text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [storable(item) for item in value]
+    return value
+
+
+def _text(value: str) -> str:
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
 class SqlStore:
     """The rows of one fleet."""
 
@@ -165,7 +186,7 @@ class SqlStore:
         self._fleet = fleet_id
 
     async def _call(self, function: str, /, **args: Any) -> Any:
-        return await self._db.call(function, p_fleet=self._fleet, **args)
+        return await self._db.call(function, p_fleet=self._fleet, **{name: storable(arg) for name, arg in args.items()})
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
