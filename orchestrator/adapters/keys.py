@@ -1,10 +1,14 @@
 """Our SSH key pair as environment variables carry it: what is wrong with it is told before anybody is called."""
 
 import binascii
+import re
 
 import asyncssh
 
 from orchestrator.ports import AuthFailed
+
+
+HEAD = re.compile(r"-----BEGIN [A-Z0-9 ]+-----$", re.MULTILINE)
 
 
 def login_key(private_key_pem: str, public_key: str | None) -> asyncssh.SSHKey:
@@ -15,6 +19,8 @@ def login_key(private_key_pem: str, public_key: str | None) -> asyncssh.SSHKey:
     pem = _normalised(private_key_pem)
     if not pem:
         raise AuthFailed("no private key is configured", "no_private_key")
+    if not HEAD.match(pem):  # asyncssh would make a regular expression of whatever stands there
+        raise AuthFailed("the private key does not begin with -----BEGIN … PRIVATE KEY-----", "bad_private_key")
     try:
         key = asyncssh.import_private_key(pem)
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
