@@ -24,7 +24,7 @@ NO_LEASE, FRESH, OVER = 0, 1, 2
 
 
 class Task(NamedTuple):
-    """A task with its attempts, each (worker, launch, claim number, how it ended); their number is the fencing token."""
+    """A task with its attempts, each (worker, launch, claim number, how it ended); their number is the fence."""
 
     status: str = QUEUED
     uncounted: int = 0
