@@ -7,7 +7,6 @@ import asyncssh
 
 from orchestrator.ports import AuthFailed
 
-
 HEAD = re.compile(r"-----BEGIN [A-Z0-9 ]+-----$", re.MULTILINE)
 
 
