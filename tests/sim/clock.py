@@ -7,7 +7,6 @@ would read a real clock or a random source is given the kernel's while a simulat
 
 import asyncio
 import contextlib
-import gc
 import heapq
 import itertools
 import random
@@ -62,7 +61,9 @@ class Kernel:
 
     def wants_to_run(self, loop: "SimLoop") -> None:
         """Note that a process has something to do now."""
-        self._runnable.append(loop)
+        if not loop.queued:
+            loop.queued = True
+            self._runnable.append(loop)
 
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Let time pass until the condition holds, or to the limit; whether it held."""
@@ -80,22 +81,24 @@ class Kernel:
 
     def _settle(self) -> None:
         while self._runnable:
-            self._runnable.popleft().drain()
+            loop = self._runnable.popleft()
+            loop.queued = False
+            loop.drain()
 
     def clear(self) -> None:
-        """End every process for good, quietly: what a killed one left open never runs."""
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        try:
-            for loop in self.loops:
-                loop.kill()
-                loop.ready.clear()
-                loop.tasks.clear()
-            self._heap.clear()
-            self._runnable.clear()
-            self.loops.clear()
-            gc.collect()
-        finally:
-            sys.unraisablehook = hook
+        """End every process for good: what a killed one left open never runs, and is not spoken of."""
+        for loop in self.loops:
+            loop.kill()
+            loop.ready.clear()
+        self._heap.clear()
+        self._runnable.clear()
+        self.loops.clear()
+
+
+def _quietly(left: "sys.UnraisableHookArgs") -> None:
+    """The collector closes what killed processes left open, and they refuse to do anything any more."""
+    if not isinstance(left.exc_value, Killed | RuntimeError):
+        sys.__unraisablehook__(left)
 
 
 class SimTask(asyncio.Task[Any]):
@@ -122,10 +125,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         self.kernel, self.name = kernel, name
-        self.dead = self.frozen = False
+        self.dead = self.frozen = self.queued = False
         self.ready: deque[asyncio.Handle] = deque()
         self.tasks: set[SimTask] = set()  # kept: a killed process's coroutines must not be closed by the collector
-        self.stuck: list[SimTask] = []
         kernel.loops.append(self)
 
     # --- what the world does to it
@@ -150,7 +152,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run what is ready, as the loop of a real process would between two waits."""
-        if self.dead or self.frozen:
+        if self.dead or self.frozen or not self.ready:
             return
         asyncio._set_running_loop(self)
         try:
@@ -227,6 +229,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.dead
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.dead:
+            return
         error = context.get("exception")
         self.kernel.errors.append(f"{self.name}: {context.get('message')}: {type(error).__name__}: {error}")
 
@@ -255,6 +259,7 @@ def virtual(kernel: Kernel) -> Iterator[None]:
     swapped += [(uuid, "uuid4", uuid4), (apscheduler.job, "uuid4", uuid4)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in swapped]
     SimTask._counter = itertools.count()
+    sys.unraisablehook = _quietly
     for owner, name, value in swapped:
         setattr(owner, name, value)
     try:

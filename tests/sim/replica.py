@@ -145,6 +145,7 @@ class Replica:
         daemon = self._build(policy)
         await daemon.run(self._stop)
         self.ended = True
+        self.loop.kill()  # asyncio.run would cancel what is left, and the process ends
 
     def _build(self, policy: Policy) -> Daemon:
         world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_timeout_s / 3

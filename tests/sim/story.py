@@ -26,6 +26,7 @@ class Story:
         self._world, self._faults, self._kernel = world, world.faults, world.kernel
         self._ids = random.Random(f"tasks of {world.seed}")
         self._tasks: list[str] = []
+        self._over = False
 
     def live(self) -> None:
         """The safety phase, then the liveness phase."""
@@ -36,12 +37,13 @@ class Story:
         for _ in range(dice.randint(1, 4)):
             self._kernel.after(dice.uniform(0, 240), self._submit)
         self._submit()
-        ends_s = dice.uniform(240, 700)
+        ends_s = dice.uniform(300, 700)
         self._kernel.after(dice.expovariate(1 / 8), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
         self._kernel.run(lambda: bool(world.violations), ends_s)
         self._heal()
-        done = self._kernel.run(lambda: bool(world.violations) or self._is_over(), ends_s + LIMIT_S)
+        self._over = False
+        done = self._kernel.run(lambda: bool(world.violations) or self._over, ends_s + LIMIT_S)
         if not world.violations:
             if done:
                 self._kernel.run(lambda: bool(world.violations), self._kernel.now + SETTLE_S)
@@ -49,6 +51,7 @@ class Story:
 
     def _look(self) -> None:
         self._world.laws.look()
+        self._over = self._is_over()
         self._kernel.after(1.0, self._look)
 
     def _is_over(self) -> bool:
@@ -105,7 +108,7 @@ class Story:
         )
         dice = self._faults.dice
         dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
-        self._kernel.after(dice.expovariate(1 / 10), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 7), self._mischief)
 
     def _note(self, name: str) -> None:
         self._faults.note(name)

@@ -269,7 +269,9 @@ class _Crashes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._world.laws.broken("crash", f"{record.getMessage()}: {type(error).__name__}: {error}")
+        # A shutdown gives up the tick at hand; what was killed is closed by the collector.
+        if not isinstance(error, asyncio.CancelledError | GeneratorExit | Killed):
+            self._world.laws.broken("crash", f"{record.getMessage()}: {type(error).__name__}: {error}")
 
 
 def _gist(args: Mapping[str, Any]) -> str:

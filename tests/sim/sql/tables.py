@@ -18,6 +18,7 @@ ENDED_TASK = ("Complete", "Failed", "Cancelled")
 KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating": "draining"}
 IDS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 EARLIER = re.compile(r"^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )", re.DOTALL)
+PLAIN = frozenset({str, int, float, bool, type(None)})
 LEGAL = {(str(a), str(b)) for a, b in TRANSITIONS}
 
 
@@ -38,12 +39,17 @@ def least(*values: datetime | None) -> datetime | None:
 
 def jsonable(value: Any) -> Any:
     """What to_jsonb makes of a value; always a copy."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is dict:
+        return {key: one if type(one) in PLAIN else jsonable(one) for key, one in value.items()}
+    if kind is list or kind is tuple:
+        return [jsonable(one) for one in value]
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
         return {key: jsonable(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(one) for one in value]
     return value
 
 
