@@ -76,6 +76,7 @@ class Pair:
         self._db, self.model, self.dice = db, Records(), random.Random(f"drift {seed}")
         self.now = START
         self.calls: Counter[str] = Counter()
+        self.last: list[str] = []
         self._attempts: list[tuple[int, int]] = []  # the model's id of each, and the real one's
         self._ids = random.Random(f"ids {seed}")
         self._names = 0
@@ -84,6 +85,7 @@ class Pair:
     async def call(self, function: str, **args: Any) -> Any:
         """One call to both."""
         theirs = dict(args)
+        self.last.append(f"{function} {args}")
         if function == "fleet_attempt_close":
             args["p_id"], theirs["p_id"] = args["p_id"]
         real, model = await self._ask(theirs, function), self._model(function, args)
@@ -137,6 +139,12 @@ class Pair:
 
     async def look(self) -> None:
         """Compare all that can be read."""
+        listed = await self._db.call("task_list", p_status=None, p_task_type=None, p_limit=10000)
+        states = {row["id"]: (row["status"], row["blocked"], row["attempts"]) for row in listed["tasks"]}
+        model = {row["id"]: (row["status"], row["blocked"], row["attempts"]) for row in self.model.tasks.values()}
+        if states != model:
+            differ = {name: (states.get(name), model.get(name)) for name in model if states.get(name) != model[name]}
+            raise Drift(f"tasks (really, by the model): {differ}, last calls {self.last[-LOOK_EVERY:]}")
         await self.call("fleet_snapshot", p_fleet=FLEET)
         for task_id in self.dice.sample(self._tasks, min(3, len(self._tasks))):
             await self.call("task_get", p_id=task_id)

@@ -114,7 +114,7 @@ class Laws:
             for w in self._world.db.workers.values()
             if w["status"] == "spawning" and w["stage"] == "pod_created" and w["metadata"].get("offer") == key
         ]
-        if offer is None or offer["probe_budget"] is None or moment - offer["last_refusal"] < timedelta(seconds=RACE_S):
+        if offer is None or offer["last_refusal"] is None or moment - offer["last_refusal"] < timedelta(seconds=RACE_S):
             return
         if offer["cooldown_until"] is not None and offer["cooldown_until"] > moment:
             self.broken("market", f"{new['id']} asks for {key}, which cools down")
