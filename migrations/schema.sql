@@ -1444,6 +1444,12 @@ CREATE FUNCTION public.internal_settle(p_ids uuid[]) RETURNS void
     AS $$
 begin
     update public.tasks t
+       set blocked = not t.blocked
+     where t.id = any (p_ids) and t.status = 'Queued'
+       and t.blocked is distinct from exists (
+               select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
+                where d.status is distinct from 'Complete');
+    update public.tasks t
        set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
            error_message = (
                select left(concat_ws(': ',
@@ -1458,12 +1464,6 @@ begin
                 order by array_position(t.depends_on, d.id) limit 1)
      where t.id = any (p_ids) and t.status = 'Queued'
        and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
-    update public.tasks t
-       set blocked = not t.blocked
-     where t.id = any (p_ids) and t.status = 'Queued'
-       and t.blocked is distinct from exists (
-               select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
-                where d.status is distinct from 'Complete');
 end
 $$;
 

@@ -7,7 +7,7 @@ snapshot says so; when the database gives no answer, there is none.
 """
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import ceil
 
 import structlog
@@ -37,7 +37,12 @@ class Observer:
         self._listed_at_s = -1e9
         self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
         self._steady_since: datetime | None = None
+        self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
         self.cloud_error: str | None = None
+
+    def knocked(self, worker_id: str) -> None:
+        """A worker called through our own door and got no answer from us: it is alive, whatever its row says."""
+        self._knocks_s[worker_id] = asyncio.get_running_loop().time()
 
     def gap(self) -> None:
         """Something was missed (no lead, no database): silence and absence count from the next observation on."""
@@ -60,6 +65,9 @@ class Observer:
         if asyncio.get_running_loop().time() - asked_s > self._deaf_s:
             self.gap()
         self._steady_since = self._steady_since or half.now
+        clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
+        self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
+        knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
         if fresh and self._pods is not None:
             self._presence = fold(self._presence, self._pods, half.workers, self._fleet_id, half.now)
         return Snapshot(
@@ -82,6 +90,7 @@ class Observer:
             avoid=half.avoid,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
+            knocked=knocked,
             unlisted=self.cloud_error if self._pods is None else None,
         )
 

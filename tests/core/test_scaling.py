@@ -228,3 +228,10 @@ def test_planning_is_deterministic() -> None:
     assert plan(seen, policy()) == plan(seen, policy())
     assert seen.now == NOW
     assert seen.workers[0].state is State.ACTIVE
+
+
+def test_a_large_fleet_goes_home_over_several_ticks() -> None:
+    """A tick ends a hundred at most, so that it stays short; the next one goes on."""
+    fleet = [idle(f"gpu-{number}", 900) for number in range(150)]
+    made = plan(snapshot(*fleet), policy(pool={"max_active": 150}))
+    assert len(ended(made)) == 100
