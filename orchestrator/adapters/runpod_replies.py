@@ -27,6 +27,7 @@ WORKER_VARIABLE = "ORCHESTRATOR_WORKER_ID"
 NAMED_LIKE_OURS = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")  # core/scaling.py, worker_id
 SSH_PORT = 22
 MAX_PORT = 65_535
+MAX_USD = 1e9  # of an hour, or of a bill
 STATUSES = frozenset(PodStatus)
 # The SDK does not hand over Retry-After; the usual window is a minute, and waiting it out whole would waste most of it.
 RETRY_AFTER_S = 10.0
@@ -211,7 +212,7 @@ def _port(fields: Mapping[str, Any], name: str) -> int:
 
 def _dollars(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_USD:
         raise Malformed(name)
     return float(value)
 
