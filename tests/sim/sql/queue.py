@@ -175,18 +175,19 @@ class Queue(Tables):
         status = worker["status"]
         mine = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id and a["nonce"] == p_nonce]
         again = p_claim_no == worker["claim_no"] and not any(a["claim_no"] == p_claim_no for a in mine)
-        if want == "run" and status in ("active", "idle") and (p_claim_no > worker["claim_no"] or again):
-            taken = self._take(worker, p_claim_no, p_batch)
+        fresh = want == "run" and (p_claim_no > worker["claim_no"] or again)
+        if fresh and status in ("spawning", "active", "idle"):
+            taken = 0 if status == "spawning" else self._take(worker, p_claim_no, p_batch)
             if taken:
-                status, why = "active", f"claimed {taken} of pool {worker['pool']}"
+                status = "active"
             elif status == "active" and not self.running.get(p_worker_id):
                 status = "idle"
-            if status != "active" or not taken:
+            why = f"claimed {taken} of pool {worker['pool']}"
+            if status != "active":
                 why = f"asked for work of pool {worker['pool']} and there was none"
-            if status == "active" and not taken:
-                why = f"claimed 0 of pool {worker['pool']}"
-            if status != worker["status"] or p_claim_no > worker["claim_no"]:
-                self.update_worker(worker, {"status": status, "claim_no": p_claim_no}, why, "worker")
+            claim_no = p_claim_no + (not taken and (p_wait_s or 0) <= 0)  # an answer without tasks spends the number
+            if status != worker["status"] or claim_no != worker["claim_no"]:
+                self.update_worker(worker, {"status": status, "claim_no": claim_no}, why, "worker")
         tasks = self._claimed(p_worker_id, p_nonce, p_claim_no)
         return {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "tasks": tasks}
 
