@@ -25,6 +25,19 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_attempt_note(p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_note');
+    perform public.internal_check_size(p_evidence, 1048576, 'p_evidence');
+    update public.worker_attempts a set failure_code = p_failure_code, evidence = p_evidence
+     where a.id = p_id and a.ended_at is null;
+    return jsonb_build_object('noted', found);
+end
+$$;
+
 CREATE FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -146,6 +159,7 @@ CREATE FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools 
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_type jsonb;
+    v_moved bigint;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_pools');
     for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
@@ -160,7 +174,12 @@ begin
     on conflict (task_type) do update
        set fleet = excluded.fleet, pool = excluded.pool, timeout_s = excluded.timeout_s,
            max_attempts = excluded.max_attempts, declared_at = excluded.declared_at;
-    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')));
+    update public.tasks t
+       set pool = coalesce((select d.pool from public.task_types d where d.task_type = t.task_type), 'default')
+     where t.status = 'Queued' and t.pool_by_type
+       and t.pool <> coalesce((select d.pool from public.task_types d where d.task_type = t.task_type), 'default');
+    get diagnostics v_moved = row_count;
+    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', v_moved);
 end
 $$;
 
@@ -802,7 +821,7 @@ begin
     return (select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
-        'paused', public.internal_paused(p_fleet, v_now),
+        'paused', public.internal_pauses(p_fleet, v_now),
         'task', case when v_task.id is not null then to_jsonb(v_task) end,
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
@@ -1319,7 +1338,7 @@ CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time z
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term)
+    select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term, 'expires_at', l.expires_at)
       from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
 $$;
 
@@ -1635,6 +1654,7 @@ declare
 begin
     if new.pool is null or new.max_attempts is null or new.timeout_s is null then
         select * into v_type from public.task_types d where d.task_type = new.task_type;
+        new.pool_by_type := new.pool is null;
         new.pool := coalesce(new.pool, v_type.pool, 'default');
         new.max_attempts := coalesce(new.max_attempts, v_type.max_attempts, 3);
         new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
@@ -2399,6 +2419,7 @@ CREATE TABLE public.tasks (
     cancel_requested_at timestamp with time zone,
     failure_code text,
     failed_at_point text,
+    pool_by_type boolean DEFAULT false NOT NULL,
     CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
     CONSTRAINT tasks_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
     CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
@@ -2420,6 +2441,8 @@ COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past 
 COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
 
 COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
+
+COMMENT ON COLUMN public.tasks.pool_by_type IS 'Its pool was not named by whoever submitted it, but filled in';
 
 CREATE TABLE public.worker_attempts (
     id bigint NOT NULL,
@@ -2528,8 +2551,6 @@ ALTER TABLE ONLY public.workers
 
 CREATE INDEX costs_spent ON public.costs USING btree (fleet, to_at) INCLUDE (from_at, usd);
 
-CREATE INDEX costs_window ON public.costs USING btree (fleet, to_at);
-
 CREATE INDEX costs_worker ON public.costs USING btree (worker_id);
 
 CREATE INDEX decisions_age ON public.decisions USING btree (at);
@@ -2617,6 +2638,8 @@ ALTER TABLE public.workers ENABLE ROW LEVEL SECURITY;
 GRANT USAGE ON SCHEMA public TO gpu_worker;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.fleet_attempt_note(p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
 

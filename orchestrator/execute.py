@@ -23,7 +23,7 @@ from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
 CANCEL_S = 0.5  # for a cancelled action to close its attempt row
-ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Bury, act.Rescue)
+ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Rescue)
 log = structlog.get_logger()
 
 
@@ -42,6 +42,7 @@ class Executor:
     def __init__(
         self,
         store: Store,
+        acts: Store,
         cloud: Cloud,
         *,
         climb: Callable[[int, Worker], Awaitable[None]],
@@ -53,12 +54,13 @@ class Executor:
         terms: Terms,
         wake: Callable[[], None],
     ) -> None:
+        """`store` is for the rows that a tick waits for, `acts` for what goes on beside it: they must not queue up."""
         self._store, self._cloud = store, cloud
         self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._renter = Renter(store, cloud, policy, catalog)
-        self._teardown = Teardown(store, cloud, look=look, finish_logs=finish_logs, policy=policy)
+        self._renter = Renter(acts, cloud, policy, catalog)
+        self._teardown = Teardown(acts, cloud, look=look, finish_logs=finish_logs, policy=policy)
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
@@ -167,6 +169,8 @@ class Executor:
                 await self._teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
                 await self._teardown.delete(term, action)
+            case act.Bury():
+                await self._hang_up(action.worker_id)
             case act.Reap():
                 deleted = await self._cloud.delete_pod(action.pod_id)
                 log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
@@ -219,7 +223,7 @@ class Executor:
             waiting_on=action.waiting_on,
             waiting_for=action.waiting_for,
             next_attempt_s=action.until_s,
-            deadline_s=self._policy.spawning_timeout_s,
+            deadline_s=self._policy.spawning_timeout_s if action.deadline_s is None else action.deadline_s,
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
@@ -231,7 +235,7 @@ class Executor:
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
             await remember(self._store, term, ended, action.code, {"why": action.reason})
-        else:
+        elif ended.tasks_running:
             await self._teardown.name_tasks(term, action)
 
     async def _bury(self, term: int, action: act.Bury) -> None:
@@ -243,7 +247,6 @@ class Executor:
             stage=Stage.GONE,
             reason=action.reason,
         )
-        await self._hang_up(action.worker_id)
         log.info("worker_terminated", worker=action.worker_id, reason=action.reason)
 
     async def _rescue(self, term: int, worker_id: str | None, reason: str) -> None:

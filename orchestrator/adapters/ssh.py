@@ -51,15 +51,17 @@ class AsyncSshShell:
 
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
         """The server's identification line; Refused, Unavailable or NotSsh."""
+        so_far = "no TCP connection with {}"
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(host, port, limit=BANNER_BYTES)
+                so_far = "{} accepted the TCP connection and sent no banner"
                 try:
                     return await _identification(reader, f"{host}:{port}")
                 finally:
                     writer.close()
         except TimeoutError:
-            raise Unavailable(f"no banner from {host}:{port} within {timeout_s:g} s") from None
+            raise Unavailable(f"{so_far.format(f'{host}:{port}')} within {timeout_s:g} s") from None
         except ConnectionRefusedError as error:
             raise Refused(f"{host}:{port} refuses connections") from error
         except OSError as error:

@@ -58,6 +58,7 @@ class Wait:
     waiting_on: str
     waiting_for: str
     until_s: float
+    deadline_s: float | None = None  # None: the hard cap of a climb
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,8 @@ class Rescue:
     reason: str
 
 
-Effect = Spawn | Create | Flush | Delete | Reap  # what takes the world, once it is written
-Action = Effect | Adopt | Climb | Wait | Settle | Terminate | Bury | Rescue
+Effect = Spawn | Create | Flush | Delete | Bury | Reap  # what takes the world, once it is written
+Action = Effect | Adopt | Climb | Wait | Settle | Terminate | Rescue
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Trial:
     name: str
     harm: str  # what is done
     outcome: str  # what must come of it
-    says: str  # a regular expression that a sentence must match; empty: there is nothing to explain
+    says: str  # a regular expression that a sentence must match, within NAMED_S of the harm
     act: Act
     faults: tuple[Fault, ...] = ()  # injected before there is any work
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Trial:
     spares: bool = True  # no worker may end for a failure
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
-    named_s: float = NAMED_S  # how soon a row must name the cause
+    after_s: float = 0  # from the strike until there is anything to see
     limit_s: float = 120
     quick: bool = False  # part of ./run test
 
@@ -82,7 +82,7 @@ class Result:
     ok: bool
     wrong: tuple[str, ...]
     recovered_s: float | None  # from the harm to the last task's end
-    named_s: float | None  # from the harm to the first row that names the cause
+    named_s: float | None  # from what could first be seen of the harm to the first row that names the cause
     sentence: str
     figures: Mapping[str, float]
     pods: int
@@ -104,21 +104,22 @@ async def run(trial: Trial, ground: Ground, directory: Path) -> Result:
         door = await scene.start(trial.orchestrators)
         if door is not None:
             await exits.enter_async_context(door)
-        watching = asyncio.create_task(scene.witness.watch())
+        watching = asyncio.create_task(scene.witness.watch(lambda: scene.struck_at > 0))
         exits.push_async_callback(_cancelled, watching)
         wrong = await _play(trial, scene)
         judged = await judge(
             scene, await stack.control("GET", "ledger"), stack.blobs(), spares=trial.spares, keeps_logs=trial.keeps_logs
         )
-    named_s = round(scene.witness.named_at - scene.struck_at, 1) if scene.witness.named.is_set() else None
+    seen_at = (scene.seen_at or scene.struck_at) + trial.after_s
+    named_s = round(scene.witness.named_at - seen_at, 1) if scene.witness.named.is_set() else None
     wrong += judged.wrong
     if judged.failed != trial.fails:
         wrong.append(f"{judged.failed} task(s) failed instead of {trial.fails}")
     if judged.pods > trial.pods:
         wrong.append(f"{judged.pods} pods rented, more than {trial.pods}")
-    if trial.says and named_s is None:
+    if named_s is None:
         wrong.append("no row named the cause")
-    elif named_s is not None and named_s > trial.named_s:
+    elif named_s > NAMED_S:
         wrong.append(f"{LATE} {named_s} s")
     return Result(
         name=trial.name,
