@@ -179,7 +179,7 @@ class Cuts:
 
     async def lead(self, _: Agent) -> None:
         """The same term."""
-        lease = await self.twice(lambda: self.fleet.lead())
+        lease = await self.twice(self.fleet.lead)
         assert (lease["leader"], lease["term"]) == (True, self.fleet.term)
 
 
