@@ -1,6 +1,6 @@
 -- A claim that was answered with nothing is spent: a copy of it that the network kept must not take a task, of which its
--- agent, which has heard the answer and asks under the next number, would never know. While p_wait_s says that somebody
--- holds the question open and asks again for the same agent, the number stays open.
+-- agent, which has heard the answer and asks under the next number, would never know. Only the gateway holds a question
+-- open and asks again under its number, and p_wait_s tells how long it still will.
 create or replace function public.worker_claim(
     p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null)
 returns jsonb language plpgsql security definer set search_path = '' as $$
@@ -33,7 +33,11 @@ begin
                 v_status := 'idle';
             end if;
         end if;
-        v_claim_no := p_claim_no + case when v_taken = 0 and coalesce(p_wait_s, 0) <= 0 then 1 else 0 end;
+        v_claim_no := p_claim_no;
+        if v_taken = 0 and (coalesce(p_wait_s, 0) <= 0
+                            or public.internal_is_pod() and public.internal_is_over_postgrest()) then
+            v_claim_no := p_claim_no + 1;
+        end if;
         if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
             perform public.internal_because('worker', null, case v_status
                 when 'active' then format('claimed %s of pool %s', v_taken, v_worker.pool)

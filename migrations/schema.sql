@@ -2195,7 +2195,11 @@ begin
                 v_status := 'idle';
             end if;
         end if;
-        v_claim_no := p_claim_no + case when v_taken = 0 and coalesce(p_wait_s, 0) <= 0 then 1 else 0 end;
+        v_claim_no := p_claim_no;
+        if v_taken = 0 and (coalesce(p_wait_s, 0) <= 0
+                            or public.internal_is_pod() and public.internal_is_over_postgrest()) then
+            v_claim_no := p_claim_no + 1;
+        end if;
         if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
             perform public.internal_because('worker', null, case v_status
                 when 'active' then format('claimed %s of pool %s', v_taken, v_worker.pool)

@@ -23,7 +23,7 @@ from rich.console import Console
 from runpod.error import QueryError
 
 from orchestrator import last_look, launch, logs, settings, shipping
-from orchestrator.adapters import runpod_logs, runpod_replies
+from orchestrator.adapters import runpod_logs, runpod_replies, store
 from orchestrator.adapters.keys import login_key
 from orchestrator.adapters.store import refusal
 from orchestrator.cli_logs import _Reader
@@ -52,8 +52,8 @@ class Target:
 
 
 def storable(value: Any) -> None:
-    """What goes into a jsonb column: numbers that are numbers, and not without bounds."""
-    assert len(json.dumps(value, allow_nan=False)) < 1_000_000
+    """What goes into a jsonb column by way of the store: numbers that are numbers, and not without bounds."""
+    assert len(json.dumps(store.storable(value), allow_nan=False)) < 1_000_000
 
 
 def harmless(text: str) -> None:
