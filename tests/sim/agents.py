@@ -54,6 +54,7 @@ class Agent:
         self.cut_until_s = 0.0  # its network is away until then
         self.heard_s = world.kernel.now  # when it was last answered
         self.beaten_s: float | None = None  # … to a heartbeat
+        self.spoke = False  # it has sent one, heard or not
         self.done = False
         self._ending: str | None = None
         self._wanted = protocol.RUN
@@ -241,6 +242,7 @@ class Agent:
         if self._world.kernel.now < self.cut_until_s:
             await asyncio.sleep(1)
             raise Unavailable("the network is away")
+        self.spoke |= function in (protocol.REGISTER, protocol.HEARTBEAT)
         said = {"p_worker_id": self.worker_id, "p_nonce": self.nonce, **args}
         answer: dict[str, Any] = await self._world.door(self, function, said, self._claims, CALL_S)
         self.heard_s = self._world.kernel.now

@@ -10,7 +10,7 @@ T = TypeVar("T")
 # time; it is carried out after the caller has given up.
 FATES = ("refused", "lost_before", "lost_after", "hung_before", "hung_after", "late")
 CALM, BURST = 1.0, 8.0  # times the rates below
-RATES = {"db": 0.01, "cloud": 0.07, "ssh": 0.03, "s3": 0.08, "rpc": 0.03}  # of calls, on an ordinary day
+RATES = {"db": 0.01, "cloud": 0.08, "ssh": 0.04, "s3": 0.1, "rpc": 0.06}  # of calls, on an ordinary day
 
 
 class Faults:

@@ -76,7 +76,7 @@ class Laws:
         now, pod = self._world.kernel.now, self._world.provider.pods.get(new["pod_id"] or "")
         if new["status"] == "active" and old["status"] == "spawning":
             agent = pod.agents.get(new["nonce"]) if pod else None
-            if agent is None or new["last_heartbeat"] is None or agent.beaten_s is None:
+            if agent is None or new["last_heartbeat"] is None or not agent.spoke:
                 self.broken("I8", f"{new['id']} was promoted without a heartbeat of its launch")
         elif new["status"] == "terminated":
             for one in self._world.provider.own():

@@ -37,7 +37,7 @@ class Story:
         for _ in range(dice.randint(1, 4)):
             self._kernel.after(dice.uniform(0, 240), self._submit)
         self._submit()
-        ends_s = dice.uniform(300, 700)
+        ends_s = dice.uniform(350, 800)
         self._kernel.after(dice.expovariate(1 / 8), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
         self._kernel.run(lambda: bool(world.violations), ends_s)
@@ -108,7 +108,7 @@ class Story:
         )
         dice = self._faults.dice
         dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
-        self._kernel.after(dice.expovariate(1 / 7), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 13), self._mischief)
 
     def _note(self, name: str) -> None:
         self._faults.note(name)
