@@ -48,7 +48,7 @@ class Agent:
         self.worker_id: str = config["worker_id"]
         _, worker_id, jti = config["token"].split(".")
         self._claims = {"sub": worker_id, "jti": jti}
-        self.loop = SimLoop(world.kernel, f"agent of {self.worker_id}")
+        self.loop = SimLoop(world.kernel, f"agent of {self.worker_id}")  # type: ignore[abstract]
         self.line = ""
         self.held: dict[str, Held] = {}
         self.cut_until_s = 0.0  # its network is away until then
@@ -152,7 +152,7 @@ class Agent:
                 held, protocol.COMPLETE, **token, p_output_location=None, p_result_data={"by": self.nonce[:8]}
             )
         else:
-            failure = {"code": outcome.upper(), "message": outcome, "point": "Processing"}
+            failure: dict[str, Any] = {"code": outcome.upper(), "message": outcome, "point": "Processing"}
             failure |= {"exit_class": "exception", "retryable": outcome != "fatal"}
             await self._report(held, protocol.FAIL, **token, p_failure=failure)
         self.held.pop(held.id, None)

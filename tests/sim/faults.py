@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class Faults:
         self.active = True
         self.level = CALM
         self.last_at = -1e9  # when the last one happened, by the kernel's clock
-        self.clock = lambda: 0.0
+        self.clock: Callable[[], float] = lambda: 0.0
 
     def note(self, name: str) -> None:
         """Count one."""

@@ -1,11 +1,11 @@
 """The invariants I1 to I8, as far as a world can tell, asked at every commit and at every effect on the provider."""
 
+import gzip
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-import gzip
 
 from orchestrator import launch
 from orchestrator.core.states import FAILURES
@@ -21,7 +21,7 @@ STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from t
 RACE_S = 8.0  # decisions made before a refusal was written down
 OVERDUE_S = 120.0
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
-SECRET = "SECRET"  # noqa: S105
+SECRET = "SECRET"
 PLANNED = ("idle_timeout", "scale_down")
 
 
@@ -143,7 +143,7 @@ class Laws:
         """A transaction is done."""
         if function == "fleet_log_begin":
             pieces = self._world.db.log_objects[args["p_worker_id"], args["p_boot_id"], args["p_stream"]]
-            for one, following in zip(pieces, pieces[1:], strict=False):
+            for one, following in itertools.pairwise(pieces):
                 if one["last_byte"] != following["first_byte"]:
                     self.broken("I5", f"a gap in the ledger of {args['p_worker_id']}")
 
@@ -191,7 +191,7 @@ class Laws:
             declared = any(p["declared_lost"] and p["last_byte"] is None for p in pieces)
             if shipped < len(content) and not declared:
                 left = len(content) - shipped
-                self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}, undeclared")
+                self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}")
 
     def stored(self, key: str, content: bytes) -> None:
         """An object arrives in S3."""
