@@ -7,6 +7,7 @@ snapshot says so; when the database gives no answer, there is none.
 """
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from math import ceil
 
@@ -19,7 +20,7 @@ from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
 LIST_EVERY_S = 2.0  # per page: 30 calls a minute at most; the account's window is 60
 PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
-PATIENCE_S = 0.5  # of a tick with a list under way, once there is an earlier one
+PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
 log = structlog.get_logger()
 
 
@@ -39,6 +40,7 @@ class Observer:
         self._steady_since: datetime | None = None
         self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
         self.cloud_error: str | None = None
+        self.wake: Callable[[], object] = lambda: None  # when a list that a tick did not wait for has come
 
     def knocked(self, worker_id: str) -> None:
         """A worker called through our own door and got no answer from us: it is alive, whatever its row says."""
@@ -107,8 +109,11 @@ class Observer:
             self._listing = asyncio.ensure_future(self._cloud.list_pods())
         listing = self._listing
         await asyncio.wait({listing}, timeout=None if self._pods is None else PATIENCE_S)
-        if listing is not self._listing or not listing.done():
-            return False  # there was a gap meanwhile, or a later tick will have it
+        if listing is not self._listing:
+            return False  # there was a gap meanwhile
+        if not listing.done():
+            listing.add_done_callback(lambda _: self.wake())
+            return False  # a later tick will have it
         self._listing = None
         try:
             self._pods = listing.result()

@@ -12,7 +12,6 @@ from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
-BURIALS_PER_TICK = 100  # one list can prove a thousand pods gone; the next tick goes on
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
 NEVER_CREATED = frozenset(
     {
@@ -36,14 +35,12 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
     pods = {pod.id: pod for pod in snapshot.pods or ()}
     named = {p.worker_id: p for p in reversed(snapshot.pods or ()) if p.fleet_id == policy.fleet_id and p.worker_id}
     actions: list[Action] = []
-    burials = 0
     for worker in snapshot.workers:
         if worker.id in snapshot.in_flight:
             continue
         pod = pods.get(worker.pod_id) if worker.pod_id else named.get(worker.id)
         action = _STEPS[worker.state](worker, pod, snapshot, policy)
-        burials += isinstance(action, Bury)
-        if action is not None and not (isinstance(action, Bury) and burials > BURIALS_PER_TICK):
+        if action is not None:
             actions.append(action)
     return actions
 

@@ -20,7 +20,7 @@ from orchestrator.core.capacity import Market
 from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import READY, ExitCause, State
 
-SPAWNS_PER_TICK = ENDS_PER_TICK = 100  # bounds one tick's burst; the next tick goes on
+SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def _spawns(
 def _terminations(
     pool: Pool, snapshot: Snapshot, policy: Policy, ready: list[Worker], spawning: list[Worker], target: int
 ) -> list[Terminate]:
-    surplus = min(len(ready) + len(spawning) - target, ENDS_PER_TICK)
+    surplus = len(ready) + len(spawning) - target
     beyond_limit = len(ready) + len(spawning) - pool.max_active
     last_spawn = snapshot.last_spawn_at.get(pool.name)
     settled = last_spawn is None or snapshot.now - last_spawn >= timedelta(seconds=policy.scale_down_grace_s)
