@@ -107,7 +107,7 @@ class Provider:
         self.dry: dict[str, float] = {}  # offer -> until when there is nothing
         self.broke = False
         self.down = False
-        self.creates: list[tuple[float, str]] = []
+        self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
         for number, (name, env) in enumerate(
             (("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: STRANGERS, WORKER_VARIABLE: "gpu-1"}), ("lab", {}))
         ):
@@ -190,14 +190,23 @@ class Provider:
             return _problem(400, self._faults.one_of(NO_CAPACITY))
         if self._faults.happens("quota", 0.002):
             return _problem(400, "You have reached the maximum number of pods: quota exceeded")
-        pod = self._new(name, body["env"], gpu, center or "EU-1", body["cloud"], len(self.pods))
-        self._world.laws.created(pod)
-        self._world.say(f"provider: pod {pod.id} for {name}")
+        if self._faults.happens("create_delayed", 0.02):
+            self.coming += 1
+            self._world.kernel.after(self._faults.between(30, 200), lambda: self._make(body, center, late=True))
+            return Reply(502, b"<html>bad gateway</html>")
+        pod = self._make(body, center)
         if self._faults.happens("create_5xx_after", 0.03):
             return Reply(502, b"<html>bad gateway</html>")
         if self._faults.happens("create_mangled", 0.02):
             return Reply(201, self._faults.one_of((b"", b"null", b'{"id": 7}', b"<html>", b'{"id": "x", "name": "y"}')))
         return Reply(201, json.dumps(self._shown(pod)).encode())
+
+    def _make(self, body: Mapping[str, Any], center: str | None, *, late: bool = False) -> SimPod:
+        self.coming -= late
+        pod = self._new(body["name"], body["env"], body["gpu"]["id"], center or "EU-1", body["cloud"], len(self.pods))
+        self._world.laws.created(pod)
+        self._world.say(f"provider: pod {pod.id} for {pod.name}")
+        return pod
 
     def _new(self, name: str, env: Mapping[str, str], gpu: str, center: str, cloud: str, number: int) -> SimPod:
         now, dice = self._world.kernel.now, self._faults.dice

@@ -60,6 +60,7 @@ class Story:
             all(t["status"] in ("Complete", "Failed", "Cancelled") for t in db.tasks.values())
             and all(w["status"] == "terminated" for w in db.workers.values())
             and not any(True for _ in self._world.provider.own())
+            and not self._world.provider.coming
         )
 
     # --- work
