@@ -107,6 +107,7 @@ class Provider:
         self.dry: dict[str, float] = {}  # offer -> until when there is nothing
         self.broke = False
         self.down = False
+        self.mangled: bytes | None = None  # what every list is, for a while
         self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
         for number, (name, env) in enumerate(
             (("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: STRANGERS, WORKER_VARIABLE: "gpu-1"}), ("lab", {}))
@@ -140,6 +141,8 @@ class Provider:
 
     def _list(self, params: Mapping[str, Any]) -> Reply:
         now = self._world.kernel.now
+        if self.mangled is not None:
+            return Reply(200, self.mangled)
         if self._faults.happens("list_mangled", 0.02):
             return Reply(200, self._faults.one_of(MANGLED))
         shown = [p for p in self.pods.values() if p.visible_s <= now and (p.exists() or now < p.unlisted_s)]
@@ -190,12 +193,12 @@ class Provider:
             return _problem(400, self._faults.one_of(NO_CAPACITY))
         if self._faults.happens("quota", 0.002):
             return _problem(400, "You have reached the maximum number of pods: quota exceeded")
-        if self._faults.happens("create_delayed", 0.02):
+        if self._faults.happens("create_delayed", 0.04):
             self.coming += 1
             self._world.kernel.after(self._faults.between(30, 200), lambda: self._make(body, center, late=True))
             return Reply(502, b"<html>bad gateway</html>")
         pod = self._make(body, center)
-        if self._faults.happens("create_5xx_after", 0.03):
+        if self._faults.happens("create_5xx_after", 0.05):
             return Reply(502, b"<html>bad gateway</html>")
         if self._faults.happens("create_mangled", 0.02):
             return Reply(201, self._faults.one_of((b"", b"null", b'{"id": 7}', b"<html>", b'{"id": "x", "name": "y"}')))
@@ -232,7 +235,7 @@ class Provider:
             address=(f"10.0.0.{dice.randrange(12)}", 20000 + dice.randrange(3)),
             host_key=f"ssh-ed25519 key{number}",
         )
-        if env.get(FLEET_VARIABLE) == FLEET and self._faults.happens("sick_pod", 0.06):
+        if env.get(FLEET_VARIABLE) == FLEET and self._faults.happens("sick_pod", 0.08):
             self._sicken(pod, self._faults.one_of(SICK))
         self.pods[pod.id] = pod
         return pod

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.sim.faults import BURST, CALM
-from tests.sim.provider import FLEET
+from tests.sim.provider import FLEET, MANGLED
 from tests.sim.world import World
 
 LIMIT_S = 7200.0  # of the liveness phase
@@ -94,18 +94,19 @@ class Story:
         if not self._faults.active:
             return
         acts: tuple[tuple[int, Callable[[], None]], ...] = (
-            (3, self._kill),
-            (3, self._freeze),
-            (2, self._replace),
-            (3, self._lose_database),
-            (2, self._lose_provider),
-            (2, self._lose_s3),
-            (3, self._dry_market),
+            (5, self._kill),
+            (5, self._freeze),
+            (4, self._replace),
+            (5, self._lose_database),
+            (4, self._lose_provider),
+            (3, self._mangle_lists),
+            (4, self._lose_s3),
+            (6, self._dry_market),
             (1, self._no_money),
-            (3, self._evict),
-            (3, self._hurt_agent),
-            (2, self._lie),
-            (2, self._operator),
+            (6, self._evict),
+            (10, self._hurt_agent),
+            (5, self._lie),
+            (4, self._operator),
         )
         dice = self._faults.dice
         dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
@@ -160,6 +161,11 @@ class Story:
         self._note("provider_down")
         self._world.provider.down = True
         self._kernel.after(self._faults.between(3, 40), lambda: setattr(self._world.provider, "down", False))
+
+    def _mangle_lists(self) -> None:
+        self._note("lists_mangled")
+        self._world.provider.mangled = self._faults.one_of(MANGLED)
+        self._kernel.after(self._faults.between(5, 40), lambda: setattr(self._world.provider, "mangled", None))
 
     def _lose_s3(self) -> None:
         self._note("s3_down")
@@ -228,6 +234,7 @@ class Story:
         world.say("the faults stop")
         world.db_down = world.s3_down = world.provider.down = world.provider.broke = False
         world.provider.dry.clear()
+        world.provider.mangled = None
         for slot, replica in enumerate(world.replicas):
             if replica.loop.dead or replica.ended:
                 world.start_replica(slot)
