@@ -207,7 +207,7 @@ class Laws:
 
     def look(self) -> None:
         """Once a second."""
-        now, quiet = self._world.kernel.now, self._world.faults.last_at
+        now, quiet = self._world.kernel.now, self._world.faults.over_s
         workers = self._world.db.workers
         for pod in self._world.provider.own():
             row = workers.get(pod.worker_id or "")

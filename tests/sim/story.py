@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tests.sim.faults import BURST, CALM
+from tests.sim.faults import BURST, CALM, HANGS_S, LASTS_S
 from tests.sim.provider import FLEET, MANGLED
 from tests.sim.world import World
 
@@ -113,7 +113,7 @@ class Story:
         self._kernel.after(dice.expovariate(1 / 13), self._mischief)
 
     def _note(self, name: str) -> None:
-        self._faults.note(name)
+        self._faults.note(name, LASTS_S)
         self._world.say(f"fault: {name}")
 
     def _kill(self) -> None:
@@ -230,7 +230,7 @@ class Story:
         """From now on nothing new goes wrong; what is wrong in a pod stays so."""
         world = self._world
         self._faults.active = False
-        self._faults.last_at = self._kernel.now
+        self._faults.over_s = max(self._faults.over_s, self._kernel.now + HANGS_S)
         world.say("the faults stop")
         world.db_down = world.s3_down = world.provider.down = world.provider.broke = False
         world.provider.dry.clear()
