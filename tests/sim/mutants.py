@@ -69,7 +69,7 @@ MUTANTS = (
            'return records, _text(pagination, "nextCursor") if more else None',
            "return records, None"),
     Mutant("one list proves absence", "I8", LIFE,
-           "gone.lists >= 2 and", "gone.lists >= 1 or"),
+           "gone.lists >= 2 and snapshot.now - gone.since >= timedelta(seconds=age_s)", "gone.lists >= 1"),
     Mutant("a pod that was never listed is absent at once", "I1", "orchestrator/core/presence.py",
            "        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):",
            "        if missing:"),
