@@ -130,6 +130,7 @@ class Agent:
             )
             self._obey(answer)
             tasks = [Held(t["id"], t["attempt"], t["params"]) for t in answer.get("tasks", ())]
+            tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
             for held in tasks:
                 self.held[held.id] = held
                 self._world.claimed(self, held)

@@ -26,7 +26,7 @@ import apscheduler.triggers.interval
 
 from orchestrator import daemon, last_look
 
-EPOCH = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+EPOCH = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)  # a new day of the budget begins in every long seed
 BURST = 200_000  # callbacks of one process at one instant: more is a loop that never waits
 
 

@@ -20,6 +20,7 @@ LEAK_S = 120.0  # I1, without any other fault meanwhile
 STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
 RACE_S = 8.0  # decisions made before a refusal was written down
 OVERDUE_S = 120.0
+CALM_S = 20.0  # over the flush's own deadline
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
 SECRET = "SECRET"
 PLANNED = ("idle_timeout", "scale_down")
@@ -141,11 +142,19 @@ class Laws:
 
     def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
         """A transaction is done."""
+        if function == "fleet_log_lost":
+            self._given_up(self._world.db.workers[args["p_worker_id"]])
         if function == "fleet_log_begin":
             pieces = self._world.db.log_objects[args["p_worker_id"], args["p_boot_id"], args["p_stream"]]
             for one, following in itertools.pairwise(pieces):
                 if one["last_byte"] != following["first_byte"]:
                     self.broken("I5", f"a gap in the ledger of {args['p_worker_id']}")
+
+    def _given_up(self, row: Mapping[str, Any]) -> None:
+        now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")
+        calm_s = now - self._world.faults.over_s
+        if pod is not None and pod.runs(now) and calm_s > self._world.policy.flush_deadline_s + CALM_S:
+            self.broken("I5", f"logs of {row['id']} are declared lost and {pod.id} runs, without a fault meanwhile")
 
     # --- the provider, S3, and what is said to them
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FLEET, STRANGERS = "default", "other"
 PRICES = {"NVIDIA A40": 0.39, "NVIDIA L4": 0.43}
 PAGE = 5  # pods
+ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
 NO_CAPACITY = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again.",
     "There are no instances currently available",
@@ -216,6 +217,8 @@ class Provider:
         assigned = now + dice.uniform(1, 20)
         running = assigned + dice.uniform(2, 30)
         ssh = running + dice.uniform(0.5, 6)
+        taken = {pod.address for pod in self.pods.values() if pod.exists()}
+        free = [address for address in ADDRESSES if address not in taken]  # those of earlier pods among them
         pod = SimPod(
             id=f"pod{number}",
             name=name,
@@ -232,7 +235,7 @@ class Provider:
             runtime_s=running + dice.uniform(0, 3),
             ssh_s=ssh,
             sshd_s=ssh + dice.uniform(0, 8),
-            address=(f"10.0.0.{dice.randrange(12)}", 20000 + dice.randrange(3)),
+            address=dice.choice(free),
             host_key=f"ssh-ed25519 key{number}",
         )
         if env.get(FLEET_VARIABLE) == FLEET and self._faults.happens("sick_pod", 0.08):

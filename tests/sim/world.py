@@ -111,7 +111,7 @@ class World:
             public_key="ssh-ed25519 ours",
             code_sha="c0de",
             hourly_budget_usd=None if rich else dice.choice((0.5, 1.0, 1.4)),
-            daily_budget_usd=None if rich else dice.choice((0.3, 0.6, 5.0)),
+            daily_budget_usd=None if rich else dice.choice((1.0, 5.0)),
         )
 
     # --- what is kept
