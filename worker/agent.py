@@ -19,7 +19,7 @@ from .http1 import Interrupted, Unreachable
 from .journal import Journal, secret_values
 from .launch import DONE_FILE
 from .life import Held, Life
-from .rpc import CALL_S, Refused, Rpc, backoff_s
+from .rpc import AGAIN_S, CALL_S, NotYet, Refused, Rpc, backoff_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ CRASHED = 1
 def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
     """The agent's life; its exit status. <run dir>/done.json says how it ended (guards U18)."""
     pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", "")}  # handlers have it in their environment
-    journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}))
+    commands = (config.setup_command, config.start_command)
+    journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}, *commands))
     agent = Agent(config, run, pyz, line, journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: agent.life.end(f"{signal.Signals(number).name} received"))
@@ -225,6 +226,9 @@ class Agent:
                     return None
             try:
                 return self._rpc.call(function, args, deadline_s=FAREWELL_CALL_S if farewell else CALL_S)
+            except NotYet:
+                tries += 1
+                self.life.pause(min(backoff_s(tries), AGAIN_S))
             except Unreachable as error:
                 tries += 1
                 self._journal.log("call_unanswered", function=function, tries=tries, why=str(error))

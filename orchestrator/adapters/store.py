@@ -16,6 +16,7 @@ from orchestrator.ports import (
     Attempt,
     BadArgument,
     BadToken,
+    DatabaseAuth,
     DatabaseHalf,
     Db,
     Lease,
@@ -28,6 +29,7 @@ from orchestrator.ports import (
     Unavailable,
     UnknownWorker,
 )
+from orchestrator.redaction import redact
 
 Row = Mapping[str, Any]
 
@@ -41,11 +43,12 @@ REFUSALS: Mapping[str, type[PortError]] = MappingProxyType(
         "OR005": UnknownWorker,
         "OR006": BadToken,
         "OR007": BadArgument,
-        "42501": BadToken,  # insufficient_privilege: this role may not call this
+        "42501": DatabaseAuth,  # insufficient_privilege: this role may not call this
         "42883": SchemaMismatch,  # undefined_function
         "42P01": SchemaMismatch,  # undefined_table
         "42703": SchemaMismatch,  # undefined_column
         "PGRST202": SchemaMismatch,  # PostgREST: no function with these arguments
+        "PGRST205": SchemaMismatch,  # … no table of this name
         "22": BadArgument,  # data exceptions: a value that cannot be what its argument is
         "23": BadArgument,  # integrity constraints
     }
@@ -82,6 +85,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_exception_type",
             "p_evidence",
         ),
+        "fleet_attempt_note": ("p_fleet", "p_term", "p_id", "p_failure_code", "p_evidence"),
         "fleet_note_offer": ("p_fleet", "p_term", "p_key", "p_refused", "p_code"),
         "fleet_strike": (
             "p_fleet",
@@ -130,6 +134,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_last",
             "p_reason",
         ),
+        "fleet_asks": ("p_fleet", "p_limit"),
+        "fleet_answer": ("p_fleet", "p_term", "p_answers"),
         "fleet_retention": ("p_fleet", "p_term"),
         "fleet_workers": ("p_fleet", "p_all", "p_limit"),
         "fleet_worker": ("p_fleet", "p_worker_id"),
@@ -142,7 +148,9 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_scaling_explain": ("p_fleet",),
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
+        "fleet_metrics": ("p_fleet", "p_since"),
         "fleet_describe": (),
+        "fleet_changes": ("p_digest",),
     }
 )
 
@@ -165,7 +173,10 @@ class SqlStore:
         self._fleet = fleet_id
 
     async def _call(self, function: str, /, **args: Any) -> Any:
-        return await self._db.call(function, p_fleet=self._fleet, **args)
+        # Evidence, reasons and last looks quote what pods, commands and libraries said.
+        return await self._db.call(
+            function, p_fleet=self._fleet, **{name: _without_secrets(v) for name, v in args.items()}
+        )
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
@@ -225,6 +236,12 @@ class SqlStore:
         """Write down that a stage of bring-up is being tried; the attempt's id."""
         row = await self._call("fleet_attempt_open", p_term=term, p_worker_id=worker_id, p_stage=stage)
         return int(row["id"])
+
+    async def note_attempt(self, term: int, attempt_id: int, code: FailureCode | None, evidence: Row) -> None:
+        """Write down what is suspected and seen while it goes on."""
+        await self._call(
+            "fleet_attempt_note", p_term=term, p_id=attempt_id, p_failure_code=code, p_evidence=dict(evidence)
+        )
 
     async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None:
         """Write down how it ended."""
@@ -304,9 +321,22 @@ class SqlStore:
             p_reason=reason,
         )
 
+    async def asks(self, limit: int) -> Sequence[Row]:
+        """What pods ask of the bucket through PostgREST: {id, worker_id, method, subject}, the oldest first."""
+        return list((await self._call("fleet_asks", p_limit=limit))["asks"])
+
+    async def answer(self, term: int, answers: Sequence[Row]) -> int:
+        """Answer some of them, {id, answer} each; how many were still open."""
+        return int((await self._call("fleet_answer", p_term=term, p_answers=list(answers)))["answered"])
+
     async def retention(self, term: int) -> Mapping[str, int]:
         """Delete a bounded number of rows past their age; table -> rows."""
         return dict(await self._call("fleet_retention", p_term=term))
+
+    async def metrics(self, since: datetime | None) -> Row:
+        """What tasks have been through since a moment, counted up to "until", and the log bytes not shipped yet."""
+        row = dict(await self._call("fleet_metrics", p_since=since))
+        return row | {"until": _time(row["until"])}
 
     async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - the operator's word
         """Live workers, newest first, with tasks and costs; with `all`, ended ones too."""
@@ -378,13 +408,16 @@ class SqlStore:
         return dict(await self._db.call("task_retry", p_id=str(task_id)))
 
     async def check_functions(self) -> str:
-        """The schema's version. SchemaMismatch names what this version calls and the database does not have."""
+        """The schema's version. SchemaMismatch names what this version calls and the database does not have.
+
+        A later schema may have more functions, and more arguments with defaults: a roll-back must start.
+        """
         described = await self._db.call("fleet_describe")
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"
             for name, args in FUNCTIONS.items()
-            if name not in there or [arg for arg in there[name] if arg != "p_now"] != list(args)
+            if name not in there or not set(args) <= set(there[name])
         ]
         if missing:
             raise SchemaMismatch(
@@ -468,6 +501,10 @@ def _climb(row: Row) -> EndedClimb:
         failure_code=row["failure_code"],
         release=row["release"],
     )
+
+
+def _without_secrets(value: Any) -> Any:
+    return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
 
 
 def _piece(piece: LogRange) -> dict[str, Any]:
