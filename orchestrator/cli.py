@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "tasks": ("orchestrator.cli_tasks:tasks", "Submit, list, show, cancel and retry tasks."),
     },
     "Setting up": {
+        "doctor": ("orchestrator.cli_doctor:doctor", "Check every part: settings, database, RunPod, SSH, S3, clock."),
         "migrate": ("orchestrator.cli_loop:migrate", "Bring the database's schema up to this version."),
         "demo": ("orchestrator.cli_loop:demo", "The whole thing on this machine, with an emulated RunPod."),
     },
@@ -110,7 +111,9 @@ class Commands(click.Group):
 def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, only: Sequence[str] = ()) -> None:
     """Run a command line (sys.argv by default) and exit with its code; `only` limits the commands."""
     from orchestrator.cli_render import Output
+    from orchestrator.redaction import guard_last_words
 
+    guard_last_words()
     output = Output()
     sys.exit(_exit_code(Commands(only), list(sys.argv[1:] if argv is None else argv), prog_name, output))
 

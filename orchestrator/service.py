@@ -130,10 +130,9 @@ async def once(settings: Settings) -> Plan | None:
 @asynccontextmanager
 async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
-    assert settings.runpod_ssh_public_key  # noqa: S101  require() has seen to it
     signing_key = settings.token_keys()[0]
     bundle = build_bundle(settings.worker_code_dir)
-    policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
+    policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
     async with AsyncExitStack() as stack:
         # Connections of their own for the loop and for the bring-ups: many calls of these queue up at once, and the
         # loop's must not be the last of them.

@@ -119,9 +119,8 @@ def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
     from orchestrator.adapters.lines import SshLines
     from orchestrator.adapters.ssh import AsyncSshShell
 
-    key, public = settings.require("shell").runpod_ssh_private_key, settings.runpod_ssh_public_key
-    assert key is not None and public is not None  # noqa: S101, PT018
-    shell = AsyncSshShell(key.get_secret_value(), public.strip())
+    pair = settings.require("shell").login_pair()
+    shell = AsyncSshShell(pair.private.text, pair.public.text)
     return shell, SshLines(shell)
 
 

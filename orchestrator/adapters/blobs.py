@@ -78,6 +78,11 @@ class S3Blobs:
 
         return await self._in_thread(get)
 
+    async def delete(self, key: str) -> None:
+        """Delete the object; one that is not there is no error."""
+        name = self._prefix + key
+        await self._in_thread(lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
+
     async def size(self, key: str) -> int:
         """The object's size in bytes. Raises NotFound."""
         name = self._prefix + key

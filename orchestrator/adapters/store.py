@@ -30,6 +30,7 @@ from orchestrator.ports import (
     Unavailable,
     UnknownWorker,
 )
+from orchestrator.redaction import redact
 
 Row = Mapping[str, Any]
 
@@ -193,7 +194,9 @@ class SqlStore:
         self._fleet = fleet_id
 
     async def _call(self, function: str, /, **args: Any) -> Any:
-        return await self._db.call(function, p_fleet=self._fleet, **{name: storable(arg) for name, arg in args.items()})
+        # Evidence, reasons and last looks quote what pods, commands and libraries said.
+        said = {name: storable(_without_secrets(value)) for name, value in args.items()}
+        return await self._db.call(function, p_fleet=self._fleet, **said)
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
@@ -425,13 +428,16 @@ class SqlStore:
         return dict(await self._db.call("task_retry", p_id=str(task_id)))
 
     async def check_functions(self) -> str:
-        """The schema's version. SchemaMismatch names what this version calls and the database does not have."""
+        """The schema's version. SchemaMismatch names what this version calls and the database does not have.
+
+        A later schema may have more functions, and more arguments with defaults: a roll-back must start.
+        """
         described = await self._db.call("fleet_describe")
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"
             for name, args in FUNCTIONS.items()
-            if name not in there or [arg for arg in there[name] if arg != "p_now"] != list(args)
+            if name not in there or not set(args) <= set(there[name])
         ]
         if missing:
             raise SchemaMismatch(
@@ -515,6 +521,10 @@ def _climb(row: Row) -> EndedClimb:
         failure_code=row["failure_code"],
         release=row["release"],
     )
+
+
+def _without_secrets(value: Any) -> Any:
+    return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
 
 
 def _piece(piece: LogRange) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`./run soak`: the demo again and again, each time with another seed, until one goes wrong or the rounds are over.
 
 `./run soak signals`: the orchestrator ended again and again. `./run soak image`: the container's steps, by hand.
+`./run soak versions`: an earlier version and this one on one database.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from orchestrator.demo import image, versions
 from orchestrator.demo import signals as ends
 from orchestrator.demo.main import only_demo
 from orchestrator.demo.play import Options, play
@@ -43,6 +45,30 @@ def signals(terms: int, kills: int, seed: int) -> None:
     directory: Path = ROOT / ".demo-soak"
     with only_demo(directory):
         summary = asyncio.run(ends.run(directory, terms, kills, seed))
+    print(json.dumps(summary, sort_keys=True), flush=True)
+    sys.exit(0 if summary["ok"] else 1)
+
+
+@main.command(name="versions")
+@click.option("--seed", default=1, show_default=True)
+def versions_(seed: int) -> None:
+    """Run an earlier version and this one side by side for a minute; one JSON object, exit 1 if anything broke."""
+    directory: Path = ROOT / ".demo-soak"
+    with only_demo(directory):
+        try:
+            summary = asyncio.run(versions.run(directory, seed))
+        except versions.NoHistory as error:
+            raise click.ClickException(str(error)) from error
+    print(json.dumps(summary, sort_keys=True), flush=True)
+    sys.exit(0 if summary["ok"] else 1)
+
+
+@main.command(name="image")
+def image_() -> None:
+    """Perform the Dockerfile's steps in a clean root, start what it starts, stop it; exit 1 if anything is wrong."""
+    directory: Path = ROOT / ".demo-soak"
+    with only_demo(directory):
+        summary = asyncio.run(image.run(directory))
     print(json.dumps(summary, sort_keys=True), flush=True)
     sys.exit(0 if summary["ok"] else 1)
 

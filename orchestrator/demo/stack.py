@@ -162,7 +162,8 @@ class Stack:
         child = await Child.start(
             "orchestrator",
             [sys.executable, "-m", "orchestrator", "run"],
-            environment={**self.environment, "PYTHONPATH": str(root), **(overrides or {})},
+            # Safe path: the working directory, which has this version's files, must not come first.
+            environment={**self.environment, "PYTHONPATH": str(root), "PYTHONSAFEPATH": "1", **(overrides or {})},
             log=self.directory / "orchestrator.log",
         )
         self._children.append(child)

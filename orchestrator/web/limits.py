@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
+MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal
 HEAD_TIMEOUT_S = 10.0  # from a connection's first moment, or a request's first byte, to the end of its headers
 MAX_CONNECTIONS = 4_096  # a thousand agents hold two each; past it the answer is 503
 SAID = b'{"code":"PGRST000","message":"The request\'s headers are too large","details":null,"hint":null}'
@@ -46,7 +47,10 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         elif before is None or before.response_complete:
             self._head_bytes += len(data)
             self._wait()
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if (
+                self._head_bytes > (MAX_HEAD_BYTES if before is None else MAX_REST_BYTES)
+                and not self.transport.is_closing()
+            ):
                 if before is None:
                     self.transport.write(TOO_LARGE)
                 self.transport.close()

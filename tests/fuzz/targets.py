@@ -24,7 +24,6 @@ from runpod.error import QueryError
 
 from orchestrator import last_look, launch, logs, settings, shipping
 from orchestrator.adapters import runpod_logs, runpod_replies, store
-from orchestrator.adapters.keys import login_key
 from orchestrator.adapters.store import refusal
 from orchestrator.cli_logs import _Reader
 from orchestrator.cli_render import Output, one_line, plain
@@ -32,8 +31,9 @@ from orchestrator.cli_tables import workers
 from orchestrator.core import gpus, inspection
 from orchestrator.core.model import ID_PATTERN, Pool
 from orchestrator.core.states import FailureCode
+from orchestrator.keys import BadKey, login_pair
 from orchestrator.pools import read_pools
-from orchestrator.ports import AuthFailed, Completed, PortError
+from orchestrator.ports import Completed, PortError
 from orchestrator.problems import SettingsError
 from tests.fuzz.corpus import ENVIRONMENT, GPU_OUTPUT, LAST_LOOK, PLATFORM_OUTPUT, POOLS, REPLIES, ROW
 from tests.fuzz.mutate import HOSTILE, spoilt, spoilt_bytes, spoilt_text
@@ -220,12 +220,12 @@ def _key() -> tuple[str, str]:
 
 def _read_key(given: tuple[str, str]) -> None:
     try:
-        found = login_key(*given)
-    except AuthFailed as error:
+        found = login_pair(*given)
+    except BadKey as error:
         if not error.cause:
             raise
         return
-    assert found.public_data == asyncssh.import_private_key(_key()[0]).public_data
+    assert found.private.key.public_data == asyncssh.import_private_key(_key()[0]).public_data
 
 
 def _keys(draw: Random) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from tests.privilege.rig import Doors, Scene
 from worker import protocol
 
 ME = {"p_worker_id": "{me}", "p_nonce": "{nonce}"}
-BEAT = {**ME, "p_tasks": [], "p_health": None, "p_logs": None}
+BEAT: dict[str, Any] = {**ME, "p_tasks": [], "p_health": None, "p_logs": None}
 CLAIM = {**ME, "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
 FAIL = {**ME, "p_task_id": "{queued}", "p_attempt": 1, "p_failure": {}}
 REFUSAL = {"code", "message", "details", "hint"}

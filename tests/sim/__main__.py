@@ -5,6 +5,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from tests.sim.story import story
 from tests.sim.world import Outcome, World
@@ -36,18 +37,26 @@ def main() -> int:
     return many(args.first, args.seeds, args.processes, keep_going=args.keep_going)
 
 
+def _outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
+    """Of each seed, in any order; without processes in order, and here."""
+    if not processes:
+        yield from map(one, seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap_unordered(one, seeds, chunksize=4)
+
+
 def many(first: int, count: int, processes: int, *, keep_going: bool) -> int:
     """Many seeds, on several processors."""
     began, virtual_s, faults, bad = time.monotonic(), 0.0, Counter[str](), []
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        for outcome in pool.imap_unordered(one, range(first, first + count), chunksize=4):
-            virtual_s += outcome.virtual_s
-            faults.update(outcome.faults)
-            if outcome.violation:
-                bad.append(outcome)
-                print(f"seed {outcome.seed}: {outcome.violation}\n  ./run sim --seed {outcome.seed} --trace", flush=True)
-                if not keep_going:
-                    break
+    for outcome in _outcomes(range(first, first + count), processes):
+        virtual_s += outcome.virtual_s
+        faults.update(outcome.faults)
+        if outcome.violation:
+            bad.append(outcome)
+            print(f"seed {outcome.seed}: {outcome.violation}\n  ./run sim --seed {outcome.seed} --trace", flush=True)
+            if not keep_going:
+                break
     for name, number in sorted(faults.items()):
         print(f"  {number:8d} {name}")
     took_s = time.monotonic() - began

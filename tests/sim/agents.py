@@ -48,12 +48,13 @@ class Agent:
         self.worker_id: str = config["worker_id"]
         _, worker_id, jti = config["token"].split(".")
         self._claims = {"sub": worker_id, "jti": jti}
-        self.loop = SimLoop(world.kernel, f"agent of {self.worker_id}")
+        self.loop = SimLoop(world.kernel, f"agent of {self.worker_id}")  # type: ignore[abstract]
         self.line = ""
         self.held: dict[str, Held] = {}
         self.cut_until_s = 0.0  # its network is away until then
         self.heard_s = world.kernel.now  # when it was last answered
         self.beaten_s: float | None = None  # … to a heartbeat
+        self.spoke = False  # it has sent one, heard or not
         self.done = False
         self._ending: str | None = None
         self._wanted = protocol.RUN
@@ -129,6 +130,7 @@ class Agent:
             )
             self._obey(answer)
             tasks = [Held(t["id"], t["attempt"], t["params"]) for t in answer.get("tasks", ())]
+            tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
             for held in tasks:
                 self.held[held.id] = held
                 self._world.claimed(self, held)
@@ -151,7 +153,7 @@ class Agent:
                 held, protocol.COMPLETE, **token, p_output_location=None, p_result_data={"by": self.nonce[:8]}
             )
         else:
-            failure = {"code": outcome.upper(), "message": outcome, "point": "Processing"}
+            failure: dict[str, Any] = {"code": outcome.upper(), "message": outcome, "point": "Processing"}
             failure |= {"exit_class": "exception", "retryable": outcome != "fatal"}
             await self._report(held, protocol.FAIL, **token, p_failure=failure)
         self.held.pop(held.id, None)
@@ -241,6 +243,7 @@ class Agent:
         if self._world.kernel.now < self.cut_until_s:
             await asyncio.sleep(1)
             raise Unavailable("the network is away")
+        self.spoke |= function in (protocol.REGISTER, protocol.HEARTBEAT)
         said = {"p_worker_id": self.worker_id, "p_nonce": self.nonce, **args}
         answer: dict[str, Any] = await self._world.door(self, function, said, self._claims, CALL_S)
         self.heard_s = self._world.kernel.now

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any
+from typing import Any, Self
 
 import apscheduler.executors.base
 import apscheduler.job
@@ -26,7 +26,7 @@ import apscheduler.triggers.interval
 
 from orchestrator import daemon, last_look
 
-EPOCH = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+EPOCH = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)  # a new day of the budget begins in every long seed
 BURST = 200_000  # callbacks of one process at one instant: more is a loop that never waits
 
 
@@ -106,7 +106,7 @@ class SimTask(asyncio.Task[Any]):
 
     _counter = itertools.count()
 
-    def __new__(cls, *_: Any, **__: Any) -> "SimTask":
+    def __new__(cls, *_: Any, **__: Any) -> Self:
         task = super().__new__(cls)
         task.number = next(cls._counter)
         return task
@@ -152,19 +152,22 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run what is ready, as the loop of a real process would between two waits."""
-        if self.dead or self.frozen or not self.ready:
+        if not self.ready or not self._turns():
             return
         asyncio._set_running_loop(self)
         try:
             for _ in range(BURST):
-                if not self.ready or self.dead or self.frozen:
+                if not self.ready or not self._turns():
                     return
                 handle = self.ready.popleft()
-                if not handle._cancelled:  # type: ignore[attr-defined]
-                    handle._run()  # type: ignore[attr-defined]
+                if not handle._cancelled:
+                    handle._run()
         finally:
             asyncio._set_running_loop(None)
         raise Livelock(f"{self.name} never waits (at {self.kernel.now:.3f} s)")
+
+    def _turns(self) -> bool:
+        return not (self.dead or self.frozen)
 
     # --- what asyncio asks of it
 

@@ -65,7 +65,7 @@ def same(real: Any, model: Any) -> bool:
     if isinstance(model, int) and isinstance(real, int) and not isinstance(model, bool):
         return abs(real - model) <= 1
     if isinstance(model, float) and isinstance(real, float):
-        return abs(real - model) <= 1e-4  # noqa: PLR2004
+        return abs(real - model) <= 1e-4
     return bool(real == model)
 
 
@@ -160,14 +160,14 @@ class Pair:
     @property
     def _term(self) -> int:
         known = int(self.model.leases.get(FLEET, {}).get("term", 0))
-        return known - 1 if self.dice.random() < 0.03 else known  # noqa: PLR2004
+        return known - 1 if self.dice.random() < 0.03 else known
 
     def _worker(self) -> str:
         return self.dice.choice([*sorted(self.model.workers)[-12:], "gpu-unknown"])
 
     async def _lead(self) -> None:
         holder = self.dice.choice(("a", "b"))
-        if self.dice.random() < 0.8:  # noqa: PLR2004
+        if self.dice.random() < 0.8:
             await self.call("fleet_lead", p_fleet=FLEET, p_holder=holder, p_ttl_s=self.dice.choice((15, 600)))
         else:
             await self.call("fleet_resign", p_fleet=FLEET, p_holder=holder, p_term=self._term)
@@ -178,15 +178,15 @@ class Pair:
             new = str(uuid.UUID(int=self._ids.getrandbits(128), version=4))
             task: dict[str, Any] = {"id": new, "task_type": dice.choice(("a", "b")), "params": {"n": index}}
             known = [f"#{dice.randrange(index + 1)}", *self._tasks[-6:]]
-            if dice.random() < 0.3:  # noqa: PLR2004
+            if dice.random() < 0.3:
                 task["depends_on"] = dice.sample(known, min(len(known), dice.randint(1, 2)))
-            if dice.random() < 0.2:  # noqa: PLR2004
+            if dice.random() < 0.2:
                 task["dedupe_key"] = dice.choice("xyz")
-            if dice.random() < 0.2:  # noqa: PLR2004
+            if dice.random() < 0.2:
                 task["run_after"] = (self.now + timedelta(seconds=30)).isoformat()
             task |= {"priority": dice.choice((0, 0, 1)), "max_attempts": dice.choice((None, 1, 2, 3, 101))}
-            task |= {"pool": dice.choice((None, None, "default", "big", "no pool"))} if dice.random() < 0.3 else {}  # noqa: PLR2004
-            if task["max_attempts"] == 101 and dice.random() < 0.8:  # noqa: PLR2004
+            task |= {"pool": dice.choice((None, None, "default", "big", "no pool"))} if dice.random() < 0.3 else {}
+            if task["max_attempts"] == 101 and dice.random() < 0.8:
                 task["max_attempts"] = 2
             batch.append(task)
         answer = await self.call("task_submit", p_tasks=batch)
@@ -198,10 +198,15 @@ class Pair:
 
     async def _spawn(self) -> None:
         live = sum(w["status"] in LIVE for w in self.model.workers.values())
-        if live > 8 and self.dice.random() < 0.8:  # noqa: PLR2004
-            return await self._move()
-        self._names += self.dice.random() < 0.95  # noqa: PLR2004
-        budget = {"hourly_usd": self.dice.choice((None, 3.0)), "daily_usd": self.dice.choice((None, 2.0)), "useful_usd": 0.1}
+        if live > 8 and self.dice.random() < 0.8:
+            await self._move()
+            return
+        self._names += self.dice.random() < 0.95
+        budget = {
+            "hourly_usd": self.dice.choice((None, 3.0)),
+            "daily_usd": self.dice.choice((None, 2.0)),
+            "useful_usd": 0.1,
+        }
         worker = {
             "id": f"gpu-{self._names:05d}",
             "pool": self.dice.choice(("default", "default", "big")),
@@ -214,13 +219,17 @@ class Pair:
             "metadata": {"offer": "o"},
             "reason": "wanted",
         }
-        return await self.call("fleet_spawn", p_fleet=FLEET, p_term=self._term, p_worker=worker)
+        await self.call("fleet_spawn", p_fleet=FLEET, p_term=self._term, p_worker=worker)
 
     async def _move(self) -> None:
         dice, name = self.dice, self._worker()
         row = self.model.workers.get(name, {"status": "spawning", "pod_id": None})
         to = dice.choice((None, None, *NEXT[row["status"]]))
-        fields: dict[str, Any] = {"waiting_on": dice.choice(("provider", "worker")), "deadline_s": 30, "next_attempt_s": 2.5}
+        fields: dict[str, Any] = {
+            "waiting_on": dice.choice(("provider", "worker")),
+            "deadline_s": 30,
+            "next_attempt_s": 2.5,
+        }
         if row["status"] == "spawning":
             pod = {"pod_id": f"pod-{name}", "price_usd_per_hour": dice.choice((0.4, 0.75)), "machine_id": "m1"}
             nonce = {"nonce": f"n{dice.randrange(3)}-{name}", "token_jti": "j"}
@@ -228,7 +237,7 @@ class Pair:
         if to == "terminating":
             cause = dice.choice([*list(ExitCause), None])
             fields |= {"exit_cause": cause, "failure_code": dice.choice((None, "POD_MISSING", "NO_CAPACITY"))}
-        if dice.random() < 0.2:  # noqa: PLR2004
+        if dice.random() < 0.2:
             fields |= {"metadata": {"k": dice.randrange(3)}, "reserved_usd": 0.3, "budget": {"hourly_usd": 4.0}}
         stage = dice.choice((None, dice.choice(LADDER).stage)) if to is None else None
         await self.call(
@@ -236,7 +245,7 @@ class Pair:
             p_fleet=FLEET,
             p_term=self._term,
             p_worker_id=name,
-            p_from=[row["status"]] if dice.random() < 0.95 else ["idle"],  # noqa: PLR2004
+            p_from=[row["status"]] if dice.random() < 0.95 else ["idle"],
             p_to=to,
             p_stage=stage,
             p_reason="because",
@@ -246,10 +255,12 @@ class Pair:
     async def _agent(self) -> None:
         dice, name = self.dice, self._worker()
         row = self.model.workers.get(name, {"nonce": None, "claim_no": 0})
-        nonce = row["nonce"] if row["nonce"] and dice.random() < 0.95 else "old"  # noqa: PLR2004
+        nonce = row["nonce"] if row["nonce"] and dice.random() < 0.95 else "old"
         who = {"p_worker_id": name, "p_nonce": nonce}
         held = list(self.model.running.get(name, {}).values())
-        what = dice.choice(("register", "claim", "claim", "claim", "heartbeat", "complete", "complete", "fail", "release"))
+        what = dice.choice(
+            ("register", "claim", "claim", "claim", "heartbeat", "complete", "complete", "fail", "release")
+        )
         if what == "register":
             await self.call("worker_register", **who, p_agent={"protocol": 1})
         elif what == "claim":
@@ -257,7 +268,7 @@ class Pair:
             await self.call("worker_claim", **who, p_claim_no=number, p_batch=dice.randint(1, 3), p_wait_s=0)
         elif what == "heartbeat":
             told = [{"id": t["id"], "attempt": t["attempts"], "progress": {"f": dice.randrange(3)}} for t in held]
-            if self._tasks and dice.random() < 0.3:  # noqa: PLR2004
+            if self._tasks and dice.random() < 0.3:
                 told.append({"id": dice.choice(self._tasks), "attempt": 9})
             logs = dice.choice((None, {"handler": dice.randrange(1000)}))
             await self.call("worker_heartbeat", **who, p_tasks=told, p_health={"ok": 1}, p_logs=logs)
@@ -269,16 +280,20 @@ class Pair:
             if what == "complete":
                 await self.call("worker_complete", **token, p_output_location="s3://b/k", p_result_data={"r": 1})
             elif what == "fail":
-                failure = {"code": "BAD", "message": "broke", "point": dice.choice(("Processing", "Nowhere"))}
-                failure |= {"exit_class": "exception", "retryable": dice.random() < 0.8, "detail": {"d": 1}}  # noqa: PLR2004
+                failure: dict[str, Any] = {
+                    "code": "BAD",
+                    "message": "broke",
+                    "point": dice.choice(("Processing", "Nowhere")),
+                }
+                failure |= {"exit_class": "exception", "retryable": dice.random() < 0.8, "detail": {"d": 1}}
                 await self.call("worker_fail", **token, p_failure=failure)
             else:
                 await self.call("worker_release", **token, p_reason="draining")
 
     async def _attempt(self) -> None:
-        if self._attempts and self.dice.random() < 0.5:  # noqa: PLR2004
+        if self._attempts and self.dice.random() < 0.5:
             outcome = self.dice.choice(("ok", "failed", "timeout"))
-            both, evidence = self.dice.choice(self._attempts[-5:]), {"known": self.dice.random() < 0.5}  # noqa: PLR2004
+            both, evidence = self.dice.choice(self._attempts[-5:]), {"known": self.dice.random() < 0.5}
             args = {"p_outcome": outcome, "p_failure_code": None, "p_exception_type": "X", "p_evidence": evidence}
             await self.call("fleet_attempt_close", p_fleet=FLEET, p_term=self._term, p_id=both, **args)
         else:
@@ -287,12 +302,16 @@ class Pair:
             await self.call("fleet_attempt_open", p_fleet=FLEET, p_term=self._term, **who)
 
     async def _offer(self) -> None:
-        said = {"p_key": self.dice.choice("op"), "p_refused": self.dice.random() < 0.6, "p_code": "NO_CAPACITY"}  # noqa: PLR2004
+        said: dict[str, Any] = {
+            "p_key": self.dice.choice("op"),
+            "p_refused": self.dice.random() < 0.6,
+            "p_code": "NO_CAPACITY",
+        }
         await self.call("fleet_note_offer", p_fleet=FLEET, p_term=self._term, **said)
 
     async def _host(self) -> None:
         key = self.dice.choice(("machine:m1", "place:EU|A40"))
-        said = {"p_key": key, "p_code": "ECC", "p_evidence": {"why": "it broke"}}
+        said: dict[str, Any] = {"p_key": key, "p_code": "ECC", "p_evidence": {"why": "it broke"}}
         said |= {"p_avoid_s": 60, "p_after": self.dice.choice((1, 2)), "p_memory_s": 90}
         await self.call("fleet_strike", p_fleet=FLEET, p_term=self._term, **said)
 
@@ -309,13 +328,19 @@ class Pair:
         if what == "lost":
             shipped = max((p["last_byte"] for p in pieces if p["shipped_at"]), default=0)
             last = dice.choice((None, shipped + 10, shipped + 500))
-            first = shipped if dice.random() < 0.9 else shipped + 1  # noqa: PLR2004
+            first = shipped if dice.random() < 0.9 else shipped + 1
             await self.call("fleet_log_lost", **fleet, **where, p_first=first, p_last=last, p_reason="gone")
             return
         end = pieces[-1] if pieces else {"seq": -1, "last_byte": 0}
         first = end["last_byte"] or 0
-        piece = {"p_seq": end["seq"] + 1, "p_first": first, "p_last": first + 100, "p_sha256": "s", "p_key": "k"}
-        if (what == "shipped" and pieces) or dice.random() < 0.1:  # noqa: PLR2004
+        piece: dict[str, Any] = {
+            "p_seq": end["seq"] + 1,
+            "p_first": first,
+            "p_last": first + 100,
+            "p_sha256": "s",
+            "p_key": "k",
+        }
+        if (what == "shipped" and pieces) or dice.random() < 0.1:
             piece |= {"p_seq": end["seq"], "p_first": end.get("first_byte", 0), "p_last": end["last_byte"]}
         if piece["p_last"] is not None and piece["p_last"] > piece["p_first"] and piece["p_seq"] >= 0:
             await self.call(f"fleet_log_{what}", **fleet, **where, **piece)
@@ -327,13 +352,20 @@ class Pair:
             reason, pool = dice.choice((None, "a look")), dice.choice((None, "default"))
             await self.call("fleet_pause", **fleet, p_pool=pool, p_reason=reason, p_for_s=dice.choice((None, 20, 0)))
         elif what == 1:
-            who = {"p_worker_id": self._worker(), "p_reason": "a wish"}
-            await self.call("fleet_request_termination", **fleet, **who, p_now_not_drain=dice.random() < 0.5)  # noqa: PLR2004
-        elif what == 2:  # noqa: PLR2004
+            who: dict[str, Any] = {"p_worker_id": self._worker(), "p_reason": "a wish"}
+            await self.call("fleet_request_termination", **fleet, **who, p_now_not_drain=dice.random() < 0.5)
+        elif what == 2:
             types = [{"task_type": "a", "pool": dice.choice(("default", "big")), "timeout_s": 9, "max_attempts": 2}]
             await self.call("fleet_declare_pools", **fleet, p_term=self._term, p_pools=dice.choice(([], types)))
         else:
-            said = {"pool": "default", "rule": dice.choice("rs"), "target": 1, "inputs": {}, "actions": [], "blocked": []}
+            said = {
+                "pool": "default",
+                "rule": dice.choice("rs"),
+                "target": 1,
+                "inputs": {},
+                "actions": [],
+                "blocked": [],
+            }
             await self.call("fleet_record_decision", **fleet, p_term=self._term, p_decision=said)
 
 

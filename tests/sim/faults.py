@@ -2,15 +2,17 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 # What may become of one call: nothing was done and it says so; nothing or all was done and no answer comes, soon or in
 # time; it is carried out after the caller has given up.
 FATES = ("refused", "lost_before", "lost_after", "hung_before", "hung_after", "late")
+HANGS_S = 45.0  # a call that hangs, and what waits for it
+LASTS_S = 105.0  # the longest outage or frozen orchestrator, and then a call that hangs
 CALM, BURST = 1.0, 8.0  # times the rates below
-RATES = {"db": 0.01, "cloud": 0.07, "ssh": 0.03, "s3": 0.08, "rpc": 0.03}  # of calls, on an ordinary day
+RATES = {"db": 0.01, "cloud": 0.08, "ssh": 0.04, "s3": 0.1, "rpc": 0.06}  # of calls, on an ordinary day
 
 
 class Faults:
@@ -21,13 +23,13 @@ class Faults:
         self.count: Counter[str] = Counter()
         self.active = True
         self.level = CALM
-        self.last_at = -1e9  # when the last one happened, by the kernel's clock
-        self.clock = lambda: 0.0
+        self.over_s = -1e9  # when the last one will be over, by the kernel's clock
+        self.clock: Callable[[], float] = lambda: 0.0
 
-    def note(self, name: str) -> None:
-        """Count one."""
+    def note(self, name: str, lasts_s: float = HANGS_S) -> None:
+        """Count one; for so long it is felt."""
         self.count[name] += 1
-        self.last_at = self.clock()
+        self.over_s = max(self.over_s, self.clock() + lasts_s)
 
     def happens(self, name: str, chance: float) -> bool:
         """Whether it happens this time."""

@@ -1,11 +1,11 @@
 """The invariants I1 to I8, as far as a world can tell, asked at every commit and at every effect on the provider."""
 
+import gzip
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-import gzip
 
 from orchestrator import launch
 from orchestrator.core.states import FAILURES
@@ -20,8 +20,9 @@ LEAK_S = 120.0  # I1, without any other fault meanwhile
 STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
 RACE_S = 8.0  # decisions made before a refusal was written down
 OVERDUE_S = 120.0
+CALM_S = 20.0  # over the flush's own deadline
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
-SECRET = "SECRET"  # noqa: S105
+SECRET = "SECRET"
 PLANNED = ("idle_timeout", "scale_down")
 
 
@@ -76,7 +77,7 @@ class Laws:
         now, pod = self._world.kernel.now, self._world.provider.pods.get(new["pod_id"] or "")
         if new["status"] == "active" and old["status"] == "spawning":
             agent = pod.agents.get(new["nonce"]) if pod else None
-            if agent is None or new["last_heartbeat"] is None or agent.beaten_s is None:
+            if agent is None or new["last_heartbeat"] is None or not agent.spoke:
                 self.broken("I8", f"{new['id']} was promoted without a heartbeat of its launch")
         elif new["status"] == "terminated":
             for one in self._world.provider.own():
@@ -141,11 +142,19 @@ class Laws:
 
     def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
         """A transaction is done."""
+        if function == "fleet_log_lost":
+            self._given_up(self._world.db.workers[args["p_worker_id"]])
         if function == "fleet_log_begin":
             pieces = self._world.db.log_objects[args["p_worker_id"], args["p_boot_id"], args["p_stream"]]
-            for one, following in zip(pieces, pieces[1:], strict=False):
+            for one, following in itertools.pairwise(pieces):
                 if one["last_byte"] != following["first_byte"]:
                     self.broken("I5", f"a gap in the ledger of {args['p_worker_id']}")
+
+    def _given_up(self, row: Mapping[str, Any]) -> None:
+        now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")
+        calm_s = now - self._world.faults.over_s
+        if pod is not None and pod.runs(now) and calm_s > self._world.policy.flush_deadline_s + CALM_S:
+            self.broken("I5", f"logs of {row['id']} are declared lost and {pod.id} runs, without a fault meanwhile")
 
     # --- the provider, S3, and what is said to them
 
@@ -191,7 +200,7 @@ class Laws:
             declared = any(p["declared_lost"] and p["last_byte"] is None for p in pieces)
             if shipped < len(content) and not declared:
                 left = len(content) - shipped
-                self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}, undeclared")
+                self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}")
 
     def stored(self, key: str, content: bytes) -> None:
         """An object arrives in S3."""
@@ -207,7 +216,7 @@ class Laws:
 
     def look(self) -> None:
         """Once a second."""
-        now, quiet = self._world.kernel.now, self._world.faults.last_at
+        now, quiet = self._world.kernel.now, self._world.faults.over_s
         workers = self._world.db.workers
         for pod in self._world.provider.own():
             row = workers.get(pod.worker_id or "")

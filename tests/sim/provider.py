@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FLEET, STRANGERS = "default", "other"
 PRICES = {"NVIDIA A40": 0.39, "NVIDIA L4": 0.43}
 PAGE = 5  # pods
+ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
 NO_CAPACITY = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again.",
     "There are no instances currently available",
@@ -107,7 +108,8 @@ class Provider:
         self.dry: dict[str, float] = {}  # offer -> until when there is nothing
         self.broke = False
         self.down = False
-        self.creates: list[tuple[float, str]] = []
+        self.mangled: bytes | None = None  # what every list is, for a while
+        self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
         for number, (name, env) in enumerate(
             (("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: STRANGERS, WORKER_VARIABLE: "gpu-1"}), ("lab", {}))
         ):
@@ -140,6 +142,8 @@ class Provider:
 
     def _list(self, params: Mapping[str, Any]) -> Reply:
         now = self._world.kernel.now
+        if self.mangled is not None:
+            return Reply(200, self.mangled)
         if self._faults.happens("list_mangled", 0.02):
             return Reply(200, self._faults.one_of(MANGLED))
         shown = [p for p in self.pods.values() if p.visible_s <= now and (p.exists() or now < p.unlisted_s)]
@@ -190,20 +194,31 @@ class Provider:
             return _problem(400, self._faults.one_of(NO_CAPACITY))
         if self._faults.happens("quota", 0.002):
             return _problem(400, "You have reached the maximum number of pods: quota exceeded")
-        pod = self._new(name, body["env"], gpu, center or "EU-1", body["cloud"], len(self.pods))
-        self._world.laws.created(pod)
-        self._world.say(f"provider: pod {pod.id} for {name}")
-        if self._faults.happens("create_5xx_after", 0.03):
+        if self._faults.happens("create_delayed", 0.04):
+            self.coming += 1
+            self._world.kernel.after(self._faults.between(30, 200), lambda: self._make(body, center, late=True))
+            return Reply(502, b"<html>bad gateway</html>")
+        pod = self._make(body, center)
+        if self._faults.happens("create_5xx_after", 0.05):
             return Reply(502, b"<html>bad gateway</html>")
         if self._faults.happens("create_mangled", 0.02):
             return Reply(201, self._faults.one_of((b"", b"null", b'{"id": 7}', b"<html>", b'{"id": "x", "name": "y"}')))
         return Reply(201, json.dumps(self._shown(pod)).encode())
+
+    def _make(self, body: Mapping[str, Any], center: str | None, *, late: bool = False) -> SimPod:
+        self.coming -= late
+        pod = self._new(body["name"], body["env"], body["gpu"]["id"], center or "EU-1", body["cloud"], len(self.pods))
+        self._world.laws.created(pod)
+        self._world.say(f"provider: pod {pod.id} for {pod.name}")
+        return pod
 
     def _new(self, name: str, env: Mapping[str, str], gpu: str, center: str, cloud: str, number: int) -> SimPod:
         now, dice = self._world.kernel.now, self._faults.dice
         assigned = now + dice.uniform(1, 20)
         running = assigned + dice.uniform(2, 30)
         ssh = running + dice.uniform(0.5, 6)
+        taken = {pod.address for pod in self.pods.values() if pod.exists()}
+        free = [address for address in ADDRESSES if address not in taken]  # those of earlier pods among them
         pod = SimPod(
             id=f"pod{number}",
             name=name,
@@ -220,10 +235,10 @@ class Provider:
             runtime_s=running + dice.uniform(0, 3),
             ssh_s=ssh,
             sshd_s=ssh + dice.uniform(0, 8),
-            address=(f"10.0.0.{dice.randrange(12)}", 20000 + dice.randrange(3)),
+            address=dice.choice(free),
             host_key=f"ssh-ed25519 key{number}",
         )
-        if env.get(FLEET_VARIABLE) == FLEET and self._faults.happens("sick_pod", 0.06):
+        if env.get(FLEET_VARIABLE) == FLEET and self._faults.happens("sick_pod", 0.08):
             self._sicken(pod, self._faults.one_of(SICK))
         self.pods[pod.id] = pod
         return pod

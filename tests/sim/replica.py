@@ -67,7 +67,8 @@ class SimCloud(RunPodCloud):
         def text() -> str:
             return self._world.faults.one_of(("pulling image", "image pulled"))
 
-        return await self._world.carry(self._loop, "cloud", text, timeout_s=20)
+        said: str = await self._world.carry(self._loop, "cloud", text, timeout_s=20)
+        return said
 
 
 class SimBlobs:
@@ -89,7 +90,8 @@ class SimBlobs:
                 raise NotFound(key)
             return self._world.bucket[key]
 
-        return await self._world.carry(self._loop, "s3", content, timeout_s=S3_TIMEOUT_S)
+        found: bytes = await self._world.carry(self._loop, "s3", content, timeout_s=S3_TIMEOUT_S)
+        return found
 
     async def size(self, key: str) -> int:
         return len(await self.get(key))
@@ -112,7 +114,7 @@ class Replica:
 
     def __init__(self, world: "World", name: str, policy: Policy) -> None:
         self.world, self.name = world, name
-        self.loop = SimLoop(world.kernel, name)
+        self.loop = SimLoop(world.kernel, name)  # type: ignore[abstract]
         self.ended = False
         self.db: SimDb | None = None
         self.observer: Observer | None = None
@@ -191,5 +193,5 @@ class Replica:
             policy=policy,
             poll_s=world.poll_s,
             holder=self.name,
-            on_notify=lambda channel, payload: None,
+            on_notify=lambda *_: None,
         )

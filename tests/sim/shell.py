@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HALVES = re.compile(r"'?\b([0-9a-f]{16})\b'? '?([0-9a-f]{16})\b")
 RUN = re.compile(r"run/([A-Za-z0-9_-]+)")
 PROC = re.compile(r"/proc/(\d+)/stat")
-SECRET = "SECRET"  # noqa: S105 - in every token of the simulation
+SECRET = "SECRET"
 STOP_S = 2.0  # until a stop has ended the agent
 
 
@@ -35,7 +35,7 @@ class SimShell:
                 raise Refused(f"{host}:{port} refused")
             return "SSH-2.0-OpenSSH_9.6"
 
-        return await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s)
+        return str(await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s))
 
     async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> Session:
         def answer() -> "SimSession":
@@ -46,7 +46,8 @@ class SimShell:
                 raise HostKeyChanged("the host key is another one")
             return SimSession(self._world, self._loop, pod)
 
-        return await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s)
+        session: Session = await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s)
+        return session
 
 
 class SimSession:
@@ -169,7 +170,9 @@ def _said(text: str) -> Completed:
 
 def _platform(pod: SimPod, now: float) -> str:
     clock, free = int(EPOCH.timestamp() + now), 1000 if pod.sick == "disk" else 40_000_000
-    disk = f"Filesystem 1024-blocks Used Available Capacity Mounted on\noverlay 50000000 {50_000_000 - free} {free} 9% /"
+    disk = (
+        f"Filesystem 1024-blocks Used Available Capacity Mounted on\noverlay 50000000 {50_000_000 - free} {free} 9% /"
+    )
     inodes = "Filesystem Inodes IUsed IFree IUse% Mounted on\noverlay 1000000 1000 999000 1% /"
     said = {"clock_first": clock, "disk": disk, "inodes": inodes, "clock_last": clock}
     return "".join(f"=== {name} 0\n{text}\n" for name, text in said.items())

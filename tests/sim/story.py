@@ -5,8 +5,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tests.sim.faults import BURST, CALM
-from tests.sim.provider import FLEET
+from tests.sim.faults import BURST, CALM, HANGS_S, LASTS_S
+from tests.sim.provider import FLEET, MANGLED
 from tests.sim.world import World
 
 LIMIT_S = 7200.0  # of the liveness phase
@@ -37,7 +37,7 @@ class Story:
         for _ in range(dice.randint(1, 4)):
             self._kernel.after(dice.uniform(0, 240), self._submit)
         self._submit()
-        ends_s = dice.uniform(300, 700)
+        ends_s = dice.uniform(350, 800)
         self._kernel.after(dice.expovariate(1 / 8), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
         self._kernel.run(lambda: bool(world.violations), ends_s)
@@ -60,6 +60,7 @@ class Story:
             all(t["status"] in ("Complete", "Failed", "Cancelled") for t in db.tasks.values())
             and all(w["status"] == "terminated" for w in db.workers.values())
             and not any(True for _ in self._world.provider.own())
+            and not self._world.provider.coming
         )
 
     # --- work
@@ -93,25 +94,26 @@ class Story:
         if not self._faults.active:
             return
         acts: tuple[tuple[int, Callable[[], None]], ...] = (
-            (3, self._kill),
-            (3, self._freeze),
-            (2, self._replace),
-            (3, self._lose_database),
-            (2, self._lose_provider),
-            (2, self._lose_s3),
-            (3, self._dry_market),
+            (5, self._kill),
+            (5, self._freeze),
+            (4, self._replace),
+            (5, self._lose_database),
+            (4, self._lose_provider),
+            (3, self._mangle_lists),
+            (4, self._lose_s3),
+            (6, self._dry_market),
             (1, self._no_money),
-            (3, self._evict),
-            (3, self._hurt_agent),
-            (2, self._lie),
-            (2, self._operator),
+            (6, self._evict),
+            (10, self._hurt_agent),
+            (5, self._lie),
+            (4, self._operator),
         )
         dice = self._faults.dice
         dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
-        self._kernel.after(dice.expovariate(1 / 7), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 13), self._mischief)
 
     def _note(self, name: str) -> None:
-        self._faults.note(name)
+        self._faults.note(name, LASTS_S)
         self._world.say(f"fault: {name}")
 
     def _kill(self) -> None:
@@ -159,6 +161,11 @@ class Story:
         self._note("provider_down")
         self._world.provider.down = True
         self._kernel.after(self._faults.between(3, 40), lambda: setattr(self._world.provider, "down", False))
+
+    def _mangle_lists(self) -> None:
+        self._note("lists_mangled")
+        self._world.provider.mangled = self._faults.one_of(MANGLED)
+        self._kernel.after(self._faults.between(5, 40), lambda: setattr(self._world.provider, "mangled", None))
 
     def _lose_s3(self) -> None:
         self._note("s3_down")
@@ -223,10 +230,11 @@ class Story:
         """From now on nothing new goes wrong; what is wrong in a pod stays so."""
         world = self._world
         self._faults.active = False
-        self._faults.last_at = self._kernel.now
+        self._faults.over_s = max(self._faults.over_s, self._kernel.now + HANGS_S)
         world.say("the faults stop")
         world.db_down = world.s3_down = world.provider.down = world.provider.broke = False
         world.provider.dry.clear()
+        world.provider.mangled = None
         for slot, replica in enumerate(world.replicas):
             if replica.loop.dead or replica.ended:
                 world.start_replica(slot)

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 LATENCY_S = {"db": (0.002, 0.02), "cloud": (0.1, 0.6), "ssh": (0.02, 0.12), "s3": (0.03, 0.2), "rpc": (0.01, 0.06)}
 LATE_S = 12.0  # after the caller has given up, at most
 HUNG_S = 30.0  # at most, however long the caller would wait
-QUIET = ("fleet_lead", "fleet_snapshot", "worker_heartbeat", "fleet_worker", "fleet_log_pieces", "fleet_record_decision")
+QUIET = (
+    "fleet_lead",
+    "fleet_snapshot",
+    "worker_heartbeat",
+    "fleet_worker",
+    "fleet_log_pieces",
+    "fleet_record_decision",
+)
 A40, L4 = "NVIDIA A40", "NVIDIA L4"
 AGENT = b"the agent's program"
 
@@ -104,7 +111,7 @@ class World:
             public_key="ssh-ed25519 ours",
             code_sha="c0de",
             hourly_budget_usd=None if rich else dice.choice((0.5, 1.0, 1.4)),
-            daily_budget_usd=None if rich else dice.choice((0.3, 0.6, 5.0)),
+            daily_budget_usd=None if rich else dice.choice((1.0, 5.0)),
         )
 
     # --- what is kept
@@ -142,19 +149,14 @@ class World:
                 answer.set_result(value)
 
         def arrive() -> None:
-            value, error = None, None
+            answered: tuple[Any, Exception | None]
             try:
-                if fate in ("refused", "lost_before", "hung_before", "late"):
-                    self._cut(link)
-                self._reach(link)
-                value = act()
-                if fate in ("lost_after", "hung_after"):
-                    self._cut(link)
+                answered = self._attempt(link, fate, act), None
             except Exception as broken:  # noqa: BLE001 - carried back to the caller
-                error = broken
+                answered = None, broken
             if fate == "late":
                 self.kernel.after(limit_s + self.faults.between(0, LATE_S), late)
-            self.kernel.after(back_s, lambda: deliver(value, error))
+            self.kernel.after(back_s, lambda: deliver(*answered))
 
         def late() -> None:
             try:
@@ -165,6 +167,16 @@ class World:
 
         self.kernel.after(there_s, arrive)
         return await answer
+
+    def _attempt(self, link: str, fate: str, act: Callable[[], Any]) -> Any:
+        """The call where it arrives, if it does; what comes back, if anything does."""
+        if fate in ("refused", "lost_before", "hung_before", "late"):
+            self._cut(link)
+        self._reach(link)
+        value = act()
+        if fate in ("lost_after", "hung_after"):
+            self._cut(link)
+        return value
 
     def _cut(self, link: str) -> None:
         if link == "cloud":

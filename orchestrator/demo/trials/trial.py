@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ REST = """
 """
 Act = Callable[[Scene], Awaitable[None]]
 Fault = Mapping[str, Any]
+Around = Callable[[Scene], AbstractAsyncContextManager[object]]
 
 LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
 
@@ -91,8 +92,11 @@ class Result:
     seconds: float
 
 
-async def run(trial: Trial, ground: Ground, directory: Path) -> Result:
-    """Set up, do harm under load, wait for the end, judge. What goes wrong on the way is part of the result."""
+async def run(trial: Trial, ground: Ground, directory: Path, around: Around | None = None) -> Result:
+    """Set up, do harm under load, wait for the end, judge. What goes wrong on the way is part of the result.
+
+    `around` is entered before the first orchestrator starts, and left while all of them still run.
+    """
     began = time.monotonic()
     async with AsyncExitStack() as exits:
         own = await exits.enter_async_context(Ground(directory / "ground")) if trial.own_servers else ground
@@ -101,6 +105,8 @@ async def run(trial: Trial, ground: Ground, directory: Path) -> Result:
         stack.environment |= SETTINGS | dict(trial.settings)
         scene = Scene(stack, trial.says)
         exits.push_async_callback(scene.close)
+        if around is not None:
+            await exits.enter_async_context(around(scene))
         door = await scene.start(trial.orchestrators)
         if door is not None:
             await exits.enter_async_context(door)

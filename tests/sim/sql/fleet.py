@@ -9,7 +9,8 @@ from tests.sim.sql.queue import Json, Queue
 from tests.sim.sql.tables import Row, check_id, check_keys, jsonable, refuse
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
-              "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason", "metadata")  # fmt: skip
+              "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason",
+              "metadata")  # fmt: skip
 COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
            "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
            "waiting_for", "exit_cause", "failure_code")  # fmt: skip
@@ -24,7 +25,9 @@ CLIMBS = 100
 class Database(Queue):
     """All functions of the schema that the orchestrator, the agents and submitters call."""
 
-    def call(self, function: str, now: datetime, args: Mapping[str, Any], claims: Mapping[str, Any] | None = None) -> Json:
+    def call(
+        self, function: str, now: datetime, args: Mapping[str, Any], claims: Mapping[str, Any] | None = None
+    ) -> Json:
         """One transaction: the answer, or the port's error with nothing changed."""
         self.now, self.notified = now, {}
         named = {name: value for name, value in args.items() if name != "p_now"}

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -401,7 +401,7 @@ def _check_task(task: Json, index: int) -> None:
     check_keys(task, TASK_KEYS, what)
     if not task.get("task_type"):
         refuse("OR007", f"{what} has no task_type")
-    fine = {
+    fine: dict[str, Callable[[Any], Any]] = {
         "max_attempts": lambda v: isinstance(v, int) and 1 <= v <= 100,
         "pool": lambda v: isinstance(v, str) and IDS.fullmatch(v),
         "priority": lambda v: isinstance(v, int),

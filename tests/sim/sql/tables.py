@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orchestrator.adapters.store import refusal
-from orchestrator.core.states import TRANSITIONS, State
+from orchestrator.core.states import TRANSITIONS
 
 Row = dict[str, Any]
 LIVE_TASK = ("Queued", "In Progress")
@@ -216,8 +216,7 @@ class Tables:
         rows: list[Row] = []
         for row, change in changes:
             was.append(dict(row))
-            row |= change
-            row["updated_at"] = self.now
+            row.update(change, updated_at=self.now)
             rows.append(row)
         for old, new in zip(was, rows, strict=True):
             self._index(old, new)
