@@ -35,6 +35,7 @@ from orchestrator.keys import BadKey, login_pair
 from orchestrator.pools import read_pools
 from orchestrator.ports import Completed, PortError
 from orchestrator.problems import SettingsError
+from orchestrator.redaction import redact
 from tests.fuzz.corpus import ENVIRONMENT, GPU_OUTPUT, LAST_LOOK, PLATFORM_OUTPUT, POOLS, REPLIES, ROW
 from tests.fuzz.mutate import HOSTILE, spoilt, spoilt_bytes, spoilt_text
 
@@ -251,7 +252,7 @@ def _write_log(given: tuple[str, Any]) -> None:
             harmless(_without_colours(said))
         else:
             first, second = (json.loads(line) for line in said.removesuffix("\n").split("\n"))
-            assert first["worker"] == given[0]
+            assert first["worker"] == redact(given[0])
             assert second["level"] == "info"
             harmless(said)
 
@@ -289,7 +290,8 @@ def _show_log(content: bytes) -> None:
         if as_json:
             lines = [json.loads(line)["line"] for line in out.getvalue().splitlines()]
             text = content.decode("utf-8", "replace")
-            assert lines == [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] or not content
+            whole = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+            assert lines == [redact(line) for line in whole] or not content
 
 
 def _ship(content: bytes) -> None:
