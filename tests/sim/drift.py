@@ -86,7 +86,7 @@ class Pair:
         """One call to both."""
         theirs = dict(args)
         self.last.append(f"{function} {args}")
-        if function == "fleet_attempt_close":
+        if function in ("fleet_attempt_close", "fleet_attempt_note"):
             args["p_id"], theirs["p_id"] = args["p_id"]
         real, model = await self._ask(theirs, function), self._model(function, args)
         self.calls[f"{function} {type(model).__name__ if isinstance(model, PortError) else 'ok'}"] += 1
@@ -295,7 +295,11 @@ class Pair:
             outcome = self.dice.choice(("ok", "failed", "timeout"))
             both, evidence = self.dice.choice(self._attempts[-5:]), {"known": self.dice.random() < 0.5}
             args = {"p_outcome": outcome, "p_failure_code": None, "p_exception_type": "X", "p_evidence": evidence}
-            await self.call("fleet_attempt_close", p_fleet=FLEET, p_term=self._term, p_id=both, **args)
+            if self.dice.random() < 0.3:
+                told = {"p_failure_code": "TCP_REFUSED", "p_evidence": evidence}
+                await self.call("fleet_attempt_note", p_fleet=FLEET, p_term=self._term, p_id=both, **told)
+            else:
+                await self.call("fleet_attempt_close", p_fleet=FLEET, p_term=self._term, p_id=both, **args)
         else:
             stage = self.dice.choice(("pod_created", "tcp", "deleting"))
             who = {"p_worker_id": self._worker(), "p_stage": stage}

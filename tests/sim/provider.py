@@ -196,7 +196,7 @@ class Provider:
             return _problem(400, "You have reached the maximum number of pods: quota exceeded")
         if self._faults.happens("create_delayed", 0.04):
             self.coming += 1
-            self._world.kernel.after(self._faults.between(30, 200), lambda: self._make(body, center, late=True))
+            self._world.kernel.after(self._faults.between(30, 200), lambda: self._make_late(body, center))
             return Reply(502, b"<html>bad gateway</html>")
         pod = self._make(body, center)
         if self._faults.happens("create_5xx_after", 0.05):
@@ -205,8 +205,11 @@ class Provider:
             return Reply(201, self._faults.one_of((b"", b"null", b'{"id": 7}', b"<html>", b'{"id": "x", "name": "y"}')))
         return Reply(201, json.dumps(self._shown(pod)).encode())
 
-    def _make(self, body: Mapping[str, Any], center: str | None, *, late: bool = False) -> SimPod:
-        self.coming -= late
+    def _make_late(self, body: Mapping[str, Any], center: str | None) -> None:
+        self.coming -= 1
+        self._make(body, center)
+
+    def _make(self, body: Mapping[str, Any], center: str | None) -> SimPod:
         pod = self._new(body["name"], body["env"], body["gpu"]["id"], center or "EU-1", body["cloud"], len(self.pods))
         self._world.laws.created(pod)
         self._world.say(f"provider: pod {pod.id} for {pod.name}")

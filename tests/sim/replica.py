@@ -14,6 +14,7 @@ from orchestrator.core.model import Policy
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
+from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
 from orchestrator.ports import NotFound, Unavailable
 from orchestrator.shipping import Shipper
@@ -176,6 +177,7 @@ class Replica:
             catalog=catalog,
             executor=lambda wake: Executor(
                 store,
+                store,
                 cloud,
                 climb=bringup.climb,
                 look=partial(look, lines),
@@ -190,6 +192,7 @@ class Replica:
             pods=pods,
             workers=workers,
             health=self.health,
+            metrics=Metrics(),
             policy=policy,
             poll_s=world.poll_s,
             holder=self.name,

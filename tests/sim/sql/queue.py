@@ -76,6 +76,7 @@ class Queue(Tables):
             "generation_started_at": None,
             "generation_processed_at": None,
             "pool": chosen["pool"] or "default",
+            "pool_by_type": said["pool"] is None,
             "priority": task.get("priority") or 0,
             "max_attempts": chosen["max_attempts"] or 3,
             "uncounted": 0,

@@ -1,7 +1,8 @@
 """fleet_*: what the orchestrator writes down as it goes: attempts, offers, hosts, decisions, pools, the log ledger."""
 
+from collections import Counter
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.sim.sql.fleet import Database
@@ -53,6 +54,16 @@ class Records(Database):
             row |= {"ended_at": self.now, "outcome": p_outcome, "exception_type": p_exception_type}
             row |= {"failure_code": p_failure_code, "evidence": jsonable(p_evidence)}
         return {}
+
+    def fleet_attempt_note(
+        self, p_fleet: str, p_term: int, p_id: int, p_failure_code: str | None, p_evidence: Mapping[str, Any]
+    ) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_attempt_note")
+        row = self.worker_attempts.get(p_id)
+        noted = row is not None and row["ended_at"] is None
+        if row is not None and noted:
+            row |= {"failure_code": p_failure_code, "evidence": jsonable(p_evidence)}
+        return {"noted": noted}
 
     def fleet_note_offer(self, p_fleet: str, p_term: int, p_key: str, p_refused: bool, p_code: str | None) -> Json:
         self._check_term(p_fleet, p_term, "fleet_note_offer")
@@ -116,7 +127,28 @@ class Records(Database):
         names = {one["task_type"] for one in told}
         kept = {n: t for n, t in self.task_types.items() if t["fleet"] != p_fleet or n in names}
         self.task_types = kept | {one["task_type"]: dict(one) | {"fleet": p_fleet} for one in told}
-        return {"declared": len(told)}
+        moved = []
+        for task in self.tasks.values():
+            pool = self.task_types.get(task["task_type"], {}).get("pool") or "default"
+            if task["status"] == "Queued" and task["pool_by_type"] and task["pool"] != pool:
+                moved.append((task, {"pool": pool}))
+        self.update_tasks(moved)
+        return {"declared": len(told), "rerouted": len(moved)}
+
+    def fleet_metrics(self, p_fleet: str, p_since: datetime | None) -> Json:
+        until = self.now - timedelta(seconds=2)
+        since = greatest(p_since or until, until - timedelta(hours=1))
+        assert since is not None
+        ours = [a for a in self.task_attempts.values() if self.workers[a["worker_id"]]["fleet"] == p_fleet]
+        ended = Counter(
+            (a["outcome"], a["failure_code"]) for a in ours if a["ended_at"] and since < a["ended_at"] <= until
+        )
+        return {
+            "until": until.isoformat(),
+            "claimed": sum(since < a["started_at"] <= until for a in ours),
+            "ended": [{"outcome": outcome, "code": code, "n": n} for (outcome, code), n in ended.items()],
+            "log_bytes_pending": 0,  # a figure for people: nothing is decided by it
+        }
 
     def fleet_retention(self, p_fleet: str, p_term: int) -> Json:
         self._check_term(p_fleet, p_term, "fleet_retention")  # no simulation lasts the thirty days
