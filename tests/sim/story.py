@@ -110,7 +110,7 @@ class Story:
         )
         dice = self._faults.dice
         dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
-        self._kernel.after(dice.expovariate(1 / 13), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 10), self._mischief)
 
     def _note(self, name: str) -> None:
         self._faults.note(name, LASTS_S)
