@@ -142,6 +142,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_scaling_explain": ("p_fleet",),
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
+        "fleet_report": ("p_fleet",),
+        "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_describe": (),
     }
 )
@@ -357,6 +359,18 @@ class SqlStore:
         """Dollars between two moments, by worker, kind of state, task type and task. BadArgument if there are none."""
         return dict(await self._call("fleet_cost", p_since=since, p_until=until))
 
+    async def report(self) -> Row:
+        """The database's half of the diagnostic report: queue, workers, failures, decisions and spending; read-only."""
+        return dict(await self._call("fleet_report"))
+
+    async def efficiency(self, since: datetime, until: datetime | None = None) -> Row:
+        """Throughput, utilisation, queue depth and dollars a task between two moments. BadArgument if none."""
+        return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
+
+    async def describe(self) -> Row:
+        """The schema's version, and the argument names of every function that can be called."""
+        return dict(await self._db.call("fleet_describe"))
+
     async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
         """Queue tasks, at most 2000 at once; {id, created} of each. BadArgument names the first that is not valid."""
         return list((await self._db.call("task_submit", p_tasks=list(tasks)))["tasks"])
@@ -379,7 +393,7 @@ class SqlStore:
 
     async def check_functions(self) -> str:
         """The schema's version. SchemaMismatch names what this version calls and the database does not have."""
-        described = await self._db.call("fleet_describe")
+        described = await self.describe()
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"
