@@ -34,7 +34,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "orchestrator.cli_explain:explain",
             "Why a worker, a task or the scaling is where it is; what a code means.",
         ),
-        "health": ("orchestrator.cli_health:health", "The daily check: verdict, what to do, the numbers. Exit 1 if unhealthy."),
+        "health": (
+            "orchestrator.cli_health:health",
+            "The daily check: verdict, what to do, the numbers. Exit 1 if unhealthy.",
+        ),
         "diagnose": (
             "orchestrator.cli_diagnose:diagnose",
             "The whole report: settings, database, RunPod, every worker, network, and what to do.",

@@ -66,11 +66,13 @@ class Daemon:
         poll_s: float,
         holder: str,
         on_notify: Callable[[str, str], None],
+        think: Callable[[Snapshot, Policy], Plan] = plan,
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
         self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
+        self._think = think
         self._executor = executor(self.wake)
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._lease: Lease | None = None
@@ -233,7 +235,7 @@ class Daemon:
         if snapshot.pods is not None:
             self._pods.update(snapshot.pods)
         self._workers.update(snapshot.workers)
-        made = plan(snapshot, self._policy)
+        made = self._think(snapshot, self._policy)
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
         for verdict in made.verdicts:

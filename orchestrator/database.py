@@ -28,7 +28,9 @@ class DatabaseClient:
 
         url, key = self._settings.supabase_url, self._settings.supabase_service_role_key
         if not url or key is None:
-            missing = [name for name in ("supabase_url", "supabase_service_role_key") if not getattr(self._settings, name)]
+            missing = [
+                name for name in ("supabase_url", "supabase_service_role_key") if not getattr(self._settings, name)
+            ]
             why = "a plain Postgres has no Supabase client: `await get_workers()` and the commands work with both"
             raise SettingsError(Problem(f"{name.upper()} is missing", why, f"set {name.upper()}") for name in missing)
         return create_client(url, key.get_secret_value())

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,8 +19,11 @@ import uvicorn
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import build_bundle
 from orchestrator.catalog import Catalog
+from orchestrator.core import errands
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Worker
+from orchestrator.core.errands import Errand
+from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
@@ -40,6 +43,7 @@ TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry onl
 # Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
 # the 15 that Supabase's session pooler gives by default.
 POOLS = (3, 4, 7)
+ERRAND_EVERY_S = 2.0  # a tick for an operator who waits
 GC_THRESHOLDS = (50_000, 20, 20)  # allocations between two looks at the youngest objects; then looks, of each
 log = structlog.get_logger()
 
@@ -95,8 +99,27 @@ async def once(settings: Settings) -> Plan | None:
         return await parts.daemon.once()
 
 
+async def lead_for(
+    settings: Settings, errand: Errand, is_done: Callable[[], Awaitable[bool]], *, timeout_s: float
+) -> None:
+    """Lead while nobody else does, for one errand, until it is done or `timeout_s` is over; then give the lead back."""
+    configure("WARNING", settings.secrets())
+    often = settings.model_copy(update={"orchestrator_poll_sec": ERRAND_EVERY_S})
+    async with _parts(often, think=partial(errands.plan, errand)) as parts:
+        stop = asyncio.Event()
+        leading = asyncio.create_task(parts.daemon.run(stop), name="errand")
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not leading.done() and not await is_done():
+                        await asyncio.sleep(ERRAND_EVERY_S)
+        finally:
+            stop.set()
+            await leading
+
+
 @asynccontextmanager
-async def _parts(settings: Settings) -> AsyncIterator[Parts]:
+async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] = plan) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
     secret = settings.worker_jwt_secret
     assert secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018  require() has seen to it
@@ -155,6 +178,7 @@ async def _parts(settings: Settings) -> AsyncIterator[Parts]:
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
             on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
+            think=think,
         )
         yield Parts(daemon, gateway, blobs, task_signal, health)
 

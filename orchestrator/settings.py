@@ -150,6 +150,10 @@ class Settings(BaseSettings):
             raise SettingsError(problems)
         return self
 
+    def lacks(self, *parts: str) -> str | None:
+        """What `require` would refuse for, in one line; None if it would not."""
+        return "; ".join(problem.what for part in parts for problem in _MISSING[part](self)) or None
+
     def default_pool(self) -> Pool:
         """The pool that the environment describes."""
         centers: tuple[str | None, ...] = self.runpod_data_centers or (None,)

@@ -47,6 +47,7 @@ Fault = Mapping[str, Any]
 
 LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
 
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One thing that goes wrong, and what must come of it."""
