@@ -297,3 +297,8 @@ _MISSING = {
     ),
     "gateway": _missing_gateway,
 }
+
+
+def as_given() -> dict[str, str]:
+    """The environment as it is, for the report that says which of it is missing or mangled."""
+    return dict(os.environ)

@@ -367,6 +367,11 @@ class SqlStore:
         """Throughput, utilisation, queue depth and dollars a task between two moments. BadArgument if none."""
         return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
 
+    async def claim_as(self, worker_id: str) -> None:
+        """Ask for no task in the name of a worker that does not exist: UnknownWorker is the answer that all is well."""
+        nobody = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
+        await self._db.call("worker_claim", **nobody)
+
     async def describe(self) -> Row:
         """The schema's version, and the argument names of every function that can be called."""
         return dict(await self._db.call("fleet_describe"))

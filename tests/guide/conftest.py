@@ -1,10 +1,10 @@
-"""One stack for the whole guide: Postgres, S3 and the emulator; each test is a fleet of its own, with an empty queue."""
+"""One stack for the guide: Postgres, S3 and the emulator; each test is a fleet of its own, with an empty queue."""
 
 import asyncio
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import pytest
 from psycopg import AsyncConnection
 
+from orchestrator.demo.play import submit
 from orchestrator.demo.processes import Child
 from orchestrator.demo.stack import ROOT, Stack
 from tests.cli.builders import Ran
@@ -69,8 +70,6 @@ class Fleet:
 
     async def submit(self, *tasks: Mapping[str, Any]) -> Sequence[str]:
         """Queue these; their ids."""
-        from orchestrator.demo.play import submit
-
         return await submit(self.stack, list(tasks))
 
     async def until(self, query: str, *values: object, timeout_s: float = 60.0) -> Sequence[dict[str, Any]]:
@@ -101,13 +100,14 @@ class Fleet:
 
     async def stray_pod(self) -> str:
         """A pod of this fleet that no row names; its id."""
+        name = f"gpu-20260101_000000-{uuid.uuid4().hex[:8]}"
         script = (
-            "import asyncio; from dataclasses import replace; from orchestrator import wiring\n"
-            "from orchestrator.settings import load; from orchestrator.core.model import PodSpec\n"
+            "import asyncio; from orchestrator import wiring; from orchestrator.settings import load\n"
+            "from orchestrator.core.model import PodSpec\n"
             "async def main():\n"
             "    s = load(); cloud = wiring.open_cloud(s)\n"
-            f"    spec = PodSpec('gpu-20260101_000000-{uuid.uuid4().hex[:8]}', s.fleet_id, s.runpod_worker_image,\n"
-            "        s.runpod_gpu_type[0], 1, 'SECURE', None, 50, 8, 2, ('22/tcp',), s.runpod_ssh_public_key, {}, None, '/w')\n"
+            f"    spec = PodSpec({name!r}, s.fleet_id, s.runpod_worker_image, s.runpod_gpu_type[0], 1, 'SECURE',\n"
+            "        None, 50, 8, 2, ('22/tcp',), s.runpod_ssh_public_key, {}, None, '/workspace')\n"
             "    print((await cloud.create_pod(spec)).id)\n"
             "asyncio.run(main())"
         )
@@ -137,6 +137,3 @@ async def guided(stack: Stack) -> AsyncIterator[Fleet]:
         for pod in await fleet.pods():
             await stack.control("POST", f"pods/{pod['id']}/kill", {"how": "vanish"})
         await sql.execute("delete from tasks")
-
-
-Until = Callable[..., Awaitable[Sequence[dict[str, Any]]]]
