@@ -42,19 +42,21 @@ class Phase:
 
     name: str
     seconds: float
-    ticks_s: list[float]
+    ticks: list[dict[str, Any]]  # the cycle summaries
     calls: int  # apart from creates and deletes
     cpu_s: float
     rss_mb: float
     others: dict[str, float] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        ticks = self.ticks_s or [0.0]
-        spread = f"p50 {quantile(ticks, 0.5):.2f} s, p99 {quantile(ticks, 0.99):.2f} s, max {max(ticks):.2f} s"
+        took = [tick["tick_s"] for tick in self.ticks] or [0.0]
+        spread = f"p50 {quantile(took, 0.5):.2f} s, p99 {quantile(took, 0.99):.2f} s, max {max(took):.2f} s"
+        slowest = max(self.ticks, key=lambda tick: tick["tick_s"], default={"planned": {}, "observe_s": 0.0})
         others = {f"{self.name}_{key}": round(value, 2) for key, value in self.others.items()}
         return {
             f"{self.name}_s": round(self.seconds, 1),
-            f"{self.name}_ticks": f"{len(self.ticks_s)}: {spread}",
+            f"{self.name}_ticks": f"{len(self.ticks)}: {spread}",
+            f"{self.name}_slowest_tick": f"{slowest['observe_s']:.2f} s to observe, planned {slowest['planned']}",
             f"{self.name}_list_and_get_calls": self.calls,
             f"{self.name}_daemon_cpu": f"{self.cpu_s / self.seconds:.0%} of a core, {self.rss_mb:.0f} MB",
             **others,
@@ -110,11 +112,10 @@ class Run:
         self.asked.append((time.monotonic(), asked))
         return asked
 
-    def _ticks(self, since: int) -> list[float]:
+    def _ticks(self, since: int) -> list[dict[str, Any]]:
         with self.stack.directory.joinpath("orchestrator.log").open("rb") as file:
             file.seek(since)
-            lines = [json.loads(line) for line in file if b'"cycle_ended"' in line]
-        return [line["tick_s"] for line in lines]
+            return [json.loads(line) for line in file if b'"cycle_ended"' in line]
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the lease. SIGTERM: no new decisions, finish the write at hand, give the lease b
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -74,6 +75,7 @@ class Daemon:
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
         self._think = think
         self._executor = executor(self.wake)
+        observer.wake = self.wake
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._lease: Lease | None = None
         self._led_at_s = time.monotonic()  # when the lease was last answered for
@@ -230,6 +232,7 @@ class Daemon:
             await self._store.declare_pools(term, self._policy.task_types)
             self._declared = term
         snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
+        observe_s = time.monotonic() - began_s
         self._moving = in_transition(snapshot)
         self._fleet = snapshot.workers
         if snapshot.pods is not None:
@@ -243,7 +246,7 @@ class Daemon:
         if not self._stopping:
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
-        self._say(snapshot, made)
+        self._say(snapshot, made, observe_s)
         return made
 
     async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
@@ -262,7 +265,7 @@ class Daemon:
             "decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=verdict.blocked
         )
 
-    def _say(self, snapshot: Snapshot, made: Plan) -> None:
+    def _say(self, snapshot: Snapshot, made: Plan, observe_s: float) -> None:
         """The cycle summary, whose phrases operators search for."""
         ready = frozenset(w.id for w in snapshot.workers if w.state in READY)
         before, self._ready_before = self._ready_before, ready
@@ -280,7 +283,9 @@ class Daemon:
         status |= {f"{s}_workers": states.count(s) for s in State if s is not State.TERMINATED}
         status["total_workers"] = len(states)
         level = log.info if any(did.values()) else log.debug
-        facts = {"actions": did, "status": status, "pods": len(snapshot.pods or ()), "tick_s": round(self._tick_s, 3)}
+        planned = dict(Counter(type(a).__name__.lower() for a in made.actions))
+        took = {"tick_s": round(self._tick_s, 3), "observe_s": round(observe_s, 3)}
+        facts = {"actions": did, "status": status, "planned": planned, "pods": len(snapshot.pods or ()), **took}
         level("cycle_ended", message="ORCHESTRATOR CYCLE", **facts)
 
     # --- logs and rows

@@ -23,7 +23,7 @@ from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
 CANCEL_S = 0.5  # for a cancelled action to close its attempt row
-ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Bury, act.Rescue)
+ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Rescue)
 log = structlog.get_logger()
 
 
@@ -167,6 +167,8 @@ class Executor:
                 await self._teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
                 await self._teardown.delete(term, action)
+            case act.Bury():
+                await self._hang_up(action.worker_id)
             case act.Reap():
                 deleted = await self._cloud.delete_pod(action.pod_id)
                 log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
@@ -231,7 +233,7 @@ class Executor:
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
             await remember(self._store, term, ended, action.code, {"why": action.reason})
-        else:
+        elif ended.tasks_running:
             await self._teardown.name_tasks(term, action)
 
     async def _bury(self, term: int, action: act.Bury) -> None:
@@ -243,7 +245,6 @@ class Executor:
             stage=Stage.GONE,
             reason=action.reason,
         )
-        await self._hang_up(action.worker_id)
         log.info("worker_terminated", worker=action.worker_id, reason=action.reason)
 
     async def _rescue(self, term: int, worker_id: str | None, reason: str) -> None:

@@ -7,7 +7,8 @@ snapshot says so; when the database gives no answer, there is none.
 """
 
 import asyncio
-from datetime import datetime
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from math import ceil
 
 import structlog
@@ -19,7 +20,7 @@ from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
 LIST_EVERY_S = 2.0  # per page: 30 calls a minute at most; the account's window is 60
 PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
-PATIENCE_S = 0.5  # of a tick with a list under way, once there is an earlier one
+PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
 log = structlog.get_logger()
 
 
@@ -37,7 +38,13 @@ class Observer:
         self._listed_at_s = -1e9
         self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
         self._steady_since: datetime | None = None
+        self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
         self.cloud_error: str | None = None
+        self.wake: Callable[[], object] = lambda: None  # when a list that a tick did not wait for has come
+
+    def knocked(self, worker_id: str) -> None:
+        """A worker called through our own door and got no answer from us: it is alive, whatever its row says."""
+        self._knocks_s[worker_id] = asyncio.get_running_loop().time()
 
     def gap(self) -> None:
         """Something was missed (no lead, no database): silence and absence count from the next observation on."""
@@ -60,6 +67,9 @@ class Observer:
         if asyncio.get_running_loop().time() - asked_s > self._deaf_s:
             self.gap()
         self._steady_since = self._steady_since or half.now
+        clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
+        self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
+        knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
         if fresh and self._pods is not None:
             self._presence = fold(self._presence, self._pods, half.workers, self._fleet_id, half.now)
         return Snapshot(
@@ -82,6 +92,7 @@ class Observer:
             avoid=half.avoid,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
+            knocked=knocked,
             unlisted=self.cloud_error if self._pods is None else None,
         )
 
@@ -98,8 +109,11 @@ class Observer:
             self._listing = asyncio.ensure_future(self._cloud.list_pods())
         listing = self._listing
         await asyncio.wait({listing}, timeout=None if self._pods is None else PATIENCE_S)
-        if listing is not self._listing or not listing.done():
-            return False  # there was a gap meanwhile, or a later tick will have it
+        if listing is not self._listing:
+            return False  # there was a gap meanwhile
+        if not listing.done():
+            listing.add_done_callback(lambda _: self.wake())
+            return False  # a later tick will have it
         self._listing = None
         try:
             self._pods = listing.result()

@@ -53,6 +53,7 @@ class Parts:
     """A daemon and what it was built from."""
 
     daemon: Daemon
+    observer: Observer
     db: WorkerDb
     blobs: Blobs
     signal: TaskSignal
@@ -76,6 +77,7 @@ async def run(settings: Settings) -> int:
             verifier=verifier(secret.get_secret_value()),
             health=parts.health,
             task_signal=parts.signal,
+            on_unanswered=parts.observer.knocked,
         )
         server = _Server(
             uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False, lifespan="off")
@@ -153,10 +155,11 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         task_signal = TaskSignal()
         health = Health(started_at_s=time.monotonic())
+        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s)
         daemon = Daemon(
             store=store,
             db=db,
-            observer=Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s),
+            observer=observer,
             catalog=catalog,
             executor=lambda wake: Executor(
                 store,
@@ -180,7 +183,7 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
             on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
             think=think,
         )
-        yield Parts(daemon, gateway, blobs, task_signal, health)
+        yield Parts(daemon, observer, gateway, blobs, task_signal, health)
 
 
 def _make_room() -> None:

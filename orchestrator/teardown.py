@@ -43,7 +43,7 @@ class Teardown:
         if failed:
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the flush of its logs"}
         else:
-            fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "its tasks to end"}
+            fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "the tasks it may hold to end"}
         return await self._store.move(
             term,
             action.worker_id,

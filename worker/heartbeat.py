@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 ASK_S = 2.5  # between beats while a task is held: with KILL_CANCELLED_S it makes a cancellation take less than 5 s
+ASK_REST = 10.0  # times the last beat's own time between two: a thousand agents ease off where answers come slowly
 
 
 class Heartbeat(threading.Thread):
-    """Beats every `heartbeat_s`, every ASK_S while a task is held, sooner after a failure; ends with `stop`."""
+    """Beats every `heartbeat_s`, about every ASK_S while a task is held, sooner after a failure; ends with `stop`."""
 
     def __init__(self, config: Config, run: RunDir, life: Life, journal: Journal) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._rpc, self._life, self._run, self._journal = Rpc(config, life), life, run, journal
         self.every_s = config.heartbeat_s
+        self._ask_s = ASK_S
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -36,17 +38,19 @@ class Heartbeat(threading.Thread):
         try:
             while not self._stopped.wait(self._wait_s(failures, beaten)):
                 if failures or self._life.held() or time.monotonic() - beaten >= self.every_s:
+                    began = time.monotonic()
                     failures, beaten = (0 if self.beat() else failures + 1), time.monotonic()
+                    self._ask_s = max(ASK_S, (beaten - began) * ASK_REST)
         except BaseException as error:
             # Without heartbeats the leases lapse in silence: better an agent that has ended than one nobody hears.
             self._life.end(f"the heartbeat crashed: {type(error).__name__}: {error}")
             raise
 
     def _wait_s(self, failures: int, beaten: float) -> float:
-        """Until the next look; at most ASK_S, because a task may be claimed meanwhile."""
+        """Until the next look; before the next beat is due, because a task may be claimed meanwhile."""
         if failures:
             return min(self.every_s, backoff_s(failures))
-        return max(0.0, min(ASK_S, beaten + self.every_s - time.monotonic()))
+        return max(0.0, min(self._ask_s, beaten + self.every_s - time.monotonic()))
 
     def beat(self) -> bool:
         """One heartbeat; whether it was answered."""

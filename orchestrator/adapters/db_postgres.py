@@ -51,7 +51,8 @@ TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no 
 STATEMENTS = 256  # remembered
 DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
 DEADLOCK_TRIES = 4
-ASSUME = "select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %s, true)"
+CLAIMS = "the claims"  # no argument can have this name
+ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
 CONNECT_TIMEOUT_S = 10
 RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
 SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
@@ -248,13 +249,19 @@ async def _once(
 ) -> Any:
     if claims is None:
         return await _value(connection, statement, values)
-    async with connection.transaction():
-        await connection.execute(ASSUME, (json.dumps(dict(claims)),))
-        return await _value(connection, statement, values)
+    # Both in one message, which the server runs as one transaction: with BEGIN and COMMIT each of a thousand agents'
+    # calls would wait four times for our event loop. The values are quoted here: such a message has no parameters.
+    cursor = psycopg.AsyncClientCursor(connection)
+    await cursor.execute(ASSUME + statement, {CLAIMS: json.dumps(dict(claims)), **values})
+    cursor.nextset()
+    return _of_row(await cursor.fetchone())
 
 
 async def _value(connection: psycopg.AsyncConnection[TupleRow], statement: bytes, values: Mapping[str, Any]) -> Any:
-    row = await (await connection.execute(statement, values)).fetchone()
+    return _of_row(await (await connection.execute(statement, values)).fetchone())
+
+
+def _of_row(row: TupleRow | None) -> Any:
     if row is None:
         raise Unavailable("a function answered without a row")
     return row[0]

@@ -122,8 +122,8 @@ class Rescue:
     reason: str
 
 
-Effect = Spawn | Create | Flush | Delete | Reap  # what takes the world, once it is written
-Action = Effect | Adopt | Climb | Wait | Settle | Terminate | Bury | Rescue
+Effect = Spawn | Create | Flush | Delete | Bury | Reap  # what takes the world, once it is written
+Action = Effect | Adopt | Climb | Wait | Settle | Terminate | Rescue
 
 
 @dataclass(frozen=True, slots=True)

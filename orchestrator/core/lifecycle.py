@@ -87,7 +87,8 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     fate = _fate(worker, pod, snapshot, policy)
     if fate:
         return Terminate(worker.id, worker.state, ExitCause.POD_LOST, *fate)
-    heard = max(worker.last_heartbeat or worker.state_since, snapshot.steady_since)
+    beat = worker.last_heartbeat or worker.state_since
+    heard = max(beat, snapshot.steady_since, snapshot.knocked.get(worker.id, beat))
     silent_s = (snapshot.now - heard).total_seconds()
     if silent_s > policy.heartbeat_timeout_s:
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"

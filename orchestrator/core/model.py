@@ -277,6 +277,7 @@ class Snapshot:
     avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when
     prices: Mapping[str, float] = field(default_factory=dict)  # "<GPU>|<cloud>" -> $/h of one GPU; only with a budget
     volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; what was not asked yet is missing
+    knocked: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when we last gave it no answer: it lives
     unlisted: str | None = None  # why there is no list of pods, when there is none
 
     def pause_of(self, pool: str) -> Pause | None:

@@ -14,9 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
-from orchestrator.core.actions import Action, Plan, Terminate, Verdict
+from orchestrator.core.actions import Action, Adopt, Bury, Plan, Settle, Spawn, Terminate, Verdict, Wait
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import State
+
+ROWS_PER_TICK = 40  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
+WRITTEN = (Adopt, Bury, Settle, Spawn, Terminate, Wait)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -30,7 +33,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     for changes, verdict in sizes(snapshot, policy, actions):
         actions += changes
         verdicts.append(verdict)
-    return Plan(tuple(actions), tuple(verdicts))
+    return Plan(tuple(_bounded(actions)), tuple(verdicts))
 
 
 def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], Verdict]]:
@@ -64,6 +67,15 @@ def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Actio
     """The ends, and what was planned for everybody else: a worker that goes does not climb on meanwhile."""
     gone = _ended(ends)
     return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
+
+
+def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
+    """Of those whose rows the tick waits for the first ROWS_PER_TICK, spawns last; the next tick goes on."""
+    rows = 0
+    for action in actions:
+        rows += isinstance(action, WRITTEN)
+        if rows <= ROWS_PER_TICK or not isinstance(action, WRITTEN):
+            yield action
 
 
 def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:

@@ -20,7 +20,7 @@ from orchestrator.core.capacity import Market
 from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import READY, ExitCause, State
 
-SPAWNS_PER_TICK = 100  # bounds one tick's burst; the next tick goes on
+SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
 
 
 @dataclass(slots=True)

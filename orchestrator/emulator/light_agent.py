@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from worker import protocol
 
-ASK_S = 2.5  # between heartbeats while a task is held, as the real agent has it
+ASK_S, ASK_REST = 2.5, 10.0  # as the real agent has them: worker/heartbeat.py
 CALL_S = 10.0  # of one call, apart from a claim's own wait
 RETRY_S = 1.0
 OK = 200
@@ -139,17 +139,18 @@ class LightAgent:
                 self._held.pop(task["id"])
 
     async def _beat(self) -> None:
-        every_s, beaten = float(self._config["heartbeat_s"]), time.monotonic()
+        every_s, beaten, ask_s = float(self._config["heartbeat_s"]), time.monotonic(), ASK_S
         with contextlib.suppress(_Ended):  # the next claim hears it too
             while True:
-                await asyncio.sleep(max(0.0, min(ASK_S, beaten + every_s - time.monotonic())))
+                await asyncio.sleep(max(0.0, min(ask_s, beaten + every_s - time.monotonic())))
                 if self._held or time.monotonic() - beaten >= every_s:
-                    beaten = time.monotonic()
+                    began = time.monotonic()
                     held = [{"id": task, "attempt": attempt} for task, attempt in self._held.items()]
                     logs = {stream: self._path(stream).stat().st_size for stream in protocol.STREAMS}
                     said = {"p_tasks": held, "p_health": {}, "p_logs": logs}
                     answer = await self._beats.call(protocol.HEARTBEAT, said)
-                    self._wanted = answer["wanted"]
+                    self._wanted, beaten = answer["wanted"], time.monotonic()
+                    ask_s = max(ASK_S, (beaten - began) * ASK_REST)
 
     def _path(self, stream: str) -> Path:
         return self._run_dir / "logs" / f"{stream}.log"

@@ -18,9 +18,18 @@ from orchestrator.web.tokens import Claims
 
 
 def build_app(
-    *, db: WorkerDb, blobs: Blobs, verifier: Callable[[str], Claims], health: Health, task_signal: TaskSignal
+    *,
+    db: WorkerDb,
+    blobs: Blobs,
+    verifier: Callable[[str], Claims],
+    health: Health,
+    task_signal: TaskSignal,
+    on_unanswered: Callable[[str], None] = lambda _: None,
 ) -> Starlette:
-    """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop."""
+    """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
+
+    `on_unanswered`: see `Gateway`.
+    """
 
     async def healthz(_: Request) -> Response:
         now_s = time.monotonic()
@@ -30,7 +39,7 @@ def build_app(
         now_s = time.monotonic()
         return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
 
-    gateway = Gateway(db, blobs, verifier, task_signal)
+    gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
     return Starlette(
         routes=[
             Route("/healthz", healthz, methods=["GET"]),

@@ -38,6 +38,7 @@ BODY_TIMEOUT_S = 30.0
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
 GRANT_TTL_S = 3_600
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
+TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 
@@ -69,11 +70,20 @@ class WorkerDb(Protocol):
 class Gateway:
     """The endpoint, with what it needs."""
 
-    def __init__(self, db: WorkerDb, blobs: Blobs, verifier: Callable[[str], Claims], task_signal: TaskSignal) -> None:
+    def __init__(
+        self,
+        db: WorkerDb,
+        blobs: Blobs,
+        verifier: Callable[[str], Claims],
+        task_signal: TaskSignal,
+        on_unanswered: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_unanswered` gets the id of a worker that called and got no answer: it is not silent."""
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
         self._signal = task_signal
+        self._on_unanswered = on_unanswered
 
     async def rpc(self, request: Request) -> Response:
         """One call, answered or refused."""
@@ -85,10 +95,14 @@ class Gateway:
             arguments = await _arguments(request, function)
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
+            if worker_id and (refusal.status >= SERVER_ERROR or refusal.status == TOO_SLOW):
+                self._on_unanswered(worker_id)
             say = log.warning if refusal.status >= SERVER_ERROR else log.info
             say("worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal))
             return refusal.response()
         except ClientDisconnect:
+            if worker_id:
+                self._on_unanswered(worker_id)
             return Response(status_code=400)  # nobody reads it
         return JSONResponse(answer, headers=NO_STORE)
 
@@ -191,7 +205,7 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await _body(request)
     except TimeoutError:
-        raise Refusal(408, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+        raise Refusal(TOO_SLOW, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
     try:
         arguments = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError):

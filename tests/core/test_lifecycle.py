@@ -20,7 +20,7 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.model import PodStatus, Snapshot
-from orchestrator.core.plan import in_transition, plan
+from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.presence import Presence, fold
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from tests.core.build import (
@@ -173,6 +173,14 @@ def test_silence_counts_from_when_we_listened() -> None:
     assert only(snapshot(silent, steady_since=ago(20))) is None
 
 
+def test_a_worker_that_got_no_answer_from_us_is_not_silent() -> None:
+    """It called and we were too busy: that it is alive is known, although no row says so."""
+    unheard = busy("gpu-1", last_heartbeat=ago(300))
+    assert only(snapshot(unheard, knocked={"gpu-1": ago(20)})) is None
+    gone_since = end(only(snapshot(unheard, knocked={"gpu-1": ago(90)})))
+    assert gone_since == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
+
+
 def test_an_operators_wish_drains_from_any_live_state() -> None:
     """Termination by request goes the same way as every other."""
     for one in (busy("gpu-1"), idle("gpu-1", 5), spawning("gpu-1")):
@@ -275,6 +283,13 @@ def test_a_refused_intent_needs_no_proof() -> None:
     """The provider said that there is no pod."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.NO_CAPACITY)
     assert isinstance(only(snapshot(one)), Bury)
+
+
+def test_one_tick_buries_a_part_of_a_large_fleet() -> None:
+    """So that it stays short; the next one goes on."""
+    refused = {"pod_id": None, "failure_code": FailureCode.NO_CAPACITY}
+    seen = snapshot(*[terminating(f"gpu-{n}", Stage.DELETING, **refused) for n in range(150)])
+    assert len([a for a in plan(seen, policy()).actions if isinstance(a, Bury)]) == ROWS_PER_TICK
 
 
 # --- orphans, rescue, presence

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.model import Demand, Pause, Snapshot
-from orchestrator.core.plan import plan
+from orchestrator.core.plan import ROWS_PER_TICK, plan
 from orchestrator.core.states import ExitCause, State
 from tests.core.build import A40, L4, NOW, ago, busy, idle, policy, pool, snapshot, spawning, terminating
 
@@ -228,3 +228,10 @@ def test_planning_is_deterministic() -> None:
     assert plan(seen, policy()) == plan(seen, policy())
     assert seen.now == NOW
     assert seen.workers[0].state is State.ACTIVE
+
+
+def test_a_large_fleet_goes_home_over_several_ticks() -> None:
+    """A tick ends a part of it, so that it stays short; the next one goes on."""
+    fleet = [idle(f"gpu-{number}", 900) for number in range(150)]
+    made = plan(snapshot(*fleet), policy(pool={"max_active": 150}))
+    assert len(ended(made)) == ROWS_PER_TICK

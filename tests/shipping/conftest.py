@@ -13,7 +13,7 @@ from orchestrator.migrate import migrate
 from tests.bringup.rig import Rig, door, rigged
 from tests.shipping.logs import Hauling
 
-BUCKET = "work"
+BUCKET = "bucket"
 
 
 @pytest.fixture(scope="session")

@@ -59,15 +59,15 @@ async def test_presigned_urls_carry_an_object_both_ways(blobs: S3Blobs) -> None:
 
 async def test_a_location_names_its_key_and_no_other_bucket_or_prefix(blobs: S3Blobs) -> None:
     """Location and key are inverse; a foreign location has no key here."""
-    assert blobs.location("a/b") == "s3://work/fleet/one/a/b"
-    assert blobs.key_of("s3://work/fleet/one/a/b") == "a/b"
-    for foreign in ("s3://other/fleet/one/a", "s3://work/fleet/two/a", "s3://work/fleet/one/", "a/b", ""):
+    assert blobs.location("a/b") == "s3://bucket/fleet/one/a/b"
+    assert blobs.key_of("s3://bucket/fleet/one/a/b") == "a/b"
+    for foreign in ("s3://other/fleet/one/a", "s3://bucket/fleet/two/a", "s3://bucket/fleet/one/", "a/b", ""):
         assert blobs.key_of(foreign) is None
 
 
 async def test_a_wrong_key_is_refused_and_not_named_in_the_error(s3: EmbeddedS3) -> None:
     """Refusal differs from an outage, and its text has no secret in it."""
-    blobs = S3Blobs(s3.endpoint_url, s3.access_key, "not the secret at all", "work", "", REGION)
+    blobs = S3Blobs(s3.endpoint_url, s3.access_key, "not the secret at all", "bucket", "", REGION)
     with pytest.raises(BlobRefused) as caught:
         await blobs.put("k", b"x", content_type="text/plain")
     assert "not the secret" not in str(caught.value)
@@ -76,7 +76,7 @@ async def test_a_wrong_key_is_refused_and_not_named_in_the_error(s3: EmbeddedS3)
 
 async def test_nobody_listening_is_unavailable_within_seconds(unused_tcp_port: int) -> None:
     """A dead endpoint is an outage, and attempts at it are bounded."""
-    blobs = S3Blobs(f"http://127.0.0.1:{unused_tcp_port}", "a", "b", "work", "", REGION)
+    blobs = S3Blobs(f"http://127.0.0.1:{unused_tcp_port}", "a", "b", "bucket", "", REGION)
     before = time.monotonic()
     with pytest.raises(Unavailable):
         await blobs.size("k")
@@ -97,7 +97,7 @@ async def test_a_server_that_keeps_less_than_it_was_given_is_caught() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        blobs = S3Blobs(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "a", "b", "work", "", REGION)
+        blobs = S3Blobs(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "a", "b", "bucket", "", REGION)
         with pytest.raises(Unavailable, match="4 of the 5 bytes"):
             await blobs.put("k", b"12345", content_type="text/plain")
         await blobs.close()

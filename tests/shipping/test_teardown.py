@@ -23,7 +23,7 @@ from tests.bringup.sshd import pem_of
 from tests.core import build
 from tests.shipping.logs import Hauling
 
-DEAD_S3 = S3Blobs("http://127.0.0.1:9", "key", "secret", "work", "", "us-east-1")
+DEAD_S3 = S3Blobs("http://127.0.0.1:9", "key", "secret", "bucket", "", "us-east-1")
 SMI = """
 case "$*" in
   *--query-gpu=*) echo '0, NVIDIA RTX, GPU-1, 570.1, P0, 1024, 24564, 97, 61, 301.50, [N/A]' ;;

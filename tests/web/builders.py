@@ -68,6 +68,7 @@ class Door:
     health: Health
     blobs: S3Blobs
     term: int
+    unanswered: list[str]  # workers whose call was heard here and not answered
 
     async def worker(
         self, *, state: State = State.ACTIVE, pool: str | None = None, heartbeat_s: float = 20, lease_s: float = 60
@@ -117,9 +118,22 @@ class Door:
 
 
 @asynccontextmanager
-async def serving(db: PostgresDb, blobs: S3Blobs, signal: TaskSignal, health: Health) -> AsyncIterator[str]:
+async def serving(
+    db: PostgresDb,
+    blobs: S3Blobs,
+    signal: TaskSignal,
+    health: Health,
+    on_unanswered: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[str]:
     """The application behind uvicorn on a free port; its URL."""
-    app = build_app(db=db, blobs=blobs, verifier=verifier(SECRET), health=health, task_signal=signal)
+    app = build_app(
+        db=db,
+        blobs=blobs,
+        verifier=verifier(SECRET),
+        health=health,
+        task_signal=signal,
+        on_unanswered=on_unanswered,
+    )
     server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_config=None, access_log=False, lifespan="off"))
     running = asyncio.create_task(server.serve())
     try:

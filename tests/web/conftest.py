@@ -43,8 +43,12 @@ async def door(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Door
     store, signal, health = SqlStore(db, "default"), TaskSignal(), Health(started_at_s=time.monotonic())
     lease = await store.lead("tests", 3_600)
     listening = asyncio.create_task(_listen(db, signal))
-    async with serving(db, blobs, signal, health) as url, httpx.AsyncClient(base_url=url, timeout=40) as client:
-        yield Door(client, store, signal, health, blobs, lease.term)
+    unanswered: list[str] = []
+    async with (
+        serving(db, blobs, signal, health, unanswered.append) as url,
+        httpx.AsyncClient(base_url=url, timeout=40) as client,
+    ):
+        yield Door(client, store, signal, health, blobs, lease.term, unanswered)
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
     await db.close()
