@@ -7,7 +7,7 @@ from orchestrator.core.actions import Delete, Flush, Reap, Spawn, Terminate
 from orchestrator.core.errands import Errand
 from orchestrator.core.plan import plan
 from orchestrator.core.states import ExitCause, FailureCode, Stage
-from tests.core.build import ago, absent, idle, pod_of, policy, snapshot, spawning, terminating, worker
+from tests.core.build import absent, ago, idle, pod_of, policy, snapshot, spawning, terminating, worker
 
 STRAY = replace(pod_of(worker("gpu-9")), id="stray")
 

@@ -19,7 +19,7 @@ def pod(name: str, **changes: Any) -> Pod:
 
 
 def test_what_agrees_is_no_drift() -> None:
-    """A pod and its row; an intent without a pod, whose pod came up although the answer was lost; one just asked for."""
+    """A pod and its row; an intent without a pod, whose pod is up although no answer came; a new one."""
     rows = [row("a"), row("b", "spawning", pod_id=None), row("c", "spawning", age_s=5), row("d", "terminating")]
     found = drift([pod("a"), pod("b")], rows, "test", NOW)
     assert not found
