@@ -5,6 +5,37 @@ CREATE SCHEMA public;
 
 COMMENT ON SCHEMA public IS 'standard public schema';
 
+CREATE FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_answered int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_answer');
+    update public.worker_asks a set answered_at = v_now, answer = n->'answer'
+      from jsonb_array_elements(p_answers) n, public.workers w
+     where a.id = (n->>'id')::bigint and a.answered_at is null and w.id = a.worker_id and w.fleet = p_fleet;
+    get diagnostics v_answered = row_count;
+    delete from public.worker_asks a using public.workers w
+     where w.id = a.worker_id and w.fleet = p_fleet
+       and (a.answered_at < v_now - interval '5 minutes' or a.asked_at < v_now - interval '1 hour');
+    return jsonb_build_object('answered', v_answered);
+end
+$$;
+
+CREATE FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o)), '[]'))
+      from (select a.id, a.worker_id, a.method, a.subject
+              from public.worker_asks a join public.workers w on w.id = a.worker_id
+             where a.answered_at is null and w.fleet = p_fleet and w.status <> 'terminated'
+             order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(p_limit, 1000)) o
+$$;
+
 CREATE FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -45,6 +76,56 @@ begin
       from public.worker_attempts a where a.worker_id = p_worker_id and a.stage = p_stage
     returning id into v_id;
     return jsonb_build_object('id', v_id);
+end
+$$;
+
+CREATE FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
+    c_head constant int := 100;  -- tasks of a pool: where more than that can be claimed, nobody waits for another
+    v_marks jsonb;
+begin
+    with recursive pools(pool) as (  -- from one to the next in the index, however many tasks each has
+        (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked order by t.pool limit 1)
+        union all
+        select (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked and t.pool > p.pool
+                 order by t.pool limit 1)
+          from pools p where p.pool is not null
+    ), heads as (
+        select p.pool, h.mark
+          from pools p
+         cross join lateral (
+             select md5(string_agg(c.id || '/' || c.attempts, ',')) as mark from (
+                 select t.id, t.attempts from public.tasks t
+                  where t.pool = p.pool and t.status = 'Queued' and not t.blocked
+                    and coalesce(t.run_after <= v_now, true)
+                  order by t.priority desc, t.created_at, t.id limit c_head) c) h
+         where h.mark is not null
+    ), held as (
+        select t.worker_id, string_agg(t.id || '/' || t.attempts, ',' order by t.id) as tasks
+          from public.tasks t where t.status = 'In Progress' and t.worker_id is not null group by t.worker_id
+    ), fleet as (
+        select w.id as key,
+               md5(concat_ws('|', w.status, w.stage, w.drain_requested_at, w.stop_requested_at, w.agent->>'nonce',
+                             w.last_heartbeat is null, h.tasks)) as mark
+          from public.workers w left join held h on h.worker_id = w.id
+         where w.status <> 'terminated'
+        union all
+        select '', md5(concat_ws('|',
+            (select string_agg(concat_ws('/', l.fleet, l.term, l.holder, l.expires_at <= v_now), ',' order by l.fleet)
+               from public.fleet_lease l),
+            (select string_agg(concat_ws('/', s.fleet, s.name, s.set_at), ',' order by s.fleet, s.name)
+               from public.fleet_settings s where s.name like 'paused%')))
+    )
+    select jsonb_build_object(
+        'orchestrator_tasks', coalesce((select jsonb_object_agg(h.pool, h.mark) from heads h), '{}'),
+        'orchestrator_fleet', (select jsonb_object_agg(f.key, f.mark) from fleet f))
+      into v_marks;
+    return jsonb_build_object('digest', md5(v_marks::text),
+                              'marks', case when md5(v_marks::text) is distinct from p_digest then v_marks end);
 end
 $$;
 
@@ -165,16 +246,23 @@ end
 $$;
 
 CREATE FUNCTION public.fleet_describe() RETURNS jsonb
-    LANGUAGE sql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select jsonb_build_object(
-        'schema_version', (select max(m.version) from public.schema_migrations m),
+declare
+    v_version text := (select max(m.version) from public.schema_migrations m);
+begin
+    if v_version is null and to_regclass('supabase_migrations.schema_migrations') is not null then
+        execute 'select max(version::text) from supabase_migrations.schema_migrations' into v_version;
+    end if;
+    return jsonb_build_object(
+        'schema_version', v_version,
         'functions', (
             select jsonb_object_agg(p.proname, to_jsonb(coalesce(p.proargnames, '{}'::text[])))
               from pg_catalog.pg_proc p
              where p.pronamespace = 'public'::regnamespace and p.prosecdef
-               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype))
+               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype));
+end
 $$;
 
 CREATE FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
@@ -1052,6 +1140,31 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_ask public.worker_asks;
+begin
+    select * into v_ask from public.worker_asks a
+     where a.worker_id = p_worker_id and a.method = p_method and md5(a.subject) = md5(p_subject);
+    if v_ask.answered_at > p_now - interval '5 minutes' then
+        return v_ask.answer;
+    end if;
+    if v_ask.id is null or v_ask.answered_at is not null then
+        insert into public.worker_asks as a (worker_id, method, subject, asked_at)
+        select p_worker_id, p_method, p_subject, p_now
+         where (select count(*) from public.worker_asks o where o.worker_id = p_worker_id and o.answered_at is null) < 1000
+        on conflict (worker_id, method, md5(subject))
+            do update set asked_at = excluded.asked_at, answered_at = null, answer = null;
+        perform pg_notify('orchestrator_asks', p_worker_id);
+    end if;
+    perform set_config('response.status', '202', true);  -- PostgREST's answer; older agents take it for "ask again"
+    return null;
+end
+$$;
+
 CREATE FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO ''
@@ -1462,6 +1575,13 @@ CREATE FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_a
     select coalesce(p_lease_expires_at <= p_now, exists (
         select from public.workers w
          where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
+$$;
+
+CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select nullif(current_setting('request.method', true), '') is not null
 $$;
 
 CREATE FUNCTION public.internal_is_pod() RETURNS boolean
@@ -2195,10 +2315,20 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
     v_outcome text;
+    v_answer jsonb;
 begin
     perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
     perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']);
+    if v_outcome = 'held' and p_output_location like 's3://%'
+       and public.internal_is_pod() and public.internal_is_over_postgrest() then
+        v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, v_now);
+        if v_answer is null then
+            return jsonb_build_object('outcome', 'pending');
+        elsif v_answer->'found' = 'false' then
+            return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
+        end if;
+    end if;
     if v_outcome = 'held' then
         update public.tasks t
            set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
@@ -2239,13 +2369,16 @@ CREATE FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jso
     SET search_path TO ''
     AS $_$
 declare
+    v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
     v_item jsonb;
     v_key text;
+    v_answer jsonb := '{}';
     v_granted jsonb := '[]';
     v_refused jsonb := '[]';
+    v_pending jsonb := '[]';
 begin
-    perform public.internal_clock(p_now);
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'items', '[]'::jsonb, 'refused', '[]'::jsonb);
     end if;
@@ -2266,11 +2399,23 @@ begin
                                  and right(d.output_location, length(v_key) + 1) = '/' || v_key)
                           else false
                       end) then
-            v_granted := v_granted || jsonb_build_object('method', v_item->>'method', 'key', v_key);
+            if v_asks then
+                v_answer := public.internal_ask(p_worker_id, v_item->>'method', v_key, v_now);
+            end if;
+            if v_answer is null then
+                v_pending := v_pending || jsonb_build_array(v_key);
+            elsif v_answer ? 'refused' then
+                v_refused := v_refused || jsonb_build_array(v_key);
+            else
+                v_granted := v_granted || (jsonb_build_object('method', v_item->>'method', 'key', v_key) || v_answer);
+            end if;
         else
             v_refused := v_refused || jsonb_build_array(v_key);
         end if;
     end loop;
+    if v_pending <> '[]' then
+        return jsonb_build_object('outcome', 'pending', 'items', v_granted, 'refused', v_refused, 'pending', v_pending);
+    end if;
     return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused);
 end
 $_$;
@@ -2762,6 +2907,27 @@ CREATE TABLE public.task_types (
     CONSTRAINT task_types_timeout_s_check CHECK ((timeout_s > (0)::numeric))
 );
 
+CREATE TABLE public.worker_asks (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    method text NOT NULL,
+    subject text NOT NULL,
+    asked_at timestamp with time zone NOT NULL,
+    answered_at timestamp with time zone,
+    answer jsonb,
+    CONSTRAINT worker_asks_method_check CHECK ((method = ANY (ARRAY['GET'::text, 'PUT'::text, 'HEAD'::text]))),
+    CONSTRAINT worker_asks_subject_check CHECK ((octet_length(subject) <= 4096))
+);
+
+ALTER TABLE public.worker_asks ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.worker_asks_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 ALTER TABLE public.worker_attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME public.worker_attempts_id_seq
     START WITH 1
@@ -2861,6 +3027,9 @@ ALTER TABLE ONLY public.task_types
 ALTER TABLE ONLY public.tasks
     ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.worker_asks
+    ADD CONSTRAINT worker_asks_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.worker_attempts
     ADD CONSTRAINT worker_attempts_pkey PRIMARY KEY (id);
 
@@ -2900,6 +3069,10 @@ CREATE INDEX tasks_recent ON public.tasks USING btree (created_at DESC);
 
 CREATE INDEX tasks_running ON public.tasks USING btree (worker_id) WHERE (status = 'In Progress'::text);
 
+CREATE UNIQUE INDEX worker_asks_once ON public.worker_asks USING btree (worker_id, method, md5(subject));
+
+CREATE INDEX worker_asks_open ON public.worker_asks USING btree (worker_id) WHERE (answered_at IS NULL);
+
 CREATE INDEX worker_attempts_worker ON public.worker_attempts USING btree (worker_id, id);
 
 CREATE INDEX worker_events_worker ON public.worker_events USING btree (worker_id, id);
@@ -2932,6 +3105,9 @@ CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EA
 
 CREATE TRIGGER workers_climbed BEFORE UPDATE ON public.workers FOR EACH ROW WHEN (((old.status = 'spawning'::text) AND (new.status <> 'spawning'::text))) EXECUTE FUNCTION public.internal_worker_climbed();
 
+ALTER TABLE ONLY public.worker_asks
+    ADD CONSTRAINT worker_asks_worker_id_fkey FOREIGN KEY (worker_id) REFERENCES public.workers(id) ON DELETE CASCADE;
+
 ALTER TABLE public.costs ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.decisions ENABLE ROW LEVEL SECURITY;
@@ -2956,6 +3132,8 @@ ALTER TABLE public.task_types ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.tasks ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.worker_asks ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.worker_attempts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.worker_events ENABLE ROW LEVEL SECURITY;
@@ -2964,71 +3142,119 @@ ALTER TABLE public.worker_transitions ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.workers ENABLE ROW LEVEL SECURITY;
 
+GRANT USAGE ON SCHEMA public TO postgres;
+GRANT USAGE ON SCHEMA public TO anon;
+GRANT USAGE ON SCHEMA public TO authenticated;
+GRANT USAGE ON SCHEMA public TO service_role;
 GRANT USAGE ON SCHEMA public TO gpu_worker;
 
+REVOKE ALL ON FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_describe() TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) FROM PUBLIC;
+
+GRANT ALL ON TABLE public.workers TO service_role;
 
 REVOKE ALL ON FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) FROM PUBLIC;
 
@@ -3057,6 +3283,8 @@ REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
 
@@ -3115,32 +3343,110 @@ REVOKE ALL ON FUNCTION public.internal_worker_json(p_worker public.workers) FROM
 REVOKE ALL ON FUNCTION public.internal_worker_report(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO service_role;
+
+GRANT ALL ON TABLE public.tasks TO service_role;
+
+GRANT SELECT ON TABLE public.active_workers_health TO service_role;
+
+GRANT ALL ON TABLE public.costs TO service_role;
+
+GRANT ALL ON SEQUENCE public.costs_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.decisions TO service_role;
+
+GRANT ALL ON SEQUENCE public.decisions_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.fleet_lease TO service_role;
+
+GRANT ALL ON TABLE public.fleet_settings TO service_role;
+
+GRANT ALL ON TABLE public.hosts TO service_role;
+
+GRANT ALL ON TABLE public.log_objects TO service_role;
+
+GRANT ALL ON TABLE public.offers TO service_role;
+
+GRANT SELECT ON TABLE public.orchestrator_status TO service_role;
+
+GRANT ALL ON TABLE public.task_attempts TO service_role;
+
+GRANT ALL ON TABLE public.worker_attempts TO service_role;
+
+GRANT ALL ON TABLE public.worker_events TO service_role;
+
+GRANT SELECT ON TABLE public.recent_errors TO service_role;
+
+GRANT SELECT ON TABLE public.recent_task_activity TO service_role;
+
+GRANT ALL ON TABLE public.releases TO service_role;
+
+GRANT ALL ON TABLE public.schema_migrations TO service_role;
+
+GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
+
+GRANT ALL ON TABLE public.task_types TO service_role;
+
+GRANT ALL ON TABLE public.worker_asks TO service_role;
+
+GRANT ALL ON SEQUENCE public.worker_asks_id_seq TO service_role;
+
+GRANT ALL ON SEQUENCE public.worker_attempts_id_seq TO service_role;
+
+GRANT ALL ON SEQUENCE public.worker_events_id_seq TO service_role;
+
+GRANT SELECT ON TABLE public.worker_performance TO service_role;
+
+GRANT ALL ON TABLE public.worker_transitions TO service_role;
+
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON SEQUENCES TO anon;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON SEQUENCES TO authenticated;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON SEQUENCES TO service_role;
+
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON FUNCTIONS TO anon;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON FUNCTIONS TO authenticated;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON FUNCTIONS TO service_role;
+
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON TABLES TO anon;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON TABLES TO authenticated;
+ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA public GRANT ALL ON TABLES TO service_role;

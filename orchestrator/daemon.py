@@ -26,10 +26,12 @@ from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
 from orchestrator.core.states import FAILURES, READY, Stage, State
 from orchestrator.execute import Executor
+from orchestrator.grants import Answers
 from orchestrator.observe import Observer
 from orchestrator.ports import Db, Lease, PortError, Store
 from orchestrator.shipping import Shipper
 from orchestrator.web.health import Health
+from orchestrator.web.signal import ASKS_CHANNEL
 
 LEASE_TTL_S = 15.0
 LEAD_EVERY_S = 5.0
@@ -41,6 +43,7 @@ QUIET_SHIP_S = 8.0  # for an idle worker, whose agent writes a line now and then
 QUIET_SHIPS_PER_S = 40  # … and longer in a fleet so large that looking for it would be work
 SHIP_DEADLINE_S = 60.0
 CONCURRENT_SHIPMENTS = 16
+ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
 RETENTION_EVERY_S = 3600.0
 CYCLE_SAID_EVERY_S = 30.0  # at least, although nothing was done: silence would look like death
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
@@ -70,12 +73,15 @@ class Daemon:
         holder: str,
         on_notify: Callable[[str, str], None],
         think: Callable[[Snapshot, Policy], Plan] = plan,
+        answers: Answers | None = None,
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
         self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
         self._think = think
+        self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
+        self._answering = False
         self._executor = executor(self.wake)
         observer.wake = self.wake
         self._scheduler = AsyncIOScheduler(timezone=UTC)
@@ -152,6 +158,8 @@ class Daemon:
         self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
+        if self._answers:
+            self._scheduler.add_job(self._answer, "interval", seconds=ANSWER_EVERY_S, id="answer", **once)
         if self._catalog.needed:
             self._scheduler.add_job(self._look_up, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
         self._scheduler.start()
@@ -162,10 +170,30 @@ class Daemon:
 
     async def _listen(self) -> None:
         async for channel, payload in self._db.notifications():
+            if channel == ASKS_CHANNEL:
+                self._answer_soon()
+                continue
             self._on_notify(channel, payload)
             self.wake()
             if not payload:  # a lease was given back, or we were deaf for a while
                 self._ask_for_the_lease()
+
+    # --- pods that ask
+
+    def _answer_soon(self) -> None:
+        if self._answers and self._scheduler.running and not (self._answering or self._stopping):
+            self._scheduler.modify_job("answer", next_run_time=datetime.now(UTC))
+
+    async def _answer(self) -> None:
+        if not self._answers or self._stopping or not self._lease or not self._lease.leader:
+            return
+        self._answering = True
+        try:
+            await self._answers.give(self._lease.term)
+        except PortError as error:
+            log.warning("asks_unanswered", error=f"{type(error).__name__}: {error}")
+        finally:
+            self._answering = False
 
     # --- lead
 

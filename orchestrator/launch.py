@@ -27,6 +27,7 @@ class LaunchConfig:
     """What every agent of this fleet is started with."""
 
     api_url: str  # how a pod reaches the worker RPC
+    api_key: str | None = None  # what a hosted PostgREST wants to see besides the token: public
     python: str = "python3"  # the interpreter on the pod, for the agent and its handlers
     handlers: Mapping[str, str] = field(default_factory=dict)  # task type -> module:function or cmd:command
     setup_command: str | None = None  # once per pod, before the agent
@@ -83,6 +84,7 @@ def configuration(config: LaunchConfig, worker: Worker, token: str, user_code: s
             "worker_id": worker.id,
             "nonce": worker.nonce,
             "api_url": config.api_url,
+            "api_key": config.api_key,
             "token": token,
             "pool": worker.pool,
             "handlers": dict(config.handlers),

@@ -23,6 +23,7 @@ LOCK_TIMEOUT_S = 60  # how long to wait for another migrator, or for a table tha
 CONNECT_TIMEOUT_S = 15
 NOTE = "OR100"  # the SQLSTATE of notices that are meant for the operator
 
+SUPABASES_LEDGER = "supabase_migrations.schema_migrations"
 LEDGER = """
 create table if not exists public.schema_migrations (
     version text primary key,
@@ -99,6 +100,7 @@ async def _apply_next(
         await connection.execute("set local search_path = public, pg_catalog")
         await connection.execute("select pg_advisory_xact_lock(%s)", (LOCK_KEY,))
         await connection.execute(LEDGER)
+        await _adopt(connection, migrations)
         missing = _missing(migrations, await _ledger(connection))
         if not missing:
             return False
@@ -120,6 +122,18 @@ async def _apply_next(
         await connection.execute("notify pgrst, 'reload schema'")  # a PostgREST in front learns of the new functions
     applied.append(migration.version)
     return True
+
+
+async def _adopt(connection: psycopg.AsyncConnection[TupleRow], migrations: tuple[Migration, ...]) -> None:
+    """Take over what `supabase db push` has applied, from its own history."""
+    if (await (await connection.execute("select to_regclass(%s)", (SUPABASES_LEDGER,))).fetchone()) == (None,):
+        return
+    pushed = await (await connection.execute(f"select version::text from {SUPABASES_LEDGER}")).fetchall()  # noqa: S608
+    rows = [(m.version, m.name, m.checksum) for m in migrations if (m.version,) in pushed]
+    await connection.cursor().executemany(
+        "insert into public.schema_migrations (version, name, checksum) values (%s, %s, %s) on conflict do nothing",
+        rows,
+    )
 
 
 async def _ledger(connection: psycopg.AsyncConnection[TupleRow]) -> dict[str, str]:

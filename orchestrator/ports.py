@@ -50,6 +50,10 @@ class BadArgument(PortError):
     """OR007: the caller's fault; the text says what, why and how to mend it."""
 
 
+class DatabaseAuth(BadToken):
+    """The database, or the door in front of it, refuses the key that we have, or the role that we call as."""
+
+
 class SchemaMismatch(PortError):
     """The database lacks a function this version calls, or is newer than this version."""
 

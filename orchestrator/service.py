@@ -26,6 +26,7 @@ from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
+from orchestrator.grants import Answers
 from orchestrator.last_look import look
 from orchestrator.logs import configure
 from orchestrator.observe import Observer
@@ -39,7 +40,6 @@ from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
 
-TOKEN_TTL_S = 30 * 86_400.0  # revoking is one update of the row; the expiry only bounds what a forgotten one can do
 # Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
 # the 15 that Supabase's session pooler gives by default.
 POOLS = (3, 4, 7)
@@ -69,12 +69,10 @@ async def run(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with _parts(settings) as parts:
-        secret = settings.worker_jwt_secret
-        assert secret is not None  # noqa: S101
         app = build_app(
             db=parts.db,
             blobs=parts.blobs,
-            verifier=verifier(secret.get_secret_value()),
+            verifier=verifier(*settings.token_keys()),
             health=parts.health,
             task_signal=parts.signal,
             on_unanswered=parts.observer.knocked,
@@ -123,8 +121,8 @@ async def lead_for(
 @asynccontextmanager
 async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] = plan) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
-    secret = settings.worker_jwt_secret
-    assert secret is not None and settings.runpod_ssh_public_key  # noqa: S101, PT018  require() has seen to it
+    assert settings.runpod_ssh_public_key  # noqa: S101  require() has seen to it
+    signing_key = settings.token_keys()[0]
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
     async with AsyncExitStack() as stack:
@@ -149,7 +147,7 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
             pods,
             workers,
             _launch(settings, heartbeat_s, {pool.name: pool.image for pool in policy.pools}),
-            token_for=lambda worker, jti: _token(secret.get_secret_value(), worker, jti),
+            token_for=lambda worker, jti: mint(signing_key, worker.id, jti, time.time()),
             pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
@@ -180,8 +178,9 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
             policy=policy,
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
-            on_notify=lambda channel, payload: _notify(task_signal, channel, payload),
+            on_notify=task_signal.heard,
             think=think,
+            answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
         )
         yield Parts(daemon, observer, gateway, blobs, task_signal, health)
 
@@ -201,6 +200,7 @@ def _make_room() -> None:
 def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:
     return LaunchConfig(
         api_url=settings.worker_url or "",
+        api_key=settings.supabase_publishable_key if settings.pods_use_supabase else None,
         python=settings.worker_python,
         handlers=dict(settings.worker_handlers),
         setup_command=settings.worker_setup_command,
@@ -212,19 +212,6 @@ def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -
         deadlines_s=dict(settings.bringup_deadlines),
         images=images,
     )
-
-
-def _token(secret: str, worker: Worker, jti: str) -> str:
-    return mint(secret, worker.id, jti, time.time(), TOKEN_TTL_S)
-
-
-def _notify(task_signal: TaskSignal, channel: str, payload: str) -> None:
-    if channel == "orchestrator_tasks":
-        task_signal.notify(payload)
-    elif channel == "orchestrator_fleet":
-        task_signal.notify_worker(payload)
-    else:
-        task_signal.notify_all()
 
 
 class _Server(uvicorn.Server):

@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -18,6 +18,10 @@ from orchestrator.core.states import RUNGS
 from orchestrator.pools import Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
 
+if TYPE_CHECKING:
+    from orchestrator.web.tokens import Key
+
+MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
 __all__ = ["Problem", "Settings", "SettingsError", "load"]
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 
@@ -31,6 +35,9 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     supabase_url: str | None = None
     supabase_service_role_key: SecretStr | None = None
+    supabase_publishable_key: str | None = Field(
+        None, validation_alias=AliasChoices("SUPABASE_PUBLISHABLE_KEY", "SUPABASE_ANON_KEY")
+    )
     runpod_api_key: SecretStr | None = None
     runpod_api_base_url: str = "https://api.runpod.io"
     runpod_ssh_public_key: str | None = None
@@ -83,6 +90,7 @@ class Settings(BaseSettings):
     # The worker
     worker_api_url: str | None = None
     worker_jwt_secret: SecretStr | None = None
+    worker_jwt_signing_key: SecretStr | None = None
     worker_code_dir: Path | None = None
     worker_handlers: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
     worker_setup_command: str | None = None
@@ -142,6 +150,19 @@ class Settings(BaseSettings):
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
         return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+
+    @property
+    def pods_use_supabase(self) -> bool:
+        """Whether pods speak to Supabase's PostgREST and not to this service."""
+        return self.worker_url is not None and self.worker_url == self.supabase_url
+
+    def token_keys(self) -> "tuple[Key, ...]":
+        """What verifies workers' tokens; the first one signs them. Raises ValueError where a key cannot be used."""
+        from orchestrator.web.tokens import SigningKey  # noqa: PLC0415  few commands need what it imports
+
+        signing, secret = self.worker_jwt_signing_key, self.worker_jwt_secret
+        keys: tuple[Key, ...] = (SigningKey.parse(signing.get_secret_value()),) if signing else ()
+        return (*keys, secret.get_secret_value()) if secret else keys
 
     def require(self, *parts: str) -> Self:
         """These settings, if what the parts ("database", "cloud", "shell", "blobs", "gateway") need is set."""
@@ -263,12 +284,25 @@ def _missing_database(settings: Settings) -> list[Problem]:
 
 
 def _missing_gateway(settings: Settings) -> list[Problem]:
-    secret = {"WORKER_JWT_SECRET": 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'}
-    problems = _unset(settings, secret)
-    if settings.worker_jwt_secret and len(settings.worker_jwt_secret.get_secret_value()) < 32:  # noqa: PLR2004  RFC 7518 §3.2
-        problems.append(
-            Problem("WORKER_JWT_SECRET is too short", "HS256 needs 32 bytes or more", secret["WORKER_JWT_SECRET"])
-        )
+    fix = 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'
+    if settings.supabase_url:
+        fix = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
+    problems = []
+    if not (settings.worker_jwt_secret or settings.worker_jwt_signing_key):
+        why = "neither WORKER_JWT_SECRET nor WORKER_JWT_SIGNING_KEY is set in the environment"
+        problems.append(Problem("WORKER_JWT_SECRET is missing", why, fix))
+    if settings.worker_jwt_secret and len(settings.worker_jwt_secret.get_secret_value()) < MIN_SECRET_BYTES:
+        why = f"HS256 needs {MIN_SECRET_BYTES} bytes or more"
+        problems.append(Problem("WORKER_JWT_SECRET is too short", why, fix))
+    try:
+        settings.token_keys()
+    except ValueError as error:
+        how = "make one with `supabase gen signing-key --algorithm ES256` and import it in the project's JWT settings"
+        problems.append(Problem("WORKER_JWT_SIGNING_KEY cannot be used", str(error), how))
+    if settings.pods_use_supabase and not settings.supabase_publishable_key:
+        why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
+        how = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
+        problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, how))
     if not settings.worker_url:
         why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
         problems.append(

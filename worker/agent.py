@@ -19,7 +19,7 @@ from .http1 import Interrupted, Unreachable
 from .journal import Journal, secret_values
 from .launch import DONE_FILE
 from .life import Held, Life
-from .rpc import CALL_S, Refused, Rpc, backoff_s
+from .rpc import AGAIN_S, CALL_S, NotYet, Refused, Rpc, backoff_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -225,6 +225,9 @@ class Agent:
                     return None
             try:
                 return self._rpc.call(function, args, deadline_s=FAREWELL_CALL_S if farewell else CALL_S)
+            except NotYet:
+                tries += 1
+                self.life.pause(min(backoff_s(tries), AGAIN_S))
             except Unreachable as error:
                 tries += 1
                 self._journal.log("call_unanswered", function=function, tries=tries, why=str(error))

@@ -28,6 +28,7 @@ class Config:
         self.worker_id: str = given["worker_id"]
         self.nonce: str = given["nonce"]
         self.api_url: str = given["api_url"].rstrip("/")
+        self.api_key: str | None = given.get("api_key")  # public: which project is meant, where that must be said
         self.token: str = given["token"]
         self.handlers: dict[str, str] = dict(given.get("handlers") or {})
         self.user_code: str | None = given.get("user_code")

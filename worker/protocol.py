@@ -13,12 +13,13 @@ PROTOCOL = 1
 REGISTER = "worker_register"  # p_agent jsonb -> {outcome: ok, wanted, heartbeat_s, lease_s}
 CLAIM = "worker_claim"  # p_claim_no bigint, p_batch int, p_wait_s numeric -> {outcome: ok, wanted, tasks: [CLAIMED]}
 HEARTBEAT = "worker_heartbeat"  # p_tasks jsonb, p_health jsonb, p_logs jsonb -> {outcome, wanted, cancel, fenced}
-# p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced|unverified}; unverified: the
-# gateway has looked for the output and it is not there, nothing was completed
+# p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced|unverified|pending}; unverified:
+# somebody has looked for the output and it is not there, nothing was completed
 COMPLETE = "worker_complete"
 FAIL = "worker_fail"  # p_task_id, p_attempt, p_failure -> {outcome: requeued|failed|cancelled|already|fenced}
 RELEASE = "worker_release"  # p_task_id, p_attempt, p_reason -> {outcome: ok|already|fenced}: unstarted, uncounted
-GRANTS = "worker_grants"  # p_items jsonb [{method, key}] -> {outcome: ok, items: [{method, key, url}], refused: [key]}
+# p_items jsonb [{method, key}] -> {outcome: ok|pending, items: [{method, key, url, location}], refused: [key]}
+GRANTS = "worker_grants"
 
 # What one claimed task looks like (CLAIMED); `attempt` is the fencing token of everything said about it later.
 CLAIMED = ("id", "task_type", "params", "attempt", "max_attempts", "timeout_s", "dependencies", "output_prefix")
@@ -33,6 +34,9 @@ STOP = "stop"  # give up what you hold now and exit
 # Outcomes.
 OK, ALREADY, FENCED = "ok", "already", "fenced"
 REQUEUED, FAILED, CANCELLED = "requeued", "failed", "cancelled"
+# With HTTP 202, from PostgREST alone: nothing is done yet, the leader has been asked; ask again. An older agent takes
+# the status for a server that is busy, and does so too.
+PENDING = "pending"
 UNVERIFIED = "unverified"  # an older agent takes it for heard, and loses the lease: the attempt counts as lost
 
 # SQLSTATEs of refusals (PostgREST puts them in `code`).

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .config import Config
     from .life import Life
 
+AGAIN_S = 0.5  # at most, between asking for something that is being looked into
+OK, ACCEPTED = 200, 202
 CALL_S = 10.0  # deadline of one call, apart from a claim's own wait
 REFUSALS = {400, 403, 409, 413, 422}  # statuses that say something about the call; all others are about the server
 
@@ -29,6 +31,10 @@ class Refused(Exception):
         self.final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}
 
 
+class NotYet(Unreachable):
+    """Heard, and nothing is done yet: the orchestrator must look first. Ask the same again soon."""
+
+
 class Rpc:
     """One thread's line to the orchestrator."""
 
@@ -36,8 +42,9 @@ class Rpc:
         self._connection = Connection(config.api_url)
         self._life = life
         self._who = {"p_worker_id": config.worker_id, "p_nonce": config.nonce}
+        key = f"apikey: {config.api_key}\r\n" if config.api_key else ""
         self._headers = (
-            f"Authorization: Bearer {config.token}\r\n"
+            f"{key}Authorization: Bearer {config.token}\r\n"
             "Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: orchestrator-worker\r\n"
         )
 
@@ -49,7 +56,7 @@ class Rpc:
         deadline_s: float = CALL_S,
         unless: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The answer. Raises Unreachable, Refused; Interrupted when `unless` becomes true before the answer comes."""
+        """The answer. Raises Unreachable, NotYet, Refused; Interrupted when `unless` becomes true before it comes."""
         body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
         try:
             status, content = self._connection.post(
@@ -60,8 +67,10 @@ class Rpc:
         except Unreachable:
             self._life.unheard()
             raise
-        if status == 200:  # noqa: PLR2004
+        if status in {OK, ACCEPTED}:
             self._life.heard()
+            if status == ACCEPTED:
+                raise NotYet(f"{function} is being looked into")
             return answer
         code = str(answer.get("code") or "")
         final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}

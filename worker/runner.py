@@ -15,7 +15,7 @@ from . import exits, protocol
 from .children import KILL_GRACE_S, Child
 from .exits import Outcome, failed
 from .http1 import Interrupted, Unreachable
-from .rpc import Refused, Rpc
+from .rpc import AGAIN_S, NotYet, Refused, Rpc
 from .usercode import unpack
 
 TYPE_CHECKING = False
@@ -153,6 +153,8 @@ class Runner:
         """One try, so that a cancellation is never far away; the child asks again."""
         try:
             answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, unless=self._life.interrupting)
+        except NotYet:
+            return {"error": "the orchestrator has not answered yet", "final": False, "again_s": AGAIN_S}
         except (Unreachable, Interrupted) as error:
             return {"error": f"{type(error).__name__}: {error}", "final": False}
         except Refused as error:

@@ -82,7 +82,7 @@ class Door:
             if time.monotonic() > until:
                 raise TransferError(f"{method} of {key}: no grant within {self._patience_s:.0f} s: {reply['error']}")
             time.sleep(pause_s)
-            pause_s = min(8.0, pause_s * 2)
+            pause_s = min(reply.get("again_s", 8.0), pause_s * 2)
 
 
 def _put(item: dict[str, Any], source: Path, size: int) -> str:

@@ -8,14 +8,10 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from datetime import datetime
-from enum import Enum
-from functools import lru_cache
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any, Self
-from uuid import UUID
 
 import psycopg
 import psycopg_pool
@@ -24,12 +20,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
+from orchestrator.adapters.arguments import check_names, plain
+from orchestrator.adapters.listening import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
 from orchestrator.adapters.store import refusal
 from orchestrator.ports import PortError, Unavailable
 
-CHANNELS = ("orchestrator_tasks", "orchestrator_fleet")
-CONNECTED = ("connected", "")  # listeners may have missed something: look for yourself
-NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+CHANNELS = (TASKS, FLEET, ASKS)
 ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
 JSON_ARGS = frozenset(
     {
@@ -40,6 +36,7 @@ JSON_ARGS = frozenset(
         "p_result_data",
         "p_failure",
         "p_items",
+        "p_answers",
         "p_pools",
         "p_worker",
         "p_fields",
@@ -58,7 +55,6 @@ RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its 
 SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
 LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
 LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
-LISTEN_BACKLOG = 1000  # notifications a slow listener may leave unread; past it, it is told to look for itself
 
 
 class PostgresDb:
@@ -88,8 +84,7 @@ class PostgresDb:
             kwargs={"autocommit": True, "prepare_threshold": None if pooled else 5},
             configure=self._configure,
         )
-        self._listeners: set[asyncio.Queue[tuple[str, str]]] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
         self._checking: asyncio.Task[None] | None = None
 
     @classmethod
@@ -107,12 +102,12 @@ class PostgresDb:
 
     async def close(self) -> None:
         """Close every connection."""
-        for task in (self._listening, self._checking):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        self._listening = self._checking = None
+        await self._listeners.close()
+        checking, self._checking = self._checking, None
+        if checking is not None:
+            checking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await checking
         await self._pool.close(timeout=5)
 
     async def call(self, function: str, /, **args: Any) -> Any:
@@ -156,30 +151,20 @@ class PostgresDb:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._pool.check(), name="database_pool_check")
 
-    async def notifications(self) -> AsyncIterator[tuple[str, str]]:
+    def notifications(self) -> AsyncIterator[tuple[str, str]]:
         """(channel, payload) as they come, reconnecting for ever; CONNECTED first, and after each gap."""
-        queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(LISTEN_BACKLOG)
-        self._listeners.add(queue)
-        try:
-            if self._listening is None or self._listening.done():
-                self._listening = asyncio.create_task(self._listen(), name="database_listener")
-            else:
-                queue.put_nowait(CONNECTED)
-            while True:
-                yield await queue.get()
-        finally:
-            self._listeners.discard(queue)
+        return self._listeners.stream()
 
-    async def _listen(self) -> None:
+    async def _listen(self, tell: Tell) -> None:
         failures = 0
         while True:
             try:
                 async with await self._listening_connection() as connection:
                     failures = 0
-                    self._tell(CONNECTED)
+                    tell(CONNECTED)
                     while True:
                         async for notice in connection.notifies(timeout=LISTEN_PROBE_S):
-                            self._tell((notice.channel, notice.payload))
+                            tell((notice.channel, notice.payload))
                         with _Deadline(self._call_timeout_s).on(connection):
                             await connection.execute("select 1")
             except psycopg.Error:
@@ -196,14 +181,6 @@ class PostgresDb:
             await connection.close()
             raise
         return connection
-
-    def _tell(self, event: tuple[str, str]) -> None:
-        for queue in self._listeners:
-            if queue.full():
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(CONNECTED)
-            queue.put_nowait(event)
 
 
 class _Deadline:
@@ -270,9 +247,7 @@ def _of_row(row: TupleRow | None) -> Any:
 @lru_cache(STATEMENTS)
 def _statement(function: str, names: tuple[str, ...]) -> bytes:
     """Made once for each set of names: composing it anew was a fifth of what a call costs this process."""
-    for name in (function, *names):
-        if not NAME.fullmatch(name):
-            raise ValueError(f"not the name of a function or argument: {name!r}")
+    check_names((function, *names))
     named = [f'"{name}" => %({name})s{"::text[]" if name in ARRAYS else ""}' for name in names]
     return f'select "public"."{function}"({", ".join(named)})'.encode()
 
@@ -282,24 +257,9 @@ def _bind(name: str, value: Any) -> Any:
     if value is None or name in ARRAYS:
         return value
     if name in JSON_ARGS:
-        return Jsonb(_plain(value))
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain)
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types, for mappings, times, enums and ids at any depth."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
-        return [_plain(item) for item in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    return value
+        return Jsonb(plain(value))
+    text = plain(value)
+    return text if isinstance(text, str) else json.dumps(text)
 
 
 def _port_error(function: str, error: psycopg.Error) -> PortError:

@@ -16,6 +16,7 @@ from orchestrator.ports import (
     Attempt,
     BadArgument,
     BadToken,
+    DatabaseAuth,
     DatabaseHalf,
     Db,
     Lease,
@@ -41,11 +42,12 @@ REFUSALS: Mapping[str, type[PortError]] = MappingProxyType(
         "OR005": UnknownWorker,
         "OR006": BadToken,
         "OR007": BadArgument,
-        "42501": BadToken,  # insufficient_privilege: this role may not call this
+        "42501": DatabaseAuth,  # insufficient_privilege: this role may not call this
         "42883": SchemaMismatch,  # undefined_function
         "42P01": SchemaMismatch,  # undefined_table
         "42703": SchemaMismatch,  # undefined_column
         "PGRST202": SchemaMismatch,  # PostgREST: no function with these arguments
+        "PGRST205": SchemaMismatch,  # … no table of this name
         "22": BadArgument,  # data exceptions: a value that cannot be what its argument is
         "23": BadArgument,  # integrity constraints
     }
@@ -130,6 +132,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_last",
             "p_reason",
         ),
+        "fleet_asks": ("p_fleet", "p_limit"),
+        "fleet_answer": ("p_fleet", "p_term", "p_answers"),
         "fleet_retention": ("p_fleet", "p_term"),
         "fleet_workers": ("p_fleet", "p_all", "p_limit"),
         "fleet_worker": ("p_fleet", "p_worker_id"),
@@ -145,6 +149,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_report": ("p_fleet",),
         "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_describe": (),
+        "fleet_changes": ("p_digest",),
     }
 )
 
@@ -305,6 +310,14 @@ class SqlStore:
             p_last=last,
             p_reason=reason,
         )
+
+    async def asks(self, limit: int) -> Sequence[Row]:
+        """What pods ask of the bucket through PostgREST: {id, worker_id, method, subject}, the oldest first."""
+        return list((await self._call("fleet_asks", p_limit=limit))["asks"])
+
+    async def answer(self, term: int, answers: Sequence[Row]) -> int:
+        """Answer some of them, {id, answer} each; how many were still open."""
+        return int((await self._call("fleet_answer", p_term=term, p_answers=list(answers)))["answered"])
 
     async def retention(self, term: int) -> Mapping[str, int]:
         """Delete a bounded number of rows past their age; table -> rows."""

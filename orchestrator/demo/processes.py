@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+from orchestrator.emulator.leash import leash
+
 STOP_GRACE_S = 20.0
 QUOTED_LINES = 20
 
@@ -48,7 +46,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE if piped else sink,
                 stderr=sink,
                 start_new_session=True,  # the terminal's Ctrl-C is ours; children are stopped in order
-                preexec_fn=_leash(death_signal),
+                preexec_fn=leash(death_signal),
             )
         return cls(name, process, log)
 
@@ -96,17 +94,3 @@ class Child:
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             tail = "".join(f"    {line}" for line in deque(lines, QUOTED_LINES))
         return f"; the end of {self.log}:\n{tail}" if tail else f"; {self.log} is empty"
-
-
-def _leash(death_signal: signal.Signals) -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def ask_for_the_signal() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, death_signal)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-
-    return ask_for_the_signal

@@ -74,6 +74,7 @@ class Failures(Exception):
 _KIND_OF: tuple[tuple[type[ports.PortError], Kind], ...] = (
     (ports.SchemaMismatch, OLD_SCHEMA),
     (ports.ApiAuth, PROVIDER_AUTH),
+    (ports.DatabaseAuth, DATABASE_AUTH),
     (ports.BadArgument, BAD_ARGUMENT),
     (ports.NotFound, LOG_OBJECT_GONE),
     (ports.UnknownWorker, NO_WORKER),

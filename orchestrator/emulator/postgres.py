@@ -7,7 +7,6 @@ unprivileged user, and the server ends with the thread that started it.
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.util
 import os
 import pwd
@@ -15,10 +14,8 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,6 +23,7 @@ from typing import Any, Literal, Self
 import psycopg
 from psycopg import sql
 
+from orchestrator.emulator.leash import leash, unwatch, watch
 from orchestrator.emulator.loopback import free_port
 
 UNPRIVILEGED_USERS = ("nobody", "daemon")  # the first that exists runs the server where we are root
@@ -34,10 +32,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.02
 RETRY_S = 15.0  # how long to try again when a port or a data directory is another server's for the moment
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-# Ends the server when our end of the pipe closes; for systems without a parent-death signal.
-WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), 2)"
 
 
 class PostgresFailed(Exception):
@@ -148,10 +143,8 @@ class EmbeddedPostgres:
                 server.wait()
                 break
             await asyncio.sleep(POLL_S)
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.kill()
-            watch.communicate()
+        watcher, self._watch = self._watch, None
+        unwatch(watcher)
 
     def _initialise(self, binaries: Path) -> None:
         command = [str(binaries / "initdb"), "-D", str(self._real), "-U", "postgres", "--auth=trust", "--no-sync"]
@@ -187,15 +180,10 @@ class EmbeddedPostgres:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, nothing that takes a lock
+                preexec_fn=leash(signal.SIGINT),  # noqa: PLW1509 - one system call, nothing that takes a lock
                 **_as_user(self._account),
             )
-        if sys.platform != "linux":
-            self._watch = subprocess.Popen(
-                [sys.executable, "-I", "-c", WATCH, str(self._server.pid)],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
+        self._watch = watch(self._server, signal.SIGINT)
 
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -299,18 +287,3 @@ def _place(wanted: Path, account: pwd.struct_passwd | None) -> Path:
     if account is not None:
         os.chown(real, account.pw_uid, account.pw_gid)
     return real
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """On Linux, what the child does before exec; it runs after the change of user, which would clear the signal."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def ask_for_the_signal() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-
-    return ask_for_the_signal

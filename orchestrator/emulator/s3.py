@@ -7,7 +7,6 @@ on one machine would meet; telemetry, the admin pages and the gateways that nobo
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -16,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from orchestrator.emulator.leash import leash, unwatch, watch
 from orchestrator.emulator.loopback import free_port
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ VOLUMES = 200
 REGION = "us-east-1"
 PROBE = "readiness"  # the bucket and the object that tell whether the server serves
 PROBE_BYTES = 64 * 1024  # too much to be kept beside the metadata
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 LISTENERS = ("master", "volume", "filer", "s3", "admin")
-# Ends the server when our end of the pipe closes; for systems without a parent-death signal.
-WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), 15)"
 
 
 class S3Failed(Exception):
@@ -109,10 +106,8 @@ class EmbeddedS3:
                 server.wait()
                 break
             await asyncio.sleep(POLL_S)
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.kill()
-            watch.communicate()
+        watcher, self._watch = self._watch, None
+        unwatch(watcher)
         for listener in LISTENERS:  # a killed server leaves these behind, and no option moves them
             socket_file = Path(gettempdir()) / f"seaweedfs-{listener}-grpc-{self._ports[f'{listener}.grpc']}.sock"
             socket_file.unlink(missing_ok=True)
@@ -141,14 +136,9 @@ class EmbeddedS3:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509  one system call, nothing that takes a lock
+                preexec_fn=leash(signal.SIGTERM),  # noqa: PLW1509  one system call, nothing that takes a lock
             )
-        if sys.platform != "linux":
-            self._watch = subprocess.Popen(
-                [sys.executable, "-I", "-c", WATCH, str(self._server.pid)],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
+        self._watch = watch(self._server, signal.SIGTERM)
 
     def _command(self) -> Iterable[str]:
         yield from (str(_weed()), "-logtostderr=true", "mini", f"-dir={self._data_dir}")
@@ -238,17 +228,3 @@ def _free_ports() -> dict[str, int]:
     while len(ports) < len(names):
         ports.add(free_port())
     return dict(zip(names, ports, strict=True))
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def ask_for_the_signal() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-
-    return ask_for_the_signal

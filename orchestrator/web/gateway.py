@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.core.states import State
-from orchestrator.ports import Blobs, NotFound, PortError
+from orchestrator.grants import has_output, sign
+from orchestrator.ports import Blobs, PortError
 from orchestrator.web.refusals import (
     BAD_BODY,
     BAD_JWT,
@@ -36,11 +37,8 @@ MAX_BODY_BYTES = 1 << 20
 MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
 BODY_TIMEOUT_S = 30.0
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
-GRANT_TTL_S = 3_600
-LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
-OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
 SCALARS = _EVERY | {"p_claim_no", "p_batch", "p_wait_s", "p_attempt", "p_task_id", "p_output_location", "p_reason"}
@@ -78,7 +76,7 @@ class Gateway:
         task_signal: TaskSignal,
         on_unanswered: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`on_unanswered` gets the id of a worker that called and got no answer: it is not silent."""
+        """`on_unanswered` gets the id of a worker that called with our token and got no answer: it is not silent."""
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
@@ -165,34 +163,24 @@ class Gateway:
 
     async def _has_output(self, claims: Claims, location: str | None) -> bool:
         """Whether the output is there, or nothing of ours to look for. Refusal 503 while nobody knows: ask again."""
-        key = self._blobs.key_of(location) if location else None
-        if key is None:
-            return True
         try:
-            async with asyncio.timeout(LOOK_TIMEOUT_S):
-                await self._blobs.size(key)
-        except NotFound:
-            log.warning("output_missing", worker=claims["sub"], location=location)
-            return False
+            return await has_output(self._blobs, location)
         except (PortError, TimeoutError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             log.warning("output_unknown", worker=claims["sub"], location=location, why=why)
             raise Refusal(
                 503, NO_BUCKET, "The bucket did not say whether the output is there", why, "try again"
             ) from None
-        return True
 
     def _with_urls(self, answer: Any) -> Any:
         """The grants that the database authorised, signed; keys outside the outputs are refused whatever it said."""
         items, refused = [], list(answer.get("refused") or ())
         for item in answer.get("items") or ():
-            method, key = item["method"], item["key"]
-            sign = {"PUT": self._blobs.sign_put, "GET": self._blobs.sign_get}.get(method)
-            if sign is None or not _is_output(key):
-                refused.append(key)
-                continue
-            url = sign(key, expires_s=GRANT_TTL_S)
-            items.append({**item, "url": url, "location": self._blobs.location(key)})
+            signed = sign(self._blobs, item["method"], item["key"])
+            if signed is None:
+                refused.append(item["key"])
+            else:
+                items.append({**item, **signed})
         return {**answer, "items": items, "refused": refused}
 
 
@@ -272,8 +260,3 @@ def _wait_s(arguments: Mapping[str, Any]) -> float:
     except ValueError:
         return 0.0
     return min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0  # false for NaN too
-
-
-def _is_output(key: str) -> bool:
-    """Whether a key lies under the outputs by every server's reading: some resolve `..` and empty segments."""
-    return key.startswith(OUTPUTS) and not {"", ".", ".."} & set(key.split("/"))

@@ -12,6 +12,7 @@ from itertools import islice
 
 TASKS_CHANNEL = "orchestrator_tasks"  # payload: the pool in which tasks became claimable
 FLEET_CHANNEL = "orchestrator_fleet"  # payload: the worker whose row has changed
+ASKS_CHANNEL = "orchestrator_asks"  # payload: the worker that asks something of the leader
 FANOUT = 2  # waiters woken by one wake-up
 MAX_WAITERS = 4_096  # beyond it, a wait returns at once: the caller's own poll is the net
 ANY = "*"  # waits for every pool
@@ -44,7 +45,7 @@ class TaskSignal:
             self.notify(payload)
         elif channel == FLEET_CHANNEL:
             self.notify_worker(payload)
-        else:
+        elif channel != ASKS_CHANNEL:
             self.notify_all()  # "connected": what was sent before is lost
 
     def notify(self, pool: str) -> None:

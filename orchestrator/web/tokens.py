@@ -1,23 +1,31 @@
 """The worker's token: a JWT for the role `gpu_worker` that says one thing, who the worker is.
 
 The signature and the expiry are checked here; whether the `jti` is still the worker's is the database's business, on
-each call, so that revoking is one update of its row.
+each call, so that revoking is one update of its row. That is why a token may live as long as any pod does.
+
+Two kinds of key sign: the project's JWT secret (HS256) and a private key that was imported into the project as a
+signing key (ES256), of which the other side needs only the public half.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from orchestrator.core.model import ID_PATTERN
 
-ALGORITHM = "HS256"
 ISSUER = "orchestrator"
 ROLE = "gpu_worker"
 CLAIMS = ("sub", "role", "jti", "iat", "exp", "iss")  # a token without one of them is no token
+TTL_S = 365 * 86_400.0  # longer than a pod lives; the expiry only bounds what a forgotten signature can do
 MAX_TOKEN_CHARS = 4_096
 MAX_KNOWN_TOKENS = 4_096
 CLOCK_LEEWAY_S = 30  # replicas mint and verify on their own clocks
@@ -29,24 +37,62 @@ class InvalidToken(Exception):
     """The token proves nothing; the text says why, without the token."""
 
 
-def mint(secret: str, worker_id: str, jti: str, now: float, ttl_s: float) -> str:
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A private P-256 key with the name under which verifiers know its public half."""
+
+    private: EllipticCurvePrivateKey
+    kid: str | None  # None: PEM has no room for it, and a verifier with one key needs none
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a private JWK (`supabase gen signing-key --algorithm ES256`) or PEM; ValueError says what is wrong."""
+        text = text.strip().replace("\\n", "\n")  # a PEM in one line of an environment file
+        try:
+            if text.startswith("{"):
+                given = json.loads(text)
+                key: Any = jwt.PyJWK.from_dict(given, algorithm="ES256").key
+                kid = given.get("kid")
+            else:
+                key, kid = load_pem_private_key(text.encode(), password=None), None
+        except (ValueError, TypeError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
+            raise ValueError(f"not a private key in JWK or PEM form: {type(error).__name__}") from None
+        if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
+            raise ValueError("ES256 needs the private half of an EC P-256 key")  # noqa: TRY004  a value, of the wrong kind
+        return cls(key, kid)
+
+    def public_jwk(self) -> dict[str, Any]:
+        """The half that verifies, as an entry of a JWKS."""
+        public = jwt.algorithms.ECAlgorithm.to_jwk(self.private.public_key(), as_dict=True)
+        named = {} if self.kid is None else {"kid": self.kid}
+        return {**public, **named, "alg": "ES256", "use": "sig", "key_ops": ["verify"]}
+
+
+Key = str | SigningKey  # the project's JWT secret, or a signing key
+
+
+def mint(key: Key, worker_id: str, jti: str, now: float, ttl_s: float = TTL_S) -> str:
     """A token for one worker that expires `ttl_s` seconds after `now`, in seconds since the epoch."""
     if not ID_PATTERN.fullmatch(worker_id) or not jti:
         raise ValueError(f"not a worker id and a jti: {worker_id!r}, {jti!r}")
     issued, expires = math.floor(now), math.ceil(now + ttl_s)
     claims = {"sub": worker_id, "role": ROLE, "jti": jti, "iat": issued, "exp": expires, "iss": ISSUER}
-    return jwt.encode(claims, secret, algorithm=ALGORITHM)
+    if isinstance(key, str):
+        return jwt.encode(claims, key, algorithm="HS256")
+    return jwt.encode(claims, key.private, algorithm="ES256", headers={"kid": key.kid} if key.kid else None)
 
 
-def verify(secret: str, token: str) -> Claims:
-    """The claims of a token that we signed and that has not expired. Raises InvalidToken."""
+def verify(key: Key, token: str) -> Claims:
+    """The claims of a token that this key signed and that has not expired. Raises InvalidToken."""
     if len(token) > MAX_TOKEN_CHARS:
         raise InvalidToken(f"the token is longer than {MAX_TOKEN_CHARS} characters")
+    # One algorithm for one kind of key, whatever the token's header says: a public half must never pass for a secret.
+    checks, algorithm = (key, "HS256") if isinstance(key, str) else (key.private.public_key(), "ES256")
     try:
         claims = jwt.decode(
             token,
-            secret,
-            algorithms=[ALGORITHM],
+            checks,
+            algorithms=[algorithm],
             issuer=ISSUER,
             leeway=CLOCK_LEEWAY_S,
             options={"require": list(CLAIMS), "verify_aud": False},
@@ -62,13 +108,13 @@ def verify(secret: str, token: str) -> Claims:
     return claims
 
 
-def verifier(secret: str) -> Callable[[str], Claims]:
-    """`verify` with the secret filled in, for `build_app`; a token seen before is only looked at for its expiry.
+def verifier(*keys: Key) -> Callable[[str], Claims]:
+    """`verify` with any of these keys, for `build_app`; of a token seen before only the expiry is looked at.
 
     An agent with a task calls every few seconds with the one token it has: a thousand of them make checking the same
-    signatures a fifth of the gateway's work.
+    signatures a fifth of the gateway's work. Several keys let one follow the other while pods of both are out there.
     """
-    known = lru_cache(MAX_KNOWN_TOKENS)(partial(verify, secret))
+    known = lru_cache(MAX_KNOWN_TOKENS)(partial(_verify_any, keys))
 
     def check(token: str) -> Claims:
         claims = known(token)
@@ -77,3 +123,15 @@ def verifier(secret: str) -> Callable[[str], Claims]:
         return claims
 
     return check
+
+
+def _verify_any(keys: tuple[Key, ...], token: str) -> Claims:
+    refused = InvalidToken("JWT refused: there is no key to check it with")
+    for key in keys:
+        try:
+            return verify(key, token)
+        except InvalidToken as error:
+            refused = error
+            if str(error) == "JWT expired":  # the signature was right
+                break
+    raise refused

@@ -1,16 +1,18 @@
 """A fleet in a real database, on a clock that the test moves."""
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.ports import Db
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FLEET = "default"
+SOON_S = 10.0
 Row = Mapping[str, Any]
 
 
@@ -63,7 +65,7 @@ class Agent:
 class Fleet:
     """The orchestrator's side, leading with `term`; `now` is the time of every call."""
 
-    db: PostgresDb
+    db: Db
     term: int = 1
     now: datetime = START
     ids: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -150,3 +152,30 @@ class Fleet:
     async def status(self, worker_id: str) -> str:
         """A worker's state."""
         return str((await self.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]["status"])
+
+
+class Ear:
+    """What a listener has heard."""
+
+    def __init__(self, db: Db) -> None:
+        self.heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._task = asyncio.create_task(self._listen(db))
+
+    async def _listen(self, db: Db) -> None:
+        async for event in db.notifications():
+            self.heard.put_nowait(event)
+
+    async def next(self) -> tuple[str, str]:
+        """The next event, which must come soon."""
+        async with asyncio.timeout(SOON_S):
+            return await self.heard.get()
+
+    async def until(self, event: tuple[str, str]) -> None:
+        """Wait for this one."""
+        while await self.next() != event:
+            pass
+
+    async def close(self) -> None:
+        """Listen no more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

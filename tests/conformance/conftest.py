@@ -10,10 +10,15 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.db_supabase import SupabaseDb
 from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.emulator.postgrest import EmbeddedPostgrest
+from orchestrator.emulator.supabase import create_roles
 from orchestrator.migrate import migrate
+from orchestrator.ports import Db
 from tests.conformance.builders import Fleet
 
+JWT_SECRET = "a-secret-of-the-project-of-forty-characters"
 NUMBERS = itertools.count(1)
 TABLES = (
     "tasks",
@@ -43,6 +48,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embe
 @pytest.fixture(scope="session")
 async def migrated(server: EmbeddedPostgres) -> AsyncIterator[AsyncConnection[Any]]:
     """A connection of the owner to the one migrated database."""
+    await create_roles(server.url)
     await migrate(server.url)
     async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as owner:
         yield owner
@@ -65,16 +71,35 @@ async def empty_database(server: EmbeddedPostgres) -> AsyncIterator[str]:
     await drop_database(server, name)
 
 
+@pytest.fixture(scope="session")
+async def postgrest(server: EmbeddedPostgres, migrated: AsyncConnection[Any]) -> AsyncIterator[EmbeddedPostgrest]:
+    """A real PostgREST over the migrated database, behind Supabase's door."""
+    async with EmbeddedPostgrest(server.url, JWT_SECRET) as postgrest:
+        yield postgrest
+
+
+@pytest.fixture(params=["direct", "supabase"])
+async def db(request: pytest.FixtureRequest, database: str, postgrest: EmbeddedPostgrest) -> AsyncIterator[Db]:
+    """The transport: what holds for one holds for the other."""
+    db: Db
+    if request.param == "direct":
+        db = await PostgresDb.open(database, call_timeout_s=30)
+    else:
+        db = await SupabaseDb.open(postgrest.project_url, postgrest.secret_key, poll_s=0.1)
+    yield db
+    await db.close()
+
+
 @pytest.fixture
-async def db(database: str) -> AsyncIterator[PostgresDb]:
-    """The transport."""
+async def direct(database: str) -> AsyncIterator[PostgresDb]:
+    """The direct transport, for what only it can do."""
     db = await PostgresDb.open(database, call_timeout_s=30)
     yield db
     await db.close()
 
 
 @pytest.fixture
-async def fleet(db: PostgresDb) -> Fleet:
+async def fleet(db: Db) -> Fleet:
     """A fleet that we lead."""
     fleet = Fleet(db)
     fleet.term = (await fleet.lead())["term"]

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.emulator.postgres import EmbeddedPostgres, installed
+from orchestrator.emulator.supabase import create_roles
 from orchestrator.migrate import DIRECTORY, migrate
 
 SCHEMA = DIRECTORY / "schema.sql"
@@ -34,6 +35,7 @@ async def dump(server: EmbeddedPostgres) -> str:
 async def _write() -> None:
     with tempfile.TemporaryDirectory() as directory:
         async with EmbeddedPostgres(Path(directory) / "data", durable=False, keep=False) as server:
+            await create_roles(server.url)  # as the tests' database has them: the grants are part of the schema
             await migrate(server.url)
             SCHEMA.write_text(await dump(server))
 

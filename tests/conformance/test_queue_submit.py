@@ -7,8 +7,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.ports import BadArgument
+from orchestrator.ports import BadArgument, Db
 from tests.conformance.builders import START, Fleet
 
 UUID = "20000000-0000-0000-0000-000000000001"
@@ -130,7 +129,7 @@ async def test_a_list_is_newest_first_with_counts_of_all(fleet: Fleet) -> None:
     assert await listed("Queued", "a", 10) == []
 
 
-async def test_who_waits_for_tasks_is_told_when_one_can_be_claimed(fleet: Fleet, db: PostgresDb) -> None:
+async def test_who_waits_for_tasks_is_told_when_one_can_be_claimed(fleet: Fleet, db: Db) -> None:
     """By pool: inserted, freed by its dependency, requeued; not when it only waits."""
     heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 

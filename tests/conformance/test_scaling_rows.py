@@ -8,16 +8,15 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import EndedClimb, Pause, Spent, TaskType
 from orchestrator.core.states import ExitCause, Stage, State
-from orchestrator.ports import BadArgument, NotLeader, OverBudget
+from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
 from tests.conformance.builders import FLEET, Fleet
 
 
 @pytest.fixture
-def store(db: PostgresDb) -> SqlStore:
+def store(db: Db) -> SqlStore:
     """The port under test."""
     return SqlStore(db, FLEET)
 

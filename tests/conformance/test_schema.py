@@ -15,7 +15,7 @@ from orchestrator.adapters.store import FUNCTIONS, SqlStore
 from orchestrator.core.states import TRANSITIONS, ExitCause, Stage, State, WaitingOn
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import DIRECTORY, migrate, read_migrations
-from orchestrator.ports import SchemaMismatch, Unavailable
+from orchestrator.ports import Db, SchemaMismatch, Unavailable
 from tests.conformance.builders import Fleet
 from tests.conformance.schema_dump import SCHEMA, dump
 
@@ -107,7 +107,7 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
         await migrate("postgresql://postgres@127.0.0.1:1/x")
 
 
-async def test_the_database_has_every_function_that_this_version_calls(db: PostgresDb) -> None:
+async def test_the_database_has_every_function_that_this_version_calls(db: Db) -> None:
     """With these arguments, and says which it lacks."""
     store = SqlStore(db, "default")
     assert await store.check_functions() == read_migrations()[-1].version

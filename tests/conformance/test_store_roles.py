@@ -59,6 +59,12 @@ FORBIDDEN = [
 ]
 
 
+@pytest.fixture
+def db(direct: PostgresDb) -> PostgresDb:
+    """The transport that takes the role on, as the gateway does; over PostgREST a token does it."""
+    return direct
+
+
 def claims_of(agent: Agent, **changed: str) -> dict[str, str]:
     """What its token says."""
     return {"sub": agent.id, "jti": f"jti-{agent.id}", "role": "gpu_worker"} | changed
@@ -71,10 +77,10 @@ def args_of(function: str, agent: Agent) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("function", OWN)
-async def test_a_pod_may_make_its_own_calls(fleet: Fleet, function: str) -> None:
+async def test_a_pod_may_make_its_own_calls(fleet: Fleet, db: PostgresDb, function: str) -> None:
     """All of them."""
     agent = await fleet.agent()
-    answer = await fleet.db.call_as_worker(claims_of(agent), function, args_of(function, agent))
+    answer = await db.call_as_worker(claims_of(agent), function, args_of(function, agent))
     assert answer["outcome"] in {"ok", "fenced"}
 
 
@@ -83,31 +89,31 @@ async def test_a_pod_may_make_its_own_calls(fleet: Fleet, function: str) -> None
     "changed", [{"sub": "gpu-other"}, {"jti": "old"}, {"jti": ""}, {"sub": ""}], ids=["sub", "jti", "no-jti", "no-sub"]
 )
 async def test_another_workers_or_an_old_token_opens_nothing(
-    fleet: Fleet, function: str, changed: Mapping[str, str]
+    fleet: Fleet, db: PostgresDb, function: str, changed: Mapping[str, str]
 ) -> None:
     """Whoever signed it."""
     agent = await fleet.agent()
     with pytest.raises(BadToken):
-        await fleet.db.call_as_worker(claims_of(agent, **changed), function, args_of(function, agent))
+        await db.call_as_worker(claims_of(agent, **changed), function, args_of(function, agent))
 
 
 @pytest.mark.parametrize("function", OWN)
-async def test_without_claims_nothing_opens(fleet: Fleet, function: str) -> None:
+async def test_without_claims_nothing_opens(fleet: Fleet, db: PostgresDb, function: str) -> None:
     """The role alone is nobody."""
     agent = await fleet.agent()
     with pytest.raises(BadToken):
-        await fleet.db.call_as_worker({}, function, args_of(function, agent))
+        await db.call_as_worker({}, function, args_of(function, agent))
 
 
 @pytest.mark.parametrize("function", FOREIGN)
-async def test_what_is_not_a_pods_is_refused(fleet: Fleet, function: str) -> None:
+async def test_what_is_not_a_pods_is_refused(fleet: Fleet, db: PostgresDb, function: str) -> None:
     """Neither the fleet's nor the submitters' functions."""
     agent = await fleet.agent()
     args = args_of(function, agent)
     if function in {"task_cancel", "task_retry", "task_get"}:
         args = {"p_id": NOBODY}
     with pytest.raises(BadToken, match="permission denied"):
-        await fleet.db.call_as_worker(claims_of(agent), function, args)
+        await db.call_as_worker(claims_of(agent), function, args)
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)
@@ -119,25 +125,25 @@ async def test_the_role_reaches_no_table_and_no_inner_function(database: str, st
             await connection.execute(statement.encode())
 
 
-async def test_revoking_is_one_update(fleet: Fleet) -> None:
+async def test_revoking_is_one_update(fleet: Fleet, db: PostgresDb) -> None:
     """From the next call on; a terminated worker's token is dead with it."""
     agent = await fleet.agent()
     beat = args_of("worker_heartbeat", agent)
-    await fleet.db.call_as_worker(claims_of(agent), "worker_heartbeat", beat)
+    await db.call_as_worker(claims_of(agent), "worker_heartbeat", beat)
     await fleet.move(agent.id, State.ACTIVE, token_jti="another")
     with pytest.raises(BadToken, match="revoked"):
-        await fleet.db.call_as_worker(claims_of(agent), "worker_heartbeat", beat)
+        await db.call_as_worker(claims_of(agent), "worker_heartbeat", beat)
     await fleet.end(agent.id, State.ACTIVE)
     await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
     with pytest.raises(UnknownWorker):
-        await fleet.db.call_as_worker(claims_of(agent, jti="another"), "worker_heartbeat", beat)
+        await db.call_as_worker(claims_of(agent, jti="another"), "worker_heartbeat", beat)
 
 
-async def test_a_pod_cannot_choose_the_time(fleet: Fleet) -> None:
+async def test_a_pod_cannot_choose_the_time(fleet: Fleet, db: PostgresDb) -> None:
     """Its p_now is ignored: leases and heartbeats are on the database's clock."""
     agent = await fleet.agent()
     args = args_of("worker_heartbeat", agent) | {"p_now": "2099-01-01T00:00:00+00:00"}
-    await fleet.db.call_as_worker(claims_of(agent), "worker_heartbeat", args)
+    await db.call_as_worker(claims_of(agent), "worker_heartbeat", args)
     (worker,) = (await fleet.snapshot())["workers"]
     assert worker["last_heartbeat"] < "2099"
     assert worker["last_heartbeat"] != START.isoformat()

@@ -1,7 +1,6 @@
 """The direct transport: every answer is the function's or a port's error, in time, through restarts of the server."""
 
 import asyncio
-import math
 import os
 import signal
 import time
@@ -12,7 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from orchestrator.adapters.db_postgres import LISTEN_BACKLOG, PostgresDb
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.listening import BACKLOG
 from orchestrator.adapters.store import SqlStore, refusal
 from orchestrator.core.states import State
 from orchestrator.emulator.postgres import EmbeddedPostgres
@@ -20,6 +20,7 @@ from orchestrator.migrate import migrate
 from orchestrator.ports import (
     BadArgument,
     BadToken,
+    DatabaseAuth,
     LostRace,
     NotLeader,
     OverBudget,
@@ -28,38 +29,16 @@ from orchestrator.ports import (
     Unavailable,
     UnknownWorker,
 )
-from tests.conformance.builders import Fleet
+from tests.conformance.builders import SOON_S, Ear, Fleet
 
-SOON_S = 10.0
 STRAIGHT_UP = (State.SPAWNING, State.ACTIVE)
 STRAIGHT_DOWN = (State.TERMINATING, State.TERMINATED)
 
 
-class Ear:
-    """What a listener has heard."""
-
-    def __init__(self, db: PostgresDb) -> None:
-        self.heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        self._task = asyncio.create_task(self._listen(db))
-
-    async def _listen(self, db: PostgresDb) -> None:
-        async for event in db.notifications():
-            self.heard.put_nowait(event)
-
-    async def next(self) -> tuple[str, str]:
-        """The next event, which must come soon."""
-        async with asyncio.timeout(SOON_S):
-            return await self.heard.get()
-
-    async def until(self, event: tuple[str, str]) -> None:
-        """Wait for this one."""
-        while await self.next() != event:
-            pass
-
-    async def close(self) -> None:
-        """Listen no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+@pytest.fixture
+def db(direct: PostgresDb) -> PostgresDb:
+    """The transport of this file."""
+    return direct
 
 
 @asynccontextmanager
@@ -79,7 +58,7 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
         ("OR005", UnknownWorker),
         ("OR006", BadToken),
         ("OR007", BadArgument),
-        ("42501", BadToken),
+        ("42501", DatabaseAuth),
         ("42883", SchemaMismatch),
         ("PGRST202", SchemaMismatch),
         ("22P02", BadArgument),
@@ -96,32 +75,6 @@ def test_a_refusals_code_is_a_port_error(code: str | None, kind: type[PortError]
     error = refusal(code, "what", "why", "do that")
     assert type(error) is kind
     assert str(error).endswith("what: why; fix: do that")
-
-
-@pytest.mark.parametrize("value", [0, -1, 2**62, 1.5, math.pi, True, "7", None])
-async def test_numbers_of_any_python_type_fit_the_signature(fleet: Fleet, value: float | str | bool | None) -> None:
-    """Or are refused as a bad argument; never as a function that does not exist."""
-    try:
-        await fleet.call("fleet_lead", p_fleet="default", p_holder="us", p_ttl_s=value)
-    except BadArgument:
-        assert value in {0, -1, 2**62, True, None}
-
-
-@pytest.mark.parametrize("name", ["x; drop table tasks", 'x"', "", "X", "fn()", "a.b"])
-async def test_a_name_that_is_no_name_never_reaches_the_server(db: PostgresDb, name: str) -> None:
-    """Neither as a function nor as an argument."""
-    with pytest.raises(ValueError, match="not the name"):
-        await db.call(name)
-    with pytest.raises(ValueError, match="not the name"):
-        await db.call("fleet_describe", **{name: 1})
-
-
-async def test_an_unknown_function_or_argument_is_a_mismatch_of_schemas(db: PostgresDb) -> None:
-    """As PostgREST says it with PGRST202."""
-    with pytest.raises(SchemaMismatch):
-        await db.call("fleet_levitate", p_fleet="default")
-    with pytest.raises(SchemaMismatch):
-        await db.call("fleet_decisions", p_fleet="default", p_colour="red")
 
 
 async def test_a_call_has_a_deadline_and_the_pool_recovers(database: str) -> None:
@@ -230,11 +183,11 @@ async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: Post
     """Its backlog is bounded."""
     stream = db.notifications()
     assert await anext(stream) == ("connected", "")
-    for n in range(LISTEN_BACKLOG + 10):
-        db._tell(("orchestrator_tasks", str(n)))
+    for n in range(BACKLOG + 10):
+        db._listeners.tell(("orchestrator_tasks", str(n)))
     heard = [await anext(stream) for _ in range(11)]
     assert heard[0] == ("connected", "")
-    assert heard[-1] == ("orchestrator_tasks", str(LISTEN_BACKLOG + 9))
+    assert heard[-1] == ("orchestrator_tasks", str(BACKLOG + 9))
 
 
 async def test_changes_of_workers_are_told(db: PostgresDb, fleet: Fleet) -> None:

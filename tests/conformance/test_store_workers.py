@@ -8,16 +8,15 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
-from orchestrator.ports import Attempt, BadArgument, LogRange, LostRace, NotLeader, UnknownWorker
+from orchestrator.ports import Attempt, BadArgument, Db, LogRange, LostRace, NotLeader, UnknownWorker
 from tests.conformance.builders import FLEET, START, Fleet
 
 
 @pytest.fixture
-def store(db: PostgresDb) -> SqlStore:
+def store(db: Db) -> SqlStore:
     """The port under test."""
     return SqlStore(db, FLEET)
 

@@ -70,19 +70,19 @@ class Rented:
 class Agents:
     """Starts agents behind a door, and ends every one of them with the test."""
 
-    def __init__(self, door: Door, directory: Path) -> None:
+    def __init__(self, door: Door, directory: Path, *, url: str | None = None, api_key: str | None = None) -> None:
         self.door, self._directory = door, directory
+        self._url, self._api_key = url or str(door.client.base_url).rstrip("/"), api_key
         self._pods: list[Pod] = []
 
     async def rent(self, pool: str | None = None, *, heartbeat_s: float = 20, lease_s: float = 60) -> Rented:
         """A worker with an agent that runs the handlers above."""
         caller = await self.door.worker(pool=pool, heartbeat_s=heartbeat_s, lease_s=lease_s)
         home = self._directory / caller.id
-        url = str(self.door.client.base_url).rstrip("/")
-        pod = await asyncio.to_thread(Pod, home, _Url(url), {"work.py": CODE}, caller.nonce)
+        pod = await asyncio.to_thread(Pod, home, _Url(self._url), {"work.py": CODE}, caller.nonce)
         self._pods.append(pod)
         who = {"worker_id": caller.id, "token": caller.token, "heartbeat_s": heartbeat_s, "claim_wait_s": 20}
-        line = await asyncio.to_thread(pod.start, HANDLERS, **who)
+        line = await asyncio.to_thread(pod.start, HANDLERS, api_key=self._api_key, **who)
         return Rented(caller, pod, line["pid"])
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from orchestrator.core.states import Stage, State
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
-from orchestrator.web.tokens import mint, verifier
+from orchestrator.web.tokens import Claims, mint, verifier
 
 SECRET = "a secret for tests, of more than 32 bytes"
 DEADLINE_S = 10.0  # of what should take milliseconds
@@ -105,7 +105,8 @@ class Door:
 
     async def submit(self, pool: str, count: int = 1, **fields: Any) -> list[str]:
         """So many tasks; their ids."""
-        made = await self.store.submit([{"task_type": "t", "params": {}, "pool": pool, **fields} for _ in range(count)])
+        task = {"task_type": "t", "params": {}, "pool": pool, **fields}
+        made = await self.store.submit([task] * count)
         return [task["id"] for task in made]
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -124,12 +125,13 @@ async def serving(
     signal: TaskSignal,
     health: Health,
     on_unanswered: Callable[[str], None] = lambda _: None,
+    check: Callable[[str], Claims] | None = None,
 ) -> AsyncIterator[str]:
     """The application behind uvicorn on a free port; its URL."""
     app = build_app(
         db=db,
         blobs=blobs,
-        verifier=verifier(SECRET),
+        verifier=check or verifier(SECRET),
         health=health,
         task_signal=signal,
         on_unanswered=on_unanswered,

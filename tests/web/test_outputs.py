@@ -5,10 +5,10 @@ import time
 import httpx
 import pytest
 
+from orchestrator import grants
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.emulator.postgres import EmbeddedPostgres
-from orchestrator.web import gateway
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from tests.web.builders import Caller, Door, done, serving
@@ -48,7 +48,7 @@ async def test_a_bucket_that_is_away_is_no_answer(
     door: Door, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent keeps its result and asks again: 503 within the bound, and nothing has changed."""
-    monkeypatch.setattr(gateway, "LOOK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(grants, "LOOK_TIMEOUT_S", 0.5)
     worker, key = await _claimed(door)
     task_id = key.split("/")[1]
     db = await PostgresDb.open(postgres.url, pool_size=1)

@@ -1,0 +1,32 @@
+"""The arguments of SQL functions, the same for every transport: names that are ours, values of JSON's own types."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError for what cannot be a function or argument of ours: no caller's text becomes SQL or a path."""
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"not the name of a function or argument: {name!r}")
+
+
+def plain(value: Any) -> Any:
+    """JSON's own types, for mappings, times, enums and ids at any depth."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    return value
