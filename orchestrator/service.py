@@ -22,7 +22,7 @@ from orchestrator.catalog import Catalog
 from orchestrator.core import errands
 from orchestrator.core.actions import Plan
 from orchestrator.core.errands import Errand
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms

@@ -1,10 +1,12 @@
 """One stack for the guide: Postgres, S3 and the emulator; each test is a fleet of its own, with an empty queue."""
 
 import asyncio
+import secrets
 import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from psycopg import AsyncConnection
 from orchestrator.demo.play import submit
 from orchestrator.demo.processes import Child
 from orchestrator.demo.stack import ROOT, Stack
+from orchestrator.emulator.postgrest import EmbeddedPostgrest
+from orchestrator.emulator.supabase import create_roles
 from tests.cli.builders import Ran
 
 POLL_S = 0.1
@@ -41,10 +45,14 @@ class Fleet:
 
     async def script(self, *command: str, cwd: Path = ROOT / "scripts", **changes: str | None) -> Ran:
         """`python <command>` as the guide has it; `changes` to the environment, None removes."""
+        return await self.program(sys.executable, *command, cwd=cwd, **changes)
+
+    async def program(self, *command: str, cwd: Path, **changes: str | None) -> Ran:
+        """Any program, in the operator's environment."""
         env = {k: v for k, v in {**self.environment, **changes}.items() if v is not None}
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, cwd=cwd
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, cwd=cwd
         )
         try:
             async with asyncio.timeout(SCRIPT_TIMEOUT_S):
@@ -118,9 +126,10 @@ class Fleet:
 
 @pytest.fixture(scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Everything but an orchestrator."""
+    """Everything but an orchestrator; its database is a Supabase project's."""
     async with Stack(tmp_path_factory.mktemp("guide") / "stack", boot_s=(0.5, 1)) as it:
         it.environment |= SETTINGS
+        await create_roles(it.database_url)
         await it.migrate()
         yield it
 
@@ -128,6 +137,26 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 @pytest.fixture
 async def guided(stack: Stack) -> AsyncIterator[Fleet]:
     """An empty fleet, and nobody who leads it."""
+    async with _fleet(stack) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+async def steady(stack: Stack) -> AsyncIterator[Fleet]:
+    """A fleet that has done its work: an orchestrator, an idle worker with logs in S3, and PostgREST beside them."""
+    async with EmbeddedPostgrest(stack.database_url, secrets.token_hex(32)) as rest, _fleet(stack) as fleet:
+        fleet.environment |= {"SUPABASE_URL": rest.project_url, "SUPABASE_SERVICE_ROLE_KEY": rest.secret_key}
+        await fleet.orchestrator()
+        await fleet.submit({"task_type": "work", "params": {"seconds": 0.1}})
+        worker = await fleet.active()
+        await fleet.until("select 1 from tasks where status = 'Complete'")
+        await fleet.until("select 1 from log_objects where worker_id = %s and shipped_at is not null", worker["id"])
+        await fleet.until("select 1 from workers where id = %s and status = 'idle'", worker["id"])
+        yield fleet
+
+
+@asynccontextmanager
+async def _fleet(stack: Stack) -> AsyncIterator[Fleet]:
     fleet_id = f"guide-{uuid.uuid4().hex[:8]}"
     async with await stack.connect() as sql:
         fleet = Fleet(stack, sql, {**stack.environment, "FLEET_ID": fleet_id})

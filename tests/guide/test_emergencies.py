@@ -87,25 +87,3 @@ async def test_a_database_that_does_not_agree_with_runpod(guided: Fleet) -> None
     assert ran.code == 0, ran.err
     [row] = await guided.until("select * from workers where id = %s and status <> 'active'", worker["id"])
     assert (row["exit_cause"], row["failure_code"]) == ("pod_lost", "POD_MISSING")
-
-
-async def test_logs_are_found_where_they_still_are(guided: Fleet) -> None:
-    """S3 first; without it the pod itself; after the pod's end the database. Which, is said."""
-    await guided.orchestrator()
-    await guided.submit({"task_type": "work", "params": {"seconds": 0.1}})
-    worker = await guided.active()
-    await guided.until("select 1 from log_objects where worker_id = %s and shipped_at is not null", worker["id"])
-    shipped = await guided.script("fetch_worker_logs.py", worker["id"], "--lines", "200")
-    assert shipped.code == 0, shipped.err
-    assert f"{worker['id']}: from S3" in shipped.err
-    assert shipped.out
-    everyone = await guided.script("fetch_worker_logs.py", "--lines", "20")
-    assert everyone.out
-    live = await guided.script("fetch_worker_logs.py", worker["id"], S3_BUCKET=None)
-    assert live.code == 0, live.err
-    assert "live over SSH from its pod" in live.err
-    assert live.lines_with("agent   | ")
-    kept = await guided.script("fetch_worker_logs.py", worker["id"], S3_BUCKET=None, RUNPOD_SSH_PRIVATE_KEY=None)
-    assert kept.code == 0, kept.err
-    assert "from the database" in kept.err
-    assert kept.lines_with("spawning -> active")
