@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ class Fleet:
         self.children.append(child)
         return child
 
-    async def submit(self, *tasks: Mapping[str, Any]) -> Sequence[str]:
+    async def submit(self, *tasks: dict[str, Any]) -> Sequence[str]:
         """Queue these; their ids."""
         return await submit(self.stack, list(tasks))
 
