@@ -56,6 +56,19 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_attempt_note(p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_note');
+    perform public.internal_check_size(p_evidence, 1048576, 'p_evidence');
+    update public.worker_attempts a set failure_code = p_failure_code, evidence = p_evidence
+     where a.id = p_id and a.ended_at is null;
+    return jsonb_build_object('noted', found);
+end
+$$;
+
 CREATE FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -227,6 +240,7 @@ CREATE FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools 
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_type jsonb;
+    v_moved bigint;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_pools');
     for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
@@ -241,7 +255,12 @@ begin
     on conflict (task_type) do update
        set fleet = excluded.fleet, pool = excluded.pool, timeout_s = excluded.timeout_s,
            max_attempts = excluded.max_attempts, declared_at = excluded.declared_at;
-    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')));
+    update public.tasks t
+       set pool = coalesce((select d.pool from public.task_types d where d.task_type = t.task_type), 'default')
+     where t.status = 'Queued' and t.pool_by_type
+       and t.pool <> coalesce((select d.pool from public.task_types d where d.task_type = t.task_type), 'default');
+    get diagnostics v_moved = row_count;
+    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', v_moved);
 end
 $$;
 
@@ -502,6 +521,40 @@ begin
             '', 'Read the ledger again.');
     end if;
     return '{}';
+end
+$$;
+
+CREATE FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := v_now - interval '2 seconds';
+    v_since timestamptz := greatest(coalesce(p_since, v_until), v_until - interval '1 hour');
+begin
+    return jsonb_build_object(
+        'until', v_until,
+        'claimed', (
+            select count(*) from public.task_attempts a join public.workers w on w.id = a.worker_id
+             where w.fleet = p_fleet and a.started_at > v_since and a.started_at <= v_until),
+        'ended', coalesce((
+            select jsonb_agg(jsonb_build_object('outcome', e.outcome, 'code', e.failure_code, 'n', e.n))
+              from (select a.outcome, a.failure_code, count(*) as n
+                      from public.task_attempts a join public.workers w on w.id = a.worker_id
+                     where w.fleet = p_fleet and a.ended_at > v_since and a.ended_at <= v_until
+                     group by a.outcome, a.failure_code) e), '[]'),
+        'log_bytes_pending', (
+            select coalesce(sum(greatest(0, s.bytes::bigint - coalesce(o.last_byte, 0))), 0)
+              from public.workers w
+             cross join lateral jsonb_each(w.log_bytes) b (boot_id, streams)
+             cross join lateral jsonb_each_text(b.streams) s (stream, bytes)
+              left join lateral (
+                    select l.last_byte from public.log_objects l
+                     where l.worker_id = w.id and l.boot_id = b.boot_id and l.stream = s.stream
+                       and (l.shipped_at is not null or l.declared_lost)
+                     order by l.seq desc limit 1) o on true
+             where w.fleet = p_fleet and w.status <> 'terminated' and jsonb_typeof(w.log_bytes) = 'object'));
 end
 $$;
 
@@ -1047,7 +1100,7 @@ begin
     return (select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
-        'paused', public.internal_paused(p_fleet, v_now),
+        'paused', public.internal_pauses(p_fleet, v_now),
         'task', case when v_task.id is not null then to_jsonb(v_task) end,
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
@@ -1596,7 +1649,7 @@ CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time z
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term)
+    select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term, 'expires_at', l.expires_at)
       from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
 $$;
 
@@ -1912,6 +1965,7 @@ declare
 begin
     if new.pool is null or new.max_attempts is null or new.timeout_s is null then
         select * into v_type from public.task_types d where d.task_type = new.task_type;
+        new.pool_by_type := new.pool is null;
         new.pool := coalesce(new.pool, v_type.pool, 'default');
         new.max_attempts := coalesce(new.max_attempts, v_type.max_attempts, 3);
         new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
@@ -2552,6 +2606,7 @@ CREATE TABLE public.tasks (
     cancel_requested_at timestamp with time zone,
     failure_code text,
     failed_at_point text,
+    pool_by_type boolean DEFAULT false NOT NULL,
     CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
     CONSTRAINT tasks_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
     CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
@@ -2573,6 +2628,8 @@ COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past 
 COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
 
 COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
+
+COMMENT ON COLUMN public.tasks.pool_by_type IS 'Its pool was not named by whoever submitted it, but filled in';
 
 CREATE VIEW public.active_workers_health WITH (security_invoker='true') AS
  SELECT w.id,
@@ -3047,8 +3104,6 @@ ALTER TABLE ONLY public.workers
 
 CREATE INDEX costs_spent ON public.costs USING btree (fleet, to_at) INCLUDE (from_at, usd);
 
-CREATE INDEX costs_window ON public.costs USING btree (fleet, to_at);
-
 CREATE INDEX costs_worker ON public.costs USING btree (worker_id);
 
 CREATE INDEX decisions_age ON public.decisions USING btree (at);
@@ -3056,6 +3111,10 @@ CREATE INDEX decisions_age ON public.decisions USING btree (at);
 CREATE INDEX decisions_pool ON public.decisions USING btree (fleet, pool, id DESC);
 
 CREATE INDEX task_attempts_claim ON public.task_attempts USING btree (worker_id, nonce, claim_no);
+
+CREATE INDEX task_attempts_ended ON public.task_attempts USING brin (ended_at) WITH (pages_per_range='8');
+
+CREATE INDEX task_attempts_started ON public.task_attempts USING brin (started_at) WITH (pages_per_range='8');
 
 CREATE INDEX task_attempts_worker ON public.task_attempts USING btree (worker_id, started_at DESC);
 
@@ -3157,6 +3216,9 @@ GRANT ALL ON FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now tim
 REVOKE ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION public.fleet_attempt_note(p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_attempt_note(p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone) TO service_role;
 
@@ -3198,6 +3260,9 @@ GRANT ALL ON FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_
 
 REVOKE ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time zone, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone) TO service_role;

@@ -1,5 +1,6 @@
 """One climb under way: what its stages share."""
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,6 +10,7 @@ from orchestrator import launch
 from orchestrator.core.inspection import Sections
 from orchestrator.core.model import Worker
 from orchestrator.core.states import FailureCode
+from orchestrator.ports import PortError
 
 Evidence = dict[str, Any]
 
@@ -24,10 +26,19 @@ class Ascent:
     facts: dict[str, Any] = field(default_factory=dict)  # columns that the next move writes
     suspect: FailureCode | None = None  # what a deadline would be called now, if there is a better word
     evidence: Evidence = field(default_factory=dict)  # … and what is known by then
+    note: Callable[[FailureCode | None, Evidence], Awaitable[None]] | None = None  # writes both to the open attempt
     said_pod_id: str = ""
     gpus: Sections = field(default_factory=dict)  # what nvidia-smi and the kernel log said
     agent: launch.Agent | None = None
     launched_at: datetime | None = None
+
+    async def suspects(self, code: FailureCode | None, evidence: Evidence) -> None:
+        """Keep what a deadline would be called now, and write it down if it is another code or another sight."""
+        is_news = (code, evidence.get("shown")) != (self.suspect, self.evidence.get("shown"))
+        self.suspect, self.evidence = code, evidence
+        if is_news and self.note is not None:
+            with contextlib.suppress(PortError):  # a remark; what closes the attempt must be written, and raises
+                await self.note(code, evidence)
 
 
 Proof = Callable[[Ascent], Awaitable[Evidence]]

@@ -12,6 +12,7 @@ from orchestrator.remote import Unproven
 from orchestrator.views import PodView
 
 LOG_LOOK_S = 20.0  # before a pod that does not run is given up, its own log is asked
+EARLY_S = 3.0  # a boot that takes no longer is worth no remark
 LOG_LINES = 30  # of it are kept
 POD_FACTS = ("machine_id", "data_center", "gpu_type", "price_usd_per_hour")  # columns of the same names
 GONE = {
@@ -31,11 +32,27 @@ class Boot:
         """The provider says RUNNING, and a runtime is present."""
         look_s = min(LOG_LOOK_S, ascent.limit_s / 4)  # before the deadline, the pod's own log is asked why
         try:
-            pod = await self._pod(ascent, _runs, ascent.limit_s - look_s)
+            pod = await self._until_it_runs(ascent, ascent.limit_s - look_s)
         except TimeoutError:
             await self._ask_the_log(ascent, look_s / 2)
             pod = await self._pod(ascent, _runs, ascent.limit_s)
         return {"pod_id": pod.id, "machine_id": pod.machine_id}
+
+    async def _until_it_runs(self, ascent: Ascent, timeout_s: float) -> Pod:
+        """The running pod; what is shown instead is written down, when it changes, from EARLY_S on."""
+        seen: Pod | None = None
+
+        def told(pod: Pod) -> bool:
+            nonlocal seen
+            seen = pod
+            return _runs(pod)
+
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await self._pod(ascent, told, EARLY_S)
+                except TimeoutError:
+                    await ascent.suspects(None, {"shown": _shown(seen)})
 
     async def _ask_the_log(self, ascent: Ascent, timeout_s: float) -> None:
         """Tell a slow pull from a pod that will never run; no answer changes nothing."""
@@ -43,11 +60,10 @@ class Boot:
             async with asyncio.timeout(timeout_s):
                 said = await self._pod_log(ascent.worker.pod_id or "")
         except (PortError, TimeoutError) as error:
-            ascent.evidence = {"pod_log_error": f"{type(error).__name__}: {error}"[:300]}
+            ascent.evidence |= {"pod_log_error": f"{type(error).__name__}: {error}"[:300]}
             return
-        ascent.evidence = {"pod_log": said.splitlines()[-LOG_LINES:]}
-        if is_pulling(said):
-            ascent.suspect = FailureCode.IMAGE_PULL_SLOW
+        evidence = ascent.evidence | {"pod_log": said.splitlines()[-LOG_LINES:]}
+        await ascent.suspects(FailureCode.IMAGE_PULL_SLOW if is_pulling(said) else ascent.suspect, evidence)
 
     async def ssh_details(self, ascent: Ascent) -> Evidence:
         """A public address for port 22."""
@@ -70,6 +86,13 @@ class Boot:
         if pod.status in GONE:
             raise Unproven(GONE[pod.status], f"the provider says {pod.status}")
         return pod
+
+
+def _shown(pod: Pod | None) -> str:
+    if pod is None:
+        return "no list of RunPod has shown it yet"
+    without = " without a runtime" if pod.status is PodStatus.RUNNING and not pod.has_runtime else ""
+    return f"RunPod shows it as {pod.status}{without}"
 
 
 def _runs(pod: Pod) -> bool:

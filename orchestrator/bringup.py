@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
@@ -108,6 +109,7 @@ class BringUp:
         ascent.entered_at = ascent.worker.deadline_at - timedelta(seconds=limit_s)
         clock.entered(stage, (ascent.entered_at - ascent.worker.created_at).total_seconds(), limit_s)
         attempt_id = await self._store.open_attempt(ascent.term, ascent.worker.id, stage)
+        ascent.note = partial(self._store.note_attempt, ascent.term, attempt_id)
         result = Attempt("lost")
         try:
             result = Attempt("ok", evidence=await _timed(prove, ascent, rung, limit_s, clock.overdue(rung)))

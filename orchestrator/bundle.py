@@ -7,9 +7,12 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 MAX_CODE_BYTES = 50 << 20  # of user code, unpacked
 AGENT_PACKAGE = "orchestrator_worker"  # its name on the pod, where a user may well have a module called `worker`
 SKIPPED_DIRECTORIES = {"__pycache__", ".git"}
+log = structlog.get_logger()
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say
 MAIN = f"import sys\n\nfrom {AGENT_PACKAGE}.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
@@ -59,8 +62,17 @@ def _user_code(root: Path) -> bytes:
                     f"{path.relative_to(root)}); "
                     "keep models and data out of WORKER_CODE_DIR and fetch them in the handler or the set-up command"
                 )
-            files.append((path.relative_to(root).as_posix(), path.read_bytes(), os.access(path, os.X_OK)))
+            name = path.relative_to(root).as_posix()
+            files.append((name, _runnable(name, path.read_bytes()), os.access(path, os.X_OK)))
     return _zip(sorted(files))
+
+
+def _runnable(name: str, content: bytes) -> bytes:
+    """A script with Unix line ends: a shell takes the CR of a Windows checkout for a part of each word (guards U26)."""
+    if (name.endswith(".sh") or content.startswith(b"#!")) and b"\r\n" in content:
+        log.warning("script_converted", file=name, message=f"{name} had CR LF line ends; it is sent with LF")
+        return content.replace(b"\r\n", b"\n")
+    return content
 
 
 def _zip(files: list[tuple[str, bytes, bool]]) -> bytes:

@@ -46,7 +46,7 @@ class Checks:
             verdict = gpus.health(ascent.gpus, cuda_of(image))
             if verdict.fault is None or verdict.fault[0] is not FailureCode.GPU_BUSY:
                 return _passed(verdict)
-            ascent.suspect, ascent.evidence = FailureCode.GPU_BUSY, verdict.evidence | {"why": verdict.fault[1]}
+            await ascent.suspects(FailureCode.GPU_BUSY, verdict.evidence | {"why": verdict.fault[1]})
             await asyncio.sleep(BUSY_PAUSE_S)
             again = await self._gpus(ascent)
             if all(again.get(name, NOTHING).ok for name in ("gpus", "apps")):  # no answer does not mean that it is free

@@ -68,6 +68,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "tasks": ("orchestrator.cli_tasks:tasks", "Submit, list, show, cancel and retry tasks."),
     },
     "Setting up": {
+        "doctor": ("orchestrator.cli_doctor:doctor", "Check every part: settings, database, RunPod, SSH, S3, clock."),
         "migrate": ("orchestrator.cli_loop:migrate", "Bring the database's schema up to this version."),
         "demo": ("orchestrator.cli_loop:demo", "The whole thing on this machine, with an emulated RunPod."),
     },
@@ -130,7 +131,9 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
     `only` limits the commands; a single one is the program itself, without its name on the command line.
     """
     from orchestrator.cli_render import Output
+    from orchestrator.redaction import guard_last_words
 
+    guard_last_words()
     output, commands = Output(), Commands(only)
     command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
     assert command is not None  # noqa: S101  a door to a command that is not there is a bug

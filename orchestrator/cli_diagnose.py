@@ -16,8 +16,9 @@ from orchestrator.cli_render import SCHEMA_VERSION, Output, json_option, numbers
 from orchestrator.cli_session import runs, utcnow
 from orchestrator.cli_tables import facts, table
 from orchestrator.diagnostics.change import changes
+from orchestrator.diagnostics.environment import NEVER
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, Failure
-from orchestrator.logs import Redact
+from orchestrator.redaction import Redactor, redact
 
 SAVED = "diagnostic_report_*.json"
 LAST = "last"
@@ -29,7 +30,7 @@ STYLES = {"HIGH": "bold red", "MEDIUM": "yellow", "LOW": "dim"}
 @click.option(
     "--save-report", is_flag=True, help="Keep it here as diagnostic_report_YYYYMMDD_HHMMSS.json, for you alone."
 )
-@click.option("--include-sensitive", is_flag=True, help="Show secrets too; a private key is never shown.")
+@click.option("--include-sensitive", is_flag=True, help="Write secrets too to the saved report; never a private key.")
 @click.option("--since", help="`last`, or an earlier report's file: what changed since.")
 @json_option
 @click.pass_obj
@@ -42,10 +43,10 @@ async def diagnose(
     Nothing that is looked at is changed. Exit 1 if something is urgent; 3 if there is no such worker.
     """
     before = _earlier(since) if since else None
-    report = _redacted(await gathered(output, only=worker, sensitive=include_sensitive), sensitive=include_sensitive)
+    report = await gathered(output, only=worker, sensitive=include_sensitive)
     if before is not None:
         report["changes"] = changes(before, report)
-    saved = _save(report) if save_report else None
+    saved = _save(report, sensitive=include_sensitive) if save_report else None
     if output.json:
         output.document(**report)
     else:
@@ -139,23 +140,13 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "code", f"{git['commit'][:12]} on {git['branch']}, {git['changed_files']} file(s) changed"
 
 
-def _redacted(report: dict[str, Any], *, sensitive: bool) -> dict[str, Any]:
-    from orchestrator.settings import SettingsError, load
+def _save(report: Mapping[str, Any], *, sensitive: bool) -> Path:
+    """A file of our own, for its owner alone; a private key is in none."""
+    from orchestrator.settings import as_given
 
-    try:
-        settings = load()
-    except SettingsError:
-        return report  # nothing was opened, and the environment's own part shows no secret
-    key = settings.runpod_ssh_private_key
-    hidden = ((key.get_secret_value(),) if key else ()) if sensitive else settings.secrets()
-    cleaned: dict[str, Any] = Redact(hidden).clean(report)
-    return cleaned
-
-
-def _save(report: Mapping[str, Any]) -> Path:
-    """A file of our own, for its owner alone."""
     path = Path.cwd() / f"diagnostic_report_{utcnow():%Y%m%d_%H%M%S}.json"
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **report}, default=str, ensure_ascii=False, indent=2)
+    cleaned = Redactor(as_given().get(name, "") for name in NEVER).redact(report) if sensitive else redact(report)
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **cleaned}, default=str, ensure_ascii=False, indent=2)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(text + "\n")

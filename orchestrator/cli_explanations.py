@@ -10,6 +10,7 @@ from rich.text import Text
 from orchestrator.cli_render import ago, clock, gpu_name, moment, numbers, one_line, plain, relative, span, usd
 from orchestrator.cli_tables import STYLES, table
 from orchestrator.core.states import State
+from orchestrator.diagnostics.early import silent_leader
 from orchestrator.diagnostics.scaling import OfferNow, PoolExplanation
 from orchestrator.diagnostics.tasks import Attempt
 from orchestrator.diagnostics.tasks import Explanation as TaskExplanation
@@ -87,6 +88,8 @@ def scaling(pools: Iterable[PoolExplanation], found: Mapping[str, Any], now: dat
     leader = found["leader"]
     yield Text(f"leader: {leader['holder']} since {clock(leader['since'])} (term {leader['term']})" if leader else
                "leader: none, so nothing is decided   fix: python -m orchestrator run")  # fmt: skip
+    if silence := silent_leader(leader, now):
+        yield Text(f"WAITING ON orchestrator: {silence}", style="bold yellow")
     if found["paused"]:
         yield Text(f"paused: {plain(found['paused'])}   fix: python -m orchestrator resume", style="yellow")
     for pool in pools:

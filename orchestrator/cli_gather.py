@@ -16,7 +16,7 @@ from orchestrator.diagnostics import advice, collect, scaling
 from orchestrator.diagnostics.collect import Part, part
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_WORKER, Failure
-from orchestrator.ports import AuthFailed, PortError
+from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
@@ -227,14 +227,14 @@ def progress(output: Output, what: str, total: int) -> Callable[[], None]:
 
 def _keys(settings: "Settings | None") -> Part:
     """Whether the key pair can be used, and why not."""
-    from orchestrator.adapters.keys import login_key
+    from orchestrator.keys import BadKey
 
-    if settings is None or settings.runpod_ssh_private_key is None:
-        return {"usable": False, "cause": "no_private_key", "error": "RUNPOD_SSH_PRIVATE_KEY is not set"}
+    if settings is None or settings.runpod_ssh_private_key is None or not settings.runpod_ssh_public_key:
+        return {"usable": False, "cause": "no_private_key", "error": "not compared: one of the two is not set"}
     try:
-        key = login_key(settings.runpod_ssh_private_key.get_secret_value(), settings.runpod_ssh_public_key)
-    except AuthFailed as error:
-        return {"usable": False, "cause": error.cause, "error": str(error)}
+        key = settings.login_pair().private.key
+    except BadKey as error:
+        return {"usable": False, "cause": error.cause, "error": error.mangling, "fix": error.fix}
     return {"usable": True, "type": key.get_algorithm(), "fingerprint": key.get_fingerprint()}
 
 

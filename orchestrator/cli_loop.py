@@ -106,7 +106,7 @@ async def resume(output: Output, pool: str | None) -> None:
 @click.pass_obj
 def migrate(output: Output) -> None:
     """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator."""
-    url = settings_for("database").database_url
+    url = settings_for("migrations").database_url
     assert url is not None  # noqa: S101  settings_for() has seen to it
     from orchestrator.migrate import migrate as bring_up
 

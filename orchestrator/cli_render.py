@@ -5,13 +5,14 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from orchestrator.diagnostics.errors import Failure
+from orchestrator.redaction import redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
 PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
@@ -49,13 +50,13 @@ class Output:
         with self.out.capture() as captured:
             for part in parts:
                 self.out.print(part, soft_wrap=isinstance(part, str | Text))
-        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+        sys.stdout.write(redact("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())))
         sys.stdout.flush()
 
     def document(self, **content: Any) -> None:
         """Data for a program: one JSON object on one line."""
         text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, default=_encode, ensure_ascii=False)
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(redact(text) + "\n")
         sys.stdout.flush()
 
     def say(self, text: str, style: str = "") -> None:
@@ -192,7 +193,20 @@ def numbers(value: Mapping[str, float]) -> str:
 
 def _console(stream: Any) -> Console:
     width = None if stream.isatty() else PIPE_COLUMNS
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return Console(file=cast("IO[str]", _Redacting(stream)), width=width, highlight=False, markup=False, emoji=False)
+
+
+class _Redacting:
+    """A stream that hides secrets in what is written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(redact(text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _encode(value: Any) -> Any:

@@ -6,6 +6,7 @@ the lease. SIGTERM: no new decisions, finish the write at hand, give the lease b
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections import Counter
@@ -22,19 +23,18 @@ from orchestrator import phrases
 from orchestrator.bringup import PodView, WorkerView
 from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import LOGS_LATE, Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
 from orchestrator.core.states import FAILURES, READY, Stage, State
 from orchestrator.execute import Executor
 from orchestrator.grants import Answers
+from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
-from orchestrator.ports import Db, Lease, PortError, Store
+from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S, Db, Lease, PortError, Store
 from orchestrator.shipping import Shipper
 from orchestrator.web.health import Health
 from orchestrator.web.signal import ASKS_CHANNEL
 
-LEASE_TTL_S = 15.0
-LEAD_EVERY_S = 5.0
 TRANSITION_S = 2.0
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
@@ -46,9 +46,12 @@ CONCURRENT_SHIPMENTS = 16
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
 RETENTION_EVERY_S = 3600.0
 CYCLE_SAID_EVERY_S = 30.0  # at least, although nothing was done: silence would look like death
+COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
 SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
 SETTLE_S = 0.6  # SIGTERM to a standby's lead takes at most 1 s; what is cut off here is found by the next leader
+RESIGN_S = 1.0  # a database that is away is not waited for: the lease ends by itself
+LAST_WORDS_S = 0.2  # for the listening connection to close
 DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
 log = structlog.get_logger()
 
@@ -68,16 +71,19 @@ class Daemon:
         pods: PodView,
         workers: WorkerView,
         health: Health,
+        metrics: Metrics,
         policy: Policy,
         poll_s: float,
         holder: str,
-        on_notify: Callable[[str, str], None],
+        on_notify: Callable[[str, str], object],
         think: Callable[[Snapshot, Policy], Plan] = plan,
         answers: Answers | None = None,
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
         self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
+        self._metrics = metrics
+        self._counted_to: datetime | None = None  # until when, in this term, it is told what tasks went through
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
         self._think = think
         self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
@@ -96,6 +102,7 @@ class Daemon:
         self._before: tuple[frozenset[str], frozenset[str]] | None = None  # ready and terminating at the last tick
         self._shipments: dict[str, asyncio.Task[None]] = {}
         self._looked: dict[str, tuple[datetime, float]] = {}  # when its state, and its last shipment, began
+        self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
         self._ship_gate = asyncio.Semaphore(CONCURRENT_SHIPMENTS)
         self._moving = False
         self._retry_s: float | None = None  # until something that is blocked may go on
@@ -110,6 +117,7 @@ class Daemon:
             await stop.wait()
             self._stopping = True
             self._health.stops()
+            self._metrics.plays("stopping")
         listening.cancel()
         for shipment in self._shipments.values():
             shipment.cancel()
@@ -117,11 +125,11 @@ class Daemon:
         await self._executor.settle(SETTLE_S)
         if self._lease and self._lease.leader:
             try:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(RESIGN_S):
                     await self._store.resign(self._holder, self._lease.term)
             except (PortError, TimeoutError) as error:
                 log.warning("lease_kept", message=f"the lease ends by itself: {error}")
-        await asyncio.gather(listening, return_exceptions=True)
+        await asyncio.wait({listening}, timeout=LAST_WORDS_S)
 
     async def once(self) -> Plan | None:
         """One tick with all its effects finished; None if another orchestrator leads."""
@@ -157,6 +165,7 @@ class Daemon:
         self._scheduler.add_job(lead, "interval", seconds=LEAD_EVERY_S, id="lead", next_run_time=now, **once)
         self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
+        self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
         if self._answers:
             self._scheduler.add_job(self._answer, "interval", seconds=ANSWER_EVERY_S, id="answer", **once)
@@ -219,6 +228,7 @@ class Daemon:
             self._health.leads(lease.term, lease.holder)
         else:
             self._health.stands_by(lease.term, lease.holder)
+        self._metrics.plays(self._health.role)
         if before is None or (before.leader, before.term) != (lease.leader, lease.term):
             self._observer.gap()
             self._executor.stop_climbing()
@@ -232,6 +242,7 @@ class Daemon:
 
     async def _tick(self) -> None:
         self._health.ticked(time.monotonic())
+        self._metrics.last_tick.set_to_current_time()
         if self._stopping or not self._lease or not self._lease.leader or self._overslept():
             return
         self._ticking, self._woken = True, False
@@ -240,6 +251,7 @@ class Daemon:
             self._health.recovered()
         except PortError as error:
             self._health.failed(f"{type(error).__name__}: {error}")
+            self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
         finally:
             self._ticking = False
@@ -278,6 +290,7 @@ class Daemon:
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
         self._say(snapshot, made, observe_s)
+        self._metrics.saw(snapshot, made, self._policy, self._tick_s)
         return made
 
     async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
@@ -330,6 +343,7 @@ class Daemon:
             return
         here = {worker.id for worker in self._fleet}
         self._looked = {name: look for name, look in self._looked.items() if name in here}
+        self._late = {name: kind for name, kind in self._late.items() if name in here}
         for worker in self._fleet:
             due = worker.nonce and worker.stage in SHIPPING and worker.id not in self._executor.in_flight
             if due and worker.id not in self._shipments and self._may_have_written(worker):
@@ -354,11 +368,40 @@ class Daemon:
             async with self._ship_gate, asyncio.timeout(SHIP_DEADLINE_S):
                 await self._shipper.ship(term, worker)
         except (PortError, TimeoutError) as error:
-            log.info("logs_delayed", worker=worker.id, error=f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"[:300]
+            log.info("logs_delayed", worker=worker.id, error=why)
+            await self._say_late(term, worker, why)
+        else:
+            await self._say_late(term, worker, None)
+
+    async def _say_late(self, term: int, worker: Worker, why: str | None) -> None:
+        """In the row of a ready worker, that its logs are late, and that they are no longer: once for each kind."""
+        kind, told = (why or "").partition(":")[0], str(worker.metadata.get(LOGS_LATE) or "").partition(":")[0]
+        if self._late.get(worker.id, told) == kind:
+            return
+        reason = f"its logs are late: {why}" if why else "its logs arrive again"
+        with contextlib.suppress(PortError):  # it ends, or nobody can be told
+            await self._store.move(
+                term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": {LOGS_LATE: why}}
+            )
+            self._late[worker.id] = kind
 
     async def _look_up(self) -> None:
         if await self._catalog.refresh():
             self.wake()
+
+    async def _count(self) -> None:
+        """Tell the metrics what tasks went through since the last time, or since we lead."""
+        if self._stopping or not self._lease or not self._lease.leader:
+            self._counted_to = None
+            return
+        try:
+            row = await self._store.metrics(self._counted_to or self._lease.since)
+        except PortError as error:
+            log.info("metrics_delayed", error=f"{type(error).__name__}: {error}")
+            return
+        self._metrics.counted(row)
+        self._counted_to = row["until"]
 
     async def _retain(self) -> None:
         if self._lease and self._lease.leader:

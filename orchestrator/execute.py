@@ -43,6 +43,7 @@ class Executor:
     def __init__(
         self,
         store: Store,
+        acts: Store,
         cloud: Cloud,
         *,
         climb: Callable[[int, Worker], Awaitable[None]],
@@ -54,12 +55,13 @@ class Executor:
         terms: Terms,
         wake: Callable[[], None],
     ) -> None:
+        """`store` is for the rows that a tick waits for, `acts` for what goes on beside it: they must not queue up."""
         self._store, self._cloud = store, cloud
         self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._renter = Renter(store, cloud, policy, catalog)
-        self._teardown = Teardown(store, cloud, look=look, finish_logs=finish_logs, policy=policy)
+        self._renter = Renter(acts, cloud, policy, catalog)
+        self._teardown = Teardown(acts, cloud, look=look, finish_logs=finish_logs, policy=policy)
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
@@ -224,7 +226,7 @@ class Executor:
             waiting_on=action.waiting_on,
             waiting_for=action.waiting_for,
             next_attempt_s=action.until_s,
-            deadline_s=self._policy.spawning_timeout_s,
+            deadline_s=self._policy.spawning_timeout_s if action.deadline_s is None else action.deadline_s,
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:

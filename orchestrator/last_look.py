@@ -13,9 +13,10 @@ from typing import Any
 
 from orchestrator import launch
 from orchestrator.core.model import Worker
-from orchestrator.ports import Lines, PortError
+from orchestrator.ports import HostKeyChanged, Lines, PortError
 
 LOOK_S = 10.0  # for all of it, connecting included
+REACH_S = 5.0  # for a shell to do nothing; a tool that hangs afterwards does not make the pod unreachable
 SMI_S = 4  # for nvidia-smi, which hangs on a broken driver and must not take the rest along
 MAX_BYTES = 16 * 1024  # of the snapshot as JSON
 MAX_ROWS = 16  # GPUs; file systems
@@ -67,14 +68,22 @@ def command(nonce: str) -> str:
 
 
 async def look(lines: Lines, worker: Worker) -> dict[str, Any]:
-    """The snapshot of a worker's pod, within LOOK_S; one that says why, where the pod did not answer."""
+    """The snapshot of a worker's pod, within LOOK_S, or one that says why there is none; raises HostKeyChanged."""
     if worker.nonce is None:
         return unknown("no agent was ever launched on it")
+    reached = False
     try:
-        async with asyncio.timeout(LOOK_S), lines.session(worker, timeout_s=LOOK_S) as session:
-            done = await session.run(command(worker.nonce), timeout_s=LOOK_S)
+        async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(REACH_S), lines.session(worker, timeout_s=REACH_S) as session:
+                await session.run(":", timeout_s=REACH_S)
+            reached = True
+            async with lines.session(worker, timeout_s=REACH_S) as session:
+                done = await session.run(command(worker.nonce), timeout_s=LOOK_S)
+    except HostKeyChanged:
+        raise  # no answer of another machine is worth keeping
     except (PortError, TimeoutError) as error:
-        return unknown(f"{type(error).__name__}: {error}" if str(error) else f"no answer within {LOOK_S:.0f} s")
+        why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {LOOK_S:.0f} s"
+        return unknown(why) | {"reached": reached}
     return bounded(read(done.stdout.decode("utf-8", "replace"), worker.nonce))
 
 

@@ -1,54 +1,27 @@
 """structlog set-up: one-line JSON with `level` and `message` for machines, colours for terminals, secrets for nobody.
 
 Events are fixed `noun_verbed` names with facts as keys; `message` carries the phrases that operators grep for. Records
-of third-party loggers take the same way out, tracebacks included.
+of third-party loggers take the same way out, tracebacks, warnings and what nobody caught included.
 """
 
 import logging
 import sys
+import threading
 from collections.abc import Iterable, MutableMapping
+from types import TracebackType
 from typing import Any, TextIO
 
 import structlog
 
-HIDDEN = "[redacted]"
-SECRET_WORDS = ("secret", "password", "token", "api_key", "apikey", "private_key", "authorization", "database_url")
-NOT_SECRET = ("token_jti",)
+from orchestrator.redaction import hide, redact
 
-
-class Redact:
-    """A processor that hides secrets by value, wherever they stand, and by the name of their key."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        parts = {s.strip() for s in secrets} | {line.strip() for s in secrets for line in s.splitlines()}
-        self._values = sorted((p for p in parts if len(p) >= 8), key=len, reverse=True)  # noqa: PLR2004  shorter hides words
-
-    def __call__(self, _logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        for key in list(event):
-            named = any(word in key.lower() for word in SECRET_WORDS) and key not in NOT_SECRET
-            event[key] = HIDDEN if named else self.clean(event[key])
-        return event
-
-    def clean(self, value: Any) -> Any:
-        """The value with every secret in it replaced."""
-        if isinstance(value, str):
-            for secret in self._values:
-                value = value.replace(secret, HIDDEN)
-            return value
-        if isinstance(value, dict):
-            return {k: self.clean(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.clean(v) for v in value]
-        return value
-
-
-def _message(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    event.setdefault("message", str(event.get("event", "")).replace("_", " "))
-    return event
+NOISY = ("asyncssh", "botocore", "boto3", "urllib3", "httpx", "httpcore", "apscheduler", "uvicorn.access", "paramiko")
+log = structlog.get_logger()
 
 
 def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (stderr) in one form."""
+    """Send all logging of this process to `stream` (stderr) in one form, without these secrets."""
+    hide(secrets)
     out = stream or sys.stderr
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -59,7 +32,7 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
     ending: list[Any] = [
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         structlog.processors.format_exc_info,
-        Redact(tuple(secrets)),
+        _redacted,
         structlog.processors.JSONRenderer(default=str),
     ]
     if out.isatty():
@@ -70,10 +43,41 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(out)
+    handler = _Out(out)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=ending))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for noisy in ("asyncssh", "botocore", "urllib3", "httpx", "apscheduler", "uvicorn.access"):
+    for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    _log_what_nobody_caught()
+
+
+class _Out(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Say that a record could not be written; logging's own way shows its arguments as they are."""
+        kind = sys.exc_info()[0]
+        sys.stderr.write(f"logging_failed: {kind.__name__ if kind else '?'} in a record of {record.name}\n")
+
+
+def _log_what_nobody_caught() -> None:
+    def caught(where: str, error: BaseException | None) -> None:
+        log.error("exception_uncaught", where=where, exc_info=error)
+
+    def in_main(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
+        caught("main", error)
+
+    sys.excepthook = in_main
+    threading.excepthook = lambda said: caught(said.thread.name if said.thread else "thread", said.exc_value)
+    sys.unraisablehook = lambda said: caught(f"unraisable: {said.err_msg}", said.exc_value)
+
+
+def _redacted(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    cleaned: dict[str, Any] = redact(event, by_name=True)
+    return cleaned
+
+
+def _message(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    event.setdefault("message", str(event.get("event", "")).replace("_", " "))
+    return event

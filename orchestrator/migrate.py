@@ -2,8 +2,8 @@
 
 Migrations are the files `migrations/<14 digits>_<name>.sql`: append-only, applied in order, each in a transaction of
 its own under one advisory lock, so that any number of migrators may start at once. What was applied is a row of
-`schema_migrations` with the file's checksum. A database that is newer than the files, or was made from other files, is
-refused untouched.
+`schema_migrations` with the file's checksum. A database that was made from other files is refused untouched. One that
+is newer than the files is left as it is, and that is no error: a roll-back migrates too, and migrations only add.
 """
 
 import hashlib
@@ -85,9 +85,12 @@ async def migrate(url: str, *, directory: Path = DIRECTORY) -> MigrationReport:
             connection.add_notice_handler(note)
             while await _apply_next(connection, migrations, applied):
                 pass
+            newest = max(await _ledger(connection))
     except psycopg.OperationalError as error:
         raise Unavailable(f"the database cannot be migrated now: {error}") from error
-    return MigrationReport(tuple(applied), tuple(notes), migrations[-1].version)
+    if newest > migrations[-1].version:
+        notes.append(f"the database is newer than this version: it has migration {newest}, and is left as it is")
+    return MigrationReport(tuple(applied), tuple(notes), newest)
 
 
 async def _apply_next(
@@ -148,16 +151,17 @@ async def _ledger(connection: psycopg.AsyncConnection[TupleRow]) -> dict[str, st
 
 def _missing(migrations: tuple[Migration, ...], ledger: dict[str, str]) -> list[Migration]:
     known = {migration.version: migration for migration in migrations}
-    strangers = sorted(ledger.keys() - known.keys())
-    if strangers:
-        raise SchemaMismatch(
-            f"the database is newer than this version: it has migration {strangers[-1]}, and {migrations[-1].version} "
-            "is the last one known here; fix: run the version that migrated it, or a newer one"
-        )
+    missing = [migration for migration in migrations if migration.version not in ledger]
+    for stranger in sorted(ledger.keys() - known.keys()):
+        if missing or stranger < migrations[-1].version:  # not this version's future: another's past
+            raise SchemaMismatch(
+                f"the database was made from other files: it has migration {stranger}, which is not known here; "
+                "fix: run the version that migrated it, or use another database"
+            )
     for version, checksum in sorted(ledger.items()):
-        if known[version].checksum != checksum:
+        if version in known and known[version].checksum != checksum:
             raise SchemaMismatch(
                 f"migration {version}_{known[version].name} was applied with another text; fix: restore the file: "
                 "migrations are append-only"
             )
-    return [migration for migration in migrations if migration.version not in ledger]
+    return missing

@@ -22,6 +22,8 @@ from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 LIST_EVERY_S = 2.0  # per page: 30 calls a minute at most; the account's window is 60
 PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
 PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
+FIRST_PATIENCE_S = 2.0  # … of all ticks together, while there is none
+LATE_S = 5.0  # a list that takes longer is told of
 log = structlog.get_logger()
 
 
@@ -29,11 +31,21 @@ class Observer:
     """The memory between observations."""
 
     def __init__(
-        self, store: Store, cloud: Cloud | None, fleet_id: str, catalog: Catalog, *, deaf_s: float = 15
+        self,
+        store: Store,
+        cloud: Cloud | None,
+        fleet_id: str,
+        catalog: Catalog,
+        *,
+        deaf_s: float = 15,
+        patience_s: float = FIRST_PATIENCE_S,
     ) -> None:
-        """Without a cloud nothing is known about pods; a database as slow as `deaf_s` heard no heartbeats meanwhile."""
+        """Without a cloud nothing is known about pods; a database as slow as `deaf_s` heard no heartbeats meanwhile.
+
+        The first list is waited for `patience_s`; whoever looks once, and not again in two seconds, has more.
+        """
         self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
-        self._deaf_s = deaf_s
+        self._deaf_s, self._patience_s = deaf_s, patience_s
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
@@ -94,8 +106,15 @@ class Observer:
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
             knocked=knocked,
-            unlisted=self.cloud_error if self._pods is None else None,
+            unlisted=self._late() or (self.cloud_error if self._pods is None else None),
         )
+
+    def _late(self) -> str | None:
+        """That a list is under way for too long."""
+        late_s = asyncio.get_running_loop().time() - self._listed_at_s
+        if self._listing is None or late_s < LATE_S:
+            return None
+        return f"asked for {late_s:.0f} s ago, and not answered yet"
 
     async def _list(self) -> bool:
         """Whether a new complete list came."""
@@ -109,7 +128,8 @@ class Observer:
             self._listed_at_s = clock_s
             self._listing = asyncio.ensure_future(self._cloud.list_pods())
         listing = self._listing
-        await asyncio.wait({listing}, timeout=None if self._pods is None else PATIENCE_S)
+        left_s = self._listed_at_s + self._patience_s - clock_s if self._pods is None else PATIENCE_S
+        await asyncio.wait({listing}, timeout=max(0.0, left_s))
         if listing is not self._listing:
             return False  # there was a gap meanwhile
         if not listing.done():

@@ -72,6 +72,10 @@ class Db(Protocol):
     async def close(self) -> None: ...
 
 
+LEASE_TTL_S = 15.0
+LEAD_EVERY_S = 5.0  # how often its holder renews it
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The answer to `fleet_lead`; `term` is the fencing epoch when `leader`, else the present leader's."""
@@ -153,6 +157,12 @@ class Store(Protocol):
         ...
 
     async def open_attempt(self, term: int, worker_id: str, stage: Stage) -> int: ...
+    async def note_attempt(
+        self, term: int, attempt_id: int, code: FailureCode | None, evidence: Mapping[str, Any]
+    ) -> None:
+        """What is suspected and seen in an attempt that goes on."""
+        ...
+
     async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None: ...
     async def rescue(self, term: int, *, worker_id: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Requeue (or fail, at the last attempt) tasks whose lease ran out; all of one worker's when it is named."""
@@ -182,6 +192,10 @@ class Store(Protocol):
         self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
     ) -> None:
         """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
+        ...
+
+    async def metrics(self, since: datetime | None) -> Mapping[str, Any]:
+        """{"claimed", "ended": [{"outcome", "code", "n"}], "log_bytes_pending", "until"}: of tasks since a moment."""
         ...
 
     async def retention(self, term: int) -> Mapping[str, int]: ...

@@ -32,6 +32,7 @@ from orchestrator.remote import Unproven
 from orchestrator.views import WorkerView
 
 BANNER_TIMEOUT_S = 10.0
+FIRST_BANNER_S = 3.0  # the first try is short, so that silence is written down early; the others are patient
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two tries at a port; the last one repeats
 LOOK_AGAIN_S = 10.0  # while no heartbeat comes, how often the process is looked for again
 WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
@@ -81,11 +82,12 @@ class Proofs:
         backing_off = pauses()
         for attempt in itertools.count(1):
             try:
-                banner = await self._shell.banner(host, port, timeout_s=BANNER_TIMEOUT_S)
+                patience_s = FIRST_BANNER_S if attempt == 1 else BANNER_TIMEOUT_S
+                banner = await self._shell.banner(host, port, timeout_s=patience_s)
             except (Refused, NotSsh, Unavailable) as error:
                 codes = {Refused: FailureCode.TCP_REFUSED, NotSsh: FailureCode.NOT_SSH}
-                ascent.suspect = codes.get(type(error), FailureCode.TCP_TIMEOUT)
-                ascent.evidence = {"tries": attempt, "error": str(error)[:300]}
+                code = codes.get(type(error), FailureCode.TCP_TIMEOUT)
+                await ascent.suspects(code, {"tries": attempt, "error": str(error)[:300]})
             else:
                 return {"tries": attempt, "banner": banner[:100]}
             # Nobody there yet is what a booting pod looks like: it is asked again soon, or fifty that come up together

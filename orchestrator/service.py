@@ -6,16 +6,19 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FrameType
 
 import structlog
-import uvicorn
+from starlette.applications import Starlette
 
+from orchestrator import __version__
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import build_bundle
 from orchestrator.catalog import Catalog
@@ -29,21 +32,35 @@ from orchestrator.execute import Executor, Terms
 from orchestrator.grants import Answers
 from orchestrator.last_look import look
 from orchestrator.logs import configure
-from orchestrator.observe import Observer
+from orchestrator.metered import MeteredDb, MeteredDoor
+from orchestrator.metrics import Metrics
+from orchestrator.observe import FIRST_PATIENCE_S, Observer
 from orchestrator.ports import Blobs
 from orchestrator.settings import Settings
 from orchestrator.shipping import Shipper
 from orchestrator.web.app import build_app
-from orchestrator.web.gateway import WorkerDb
+from orchestrator.web.door import Door
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
-from orchestrator.wiring import open_blobs, open_cloud, open_db, open_lines, policy_of, store_over
+from orchestrator.wiring import (
+    LIST_WAIT_S,
+    open_blobs,
+    open_cloud,
+    open_db,
+    open_lines,
+    open_worker_db,
+    policy_of,
+    store_over,
+)
 
-# Connections at most, of the loop, the bring-ups and shipments, the agents' calls; with the one that listens they are
-# the 15 that Supabase's session pooler gives by default.
-POOLS = (3, 4, 7)
 ERRAND_EVERY_S = 2.0  # a tick for an operator who waits
+# Connections at most, of the loop, the bring-ups and shipments; of the agents' calls: with the one that listens they
+# are the 15 that Supabase's session pooler gives by default.
+POOLS, DOOR_POOL = (3, 4), 7
+LEAVE_WITHIN_S = 2.5  # of a signal, whatever hangs: what is cut off is found by the next leader, as after a crash
+SERVED_S = 0.5  # for the answers under way, long polls included, once the loop has stopped
+CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
 GC_THRESHOLDS = (50_000, 20, 20)  # allocations between two looks at the youngest objects; then looks, of each
 log = structlog.get_logger()
 
@@ -54,48 +71,64 @@ class Parts:
 
     daemon: Daemon
     observer: Observer
-    db: WorkerDb
     blobs: Blobs
-    signal: TaskSignal
+    notified: list[Callable[[str, str], None]]  # who hears of notifications besides the loop
     health: Health
+    metrics: Metrics
 
 
 async def run(settings: Settings) -> int:
-    """The daemon with its HTTP server, until SIGTERM or SIGINT."""
+    """The daemon with its HTTP server until SIGTERM or SIGINT; then gone in LEAVE_WITHIN_S, at a second one at once."""
     configure(settings.log_level, settings.secrets())
     _make_room()
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _leave_on_signals(stop)
     async with _parts(settings) as parts:
-        app = build_app(
-            db=parts.db,
+        door = Door(settings.host, settings.port, partial(_application, settings, parts, asyncio.get_running_loop()))
+        parts.notified.append(door.heard)
+        door.open()
+        watching = asyncio.create_task(_stop_with(door, stop), name="watch_the_door")
+        log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
+        await parts.daemon.run(stop)
+        died = door.closed.is_set()
+        await door.close(SERVED_S)
+        watching.cancel()
+    log.info("orchestrator_stopped")
+    return 1 if died else 0
+
+
+async def _stop_with(door: Door, stop: asyncio.Event) -> None:
+    await door.closed.wait()
+    stop.set()  # a port that is taken must not leave a deaf loop behind
+
+
+@asynccontextmanager
+async def _application(
+    settings: Settings, parts: Parts, loop: asyncio.AbstractEventLoop, task_signal: TaskSignal
+) -> AsyncIterator[Starlette]:
+    """What the door serves; opened on its thread, with connections of its own."""
+    async with open_worker_db(settings, pool_size=DOOR_POOL) as db:
+        yield build_app(
+            db=MeteredDoor(db, parts.metrics) if db else None,
             blobs=parts.blobs,
             verifier=verifier(*settings.token_keys()),
             health=parts.health,
-            task_signal=parts.signal,
-            on_unanswered=parts.observer.knocked,
+            task_signal=task_signal,
+            on_unanswered=lambda worker_id: _tell(loop, parts.observer.knocked, worker_id),
+            metrics=parts.metrics,
+            metrics_tokens=settings.metrics_tokens,
         )
-        server = _Server(
-            uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False, lifespan="off")
-        )
-        serving = asyncio.create_task(server.serve(), name="serve")
-        serving.add_done_callback(lambda _: stop.set())  # a port that is taken must not leave a deaf loop behind
-        log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
-        await parts.daemon.run(stop)
-        parts.signal.close()
-        died = serving.done()
-        server.should_exit = server.force_exit = True
-        await asyncio.gather(serving, return_exceptions=True)
-    log.info("orchestrator_stopped")
-    return 1 if died else 0
+
+
+def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[str], None], what: str) -> None:
+    with suppress(RuntimeError):  # the loop has gone: the process is about to
+        loop.call_soon_threadsafe(hear, what)
 
 
 async def once(settings: Settings) -> Plan | None:
     """One tick with its effects; None if another orchestrator leads."""
     configure(settings.log_level, settings.secrets())
-    async with _parts(settings) as parts:
+    async with _parts(settings, patience_s=LIST_WAIT_S) as parts:
         return await parts.daemon.once()
 
 
@@ -119,19 +152,24 @@ async def lead_for(
 
 
 @asynccontextmanager
-async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] = plan) -> AsyncIterator[Parts]:
+async def _parts(
+    settings: Settings,
+    *,
+    patience_s: float = FIRST_PATIENCE_S,
+    think: Callable[[Snapshot, Policy], Plan] = plan,
+) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
-    assert settings.runpod_ssh_public_key  # noqa: S101  require() has seen to it
     signing_key = settings.token_keys()[0]
     bundle = build_bundle(settings.worker_code_dir)
-    policy = replace(policy_of(settings, bundle), public_key=settings.runpod_ssh_public_key.strip())
+    policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
     async with AsyncExitStack() as stack:
-        # Connections of their own for the loop, the bring-ups and the agents: a thousand calls of one queue up at once,
-        # and the loop's must not be the last of them.
-        db, acting, gateway = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
-        store, acts = store_over(db, settings), store_over(acting, settings)
-        await store.check_functions()
-        cloud, blobs = open_cloud(settings), open_blobs(settings)
+        # Connections of their own for the loop and for the bring-ups: many calls of these queue up at once, and the
+        # loop's must not be the last of them.
+        db, acting = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
+        metrics = Metrics()
+        store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
+        schema = await store.check_functions()
+        cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, metrics.stored)
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell, lines = open_lines(settings)
@@ -151,9 +189,11 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
             pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
-        task_signal = TaskSignal()
-        health = Health(started_at_s=time.monotonic())
-        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s)
+        notified: list[Callable[[str, str], None]] = []
+        runs = {"version": __version__, "commit": settings.railway_git_commit_sha, "schema": schema}
+        metrics.build.labels(*(text or "" for text in runs.values())).set(1)
+        health = Health(started_at_s=time.monotonic(), runs=runs, depends=metrics.dependencies)
+        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s, patience_s=patience_s)
         daemon = Daemon(
             store=store,
             db=db,
@@ -161,6 +201,7 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
             catalog=catalog,
             executor=lambda wake: Executor(
                 store,
+                acts,
                 cloud,
                 climb=bringup.climb,
                 look=partial(look, lines),
@@ -175,14 +216,42 @@ async def _parts(settings: Settings, think: Callable[[Snapshot, Policy], Plan] =
             pods=pods,
             workers=workers,
             health=health,
+            metrics=metrics,
             policy=policy,
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
-            on_notify=task_signal.heard,
             think=think,
+            on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
             answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
         )
-        yield Parts(daemon, observer, gateway, blobs, task_signal, health)
+        yield Parts(daemon, observer, blobs, notified, health, metrics)
+
+
+def _leave_on_signals(stop: asyncio.Event) -> None:
+    """Set `stop` at the first signal; end the process without a word more if it is still here LEAVE_WITHIN_S later.
+
+    Not the loop's own handlers: they wait for a loop that may be held up, and a call that hangs in a thread would hold
+    up the interpreter's end for as long as it hangs.
+    """
+    loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+        loop.call_soon_threadsafe(stop.set)
+        late = threading.Timer(LEAVE_WITHIN_S, _cut_short)
+        late.daemon = True
+        late.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+
+
+def _cut_short() -> None:
+    os.write(2, CUT_SHORT)  # not through logging: who hangs may hold its lock
+    os._exit(0)
 
 
 def _make_room() -> None:
@@ -212,11 +281,3 @@ def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -
         deadlines_s=dict(settings.bringup_deadlines),
         images=images,
     )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the daemon decides when the process ends."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -17,8 +17,10 @@ from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
 from orchestrator.core.states import RUNGS
 from orchestrator.pools import Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
+from orchestrator.redaction import hide, passwords
 
 if TYPE_CHECKING:
+    from orchestrator.keys import Pair
     from orchestrator.web.tokens import Key
 
 MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
@@ -52,6 +54,9 @@ class Settings(BaseSettings):
     host: str = "0.0.0.0"  # noqa: S104  a container's only door; what is behind it checks tokens
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     railway_public_domain: str | None = None
+    railway_git_commit_sha: str | None = None
+    metrics_token: SecretStr | None = None
+    admin_token: SecretStr | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     # How many
@@ -152,6 +157,11 @@ class Settings(BaseSettings):
         return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
 
     @property
+    def metrics_tokens(self) -> tuple[str, ...]:
+        """What opens /metrics."""
+        return tuple(t.get_secret_value() for t in (self.metrics_token, self.admin_token) if t)
+
+    @property
     def pods_use_supabase(self) -> bool:
         """Whether pods speak to Supabase's PostgREST and not to this service."""
         return self.worker_url is not None and self.worker_url == self.supabase_url
@@ -165,7 +175,7 @@ class Settings(BaseSettings):
         return (*keys, secret.get_secret_value()) if secret else keys
 
     def require(self, *parts: str) -> Self:
-        """These settings, if what the parts ("database", "cloud", "shell", "blobs", "gateway") need is set."""
+        """These settings, if what the parts (the names in _MISSING) need is set."""
         problems = [problem for part in parts for problem in _MISSING[part](self)]
         if problems:
             raise SettingsError(problems)
@@ -174,6 +184,13 @@ class Settings(BaseSettings):
     def lacks(self, *parts: str) -> str | None:
         """What `require` would refuse for, in one line; None if it would not."""
         return "; ".join(problem.what for part in parts for problem in _MISSING[part](self)) or None
+
+    def login_pair(self) -> "Pair":
+        """The SSH key pair, whatever the environment did to its text. Raises BadKey; both halves must be set."""
+        from orchestrator.keys import login_pair  # noqa: PLC0415  as in _missing_shell
+
+        private, public = self.runpod_ssh_private_key, self.runpod_ssh_public_key
+        return login_pair(private.get_secret_value() if private else "", public or "")
 
     def default_pool(self) -> Pool:
         """The pool that the environment describes."""
@@ -217,23 +234,46 @@ class Settings(BaseSettings):
         )
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for redaction."""
-        values = (getattr(self, name) for name in type(self).model_fields)
-        return tuple(v.get_secret_value() for v in values if isinstance(v, SecretStr) and v.get_secret_value())
+        """Every secret value, for redaction: whole settings, and the passwords of URLs within any."""
+        found: list[str] = []
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if isinstance(text, str):
+                found += [text, *passwords(text)] if isinstance(value, SecretStr) else passwords(text)
+        return tuple(dict.fromkeys(found))
 
 
 def load() -> Settings:
     """The environment as Settings. Raises SettingsError with every problem."""
+    settings, problems = usable()
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def usable() -> tuple[Settings, list[Problem]]:
+    """What of the environment can be used, defaults in place of the rest, and every problem with it."""
     problems = list(_misspelt(os.environ))
     try:
         settings = Settings()  # type: ignore[call-arg, unused-ignore]
     except ValidationError as error:
         problems += [_problem(dict(item)) for item in error.errors()]
-        raise SettingsError(problems) from None
+        bad = {name for name in Settings.model_fields if name in {_field(item["loc"]) for item in error.errors()}}
+        settings = Settings(**{_alias(name): Settings.model_fields[name].default for name in bad})
+    hide(settings.secrets())
     problems += _contradictions(settings)
-    if problems:
-        raise SettingsError(problems)
-    return settings
+    return settings, problems
+
+
+def _field(loc: tuple[int | str, ...]) -> str:
+    """The field that an error is about: aliases are spelled like variables."""
+    name = str(loc[0]).lower() if loc else ""
+    return "aws_region" if name == "aws_default_region" else name
+
+
+def _alias(name: str) -> str:
+    return "AWS_REGION" if name == "aws_region" else name
 
 
 def _problem(item: Mapping[str, Any]) -> Problem:
@@ -258,6 +298,11 @@ def _contradictions(settings: Settings) -> list[Problem]:
     if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
         why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
         problems.append(Problem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
+    if settings.deadman_timeout_sec <= settings.heartbeat_timeout_sec:
+        silent_s = settings.heartbeat_timeout_sec
+        why = f"{settings.deadman_timeout_sec:g} s is not more than HEARTBEAT_TIMEOUT_SEC={silent_s:g}"
+        fix = "raise DEADMAN_TIMEOUT_SEC, or workers end themselves before anybody misses them"
+        problems.append(Problem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
     if settings.worker_code_dir is not None and not settings.worker_code_dir.is_dir():
         why = f"{settings.worker_code_dir} is not a directory"
         problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
@@ -277,10 +322,44 @@ def _unset(settings: Settings, names: Mapping[str, str]) -> list[Problem]:
 
 
 def _missing_database(settings: Settings) -> list[Problem]:
+    if settings.database_url or (settings.supabase_url and settings.supabase_service_role_key):
+        return []
+    if settings.supabase_url:
+        why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
+        fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
+        return [Problem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
+    fix = (
+        "set DATABASE_URL=postgresql://user:password@host:5432/database, or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
+    )
+    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+
+
+def _missing_owner(settings: Settings) -> list[Problem]:
     if settings.database_url:
         return []
-    fix = "set DATABASE_URL=postgresql://user:password@host:5432/database"
-    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+    why = "DATABASE_URL is not set, and tables and functions cannot be made over SUPABASE_URL's API"
+    fix = (
+        "set DATABASE_URL to the project's session pooler (Supabase: Connect, port 5432) for this command, "
+        "or apply the files in migrations/ with `supabase db push`"
+    )
+    return [Problem("migrations need a connection of the database's owner", why, fix)]
+
+
+def _missing_shell(settings: Settings) -> list[Problem]:
+    names = {
+        "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
+        "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
+    }
+    if problems := _unset(settings, names):
+        return problems
+    from orchestrator.keys import BadKey  # noqa: PLC0415  asyncssh takes a while to import, and few commands need it
+
+    try:
+        settings.login_pair()
+    except BadKey as error:
+        name = "RUNPOD_SSH_PUBLIC_KEY" if error.cause == "bad_public_key" else "RUNPOD_SSH_PRIVATE_KEY"
+        return [Problem(f"{name} cannot be used", str(error), error.fix)]
+    return []
 
 
 def _missing_gateway(settings: Settings) -> list[Problem]:
@@ -303,6 +382,9 @@ def _missing_gateway(settings: Settings) -> list[Problem]:
         why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
         how = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
         problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, how))
+    if not (settings.database_url or settings.pods_use_supabase) and settings.supabase_url:
+        why = "without DATABASE_URL this service has no gateway for pods: they speak to SUPABASE_URL"
+        problems.append(Problem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL"))
     if not settings.worker_url:
         why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
         problems.append(
@@ -313,14 +395,9 @@ def _missing_gateway(settings: Settings) -> list[Problem]:
 
 _MISSING = {
     "database": _missing_database,
+    "migrations": _missing_owner,
     "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
-    "shell": lambda s: _unset(
-        s,
-        {
-            "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
-            "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
-        },
-    ),
+    "shell": _missing_shell,
     "blobs": lambda s: _unset(
         s,
         {

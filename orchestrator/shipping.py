@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -22,13 +23,14 @@ import structlog
 from orchestrator import launch, remote
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
-from orchestrator.ports import Blobs, Lines, LogRange, NotFound, PortError, Store, Unavailable
+from orchestrator.ports import Blobs, Lines, LogRange, NotFound, PortError, Session, Store, Unavailable
 from worker.protocol import STREAMS
 
 PIECE_BYTES = 4 * 1024 * 1024
 LEVEL = 6
 CONTENT_TYPE = "application/gzip"
-CONNECT_TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 15.0  # at the end, when there is no next time …
+SHIP_CONNECT_S = 5.0  # … and before, when it comes in a few seconds and what is wrong should be told soon
 READ_TIMEOUT_S = 30.0
 STOP_GRACE_S = 5.0  # for an agent to give up what it holds; the tasks had the drain before
 LAST_PASSES = 8  # over files that nobody should be writing to any more
@@ -186,7 +188,7 @@ class Shipper:
     async def _stop(self, worker: Worker, boot_id: str) -> None:
         if worker.code_sha is None:
             raise Unavailable(f"nothing is known of what runs on {worker.id}")
-        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+        async with self._session(worker) as session:
             await remote.stop(
                 session, python=self._python, agent_sha=worker.code_sha, nonce=boot_id, grace_s=STOP_GRACE_S
             )
@@ -233,17 +235,21 @@ class Shipper:
             self._ledgers[worker_id] = known
         return known
 
+    def _session(self, worker: Worker) -> AbstractAsyncContextManager[Session]:
+        last = worker.state is State.TERMINATING
+        return self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S if last else SHIP_CONNECT_S)
+
     async def _launches(self, worker: Worker) -> frozenset[str]:
-        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+        async with self._session(worker) as session:
             return frozenset(_names(await session.list(launch.RUNS_DIR, timeout_s=READ_TIMEOUT_S) or ()))
 
     async def _sizes(self, worker: Worker, boot_id: str) -> dict[str, int]:
-        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+        async with self._session(worker) as session:
             return dict(await session.list(f"{launch.run_dir(boot_id)}/logs", timeout_s=READ_TIMEOUT_S) or {})
 
     async def _read(self, worker: Worker, boot_id: str, stream: str, first: int, last: int) -> bytes:
         path = f"{launch.run_dir(boot_id)}/logs/{stream}.log"
-        async with self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S) as session:
+        async with self._session(worker) as session:
             return await session.read(path, first, last - first, timeout_s=READ_TIMEOUT_S) or b""
 
 

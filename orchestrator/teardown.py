@@ -12,13 +12,18 @@ import structlog
 
 from orchestrator import last_look
 from orchestrator.core import actions as act
-from orchestrator.core.model import Policy, Worker
+from orchestrator.core.model import UNREACHED, Policy, Worker
 from orchestrator.core.states import FAILURES, Stage, State, WaitingOn
-from orchestrator.ports import Attempt, Cloud, PortError, Store, Unavailable
+from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
 
 RETRY_S = 5.0  # before a failed flush or delete is tried again
+UNREACHED_RETRY_S = 2.0  # … before a pod that nobody answered at is knocked at again
 NAMED_TASKS = 5  # of those a draining worker holds
 log = structlog.get_logger()
+
+
+class _Unreached(Unavailable):
+    """Nobody answers at the pod."""
 
 
 class Teardown:
@@ -72,11 +77,11 @@ class Teardown:
             reason=action.reason,
             fields=fields,
         )
+        reason = "no agent ever wrote a log there"
         if worker.nonce is not None:
             try:
                 async with asyncio.timeout(self._policy.flush_deadline_s):
-                    await self._keep_look(term, action, worker)
-                    await self._finish_logs(term, worker, action.reachable)
+                    reason = await self._finish(term, action, worker)
             except (PortError, TimeoutError) as error:
                 raise await self._unflushed(term, action, worker.id, error) from error
         await self._store.move(
@@ -84,7 +89,7 @@ class Teardown:
             worker.id,
             from_states=[State.TERMINATING],
             stage=Stage.DELETING,
-            reason="logs are safe or declared lost",
+            reason=reason,
             fields={
                 "waiting_on": WaitingOn.ORCHESTRATOR,
                 "waiting_for": "the delete call",
@@ -120,20 +125,44 @@ class Teardown:
         said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
         (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
 
+    async def _finish(self, term: int, action: act.Flush, worker: Worker) -> str:
+        """Look, then ship the rest of the logs; what became of them. Another machine at that address never had them."""
+        try:
+            await self._keep_look(term, action, worker)
+            await self._finish_logs(term, worker, action.reachable)
+        except HostKeyChanged as error:
+            await self._finish_logs(term, worker, False)
+            return f"the rest of its logs is declared lost, HOST_KEY_CHANGED: {error}"[:500]
+        if action.reachable:
+            return "its logs are safe"
+        return f"the rest of its logs is declared lost: {action.reason}"
+
     async def _unflushed(self, term: int, action: act.Flush, worker_id: str, error: Exception) -> Unavailable:
         """Say in the row why the logs have not come; as an error."""
         why = f"{type(error).__name__}: {error}" if str(error) else "they did not come in time"
         row = (await self._store.worker(worker_id))["worker"]
         waits, _, _ = str(row["waiting_for"]).partition(" (last try: ")
-        await self._note(term, worker_id, action.reason, waiting_for=f"{waits} (last try: {why[:300]})")
+        fields: dict[str, Any] = {"waiting_for": f"{waits} (last try: {why[:300]})"}
+        unreached = isinstance(error, _Unreached)
+        fields["metadata"] = {UNREACHED: int(row["metadata"].get(UNREACHED) or 0) + 1 if unreached else 0}
+        if unreached:
+            fields["next_attempt_s"] = UNREACHED_RETRY_S
+        await self._note(term, worker_id, action.reason, **fields)
         return Unavailable(f"the last log bytes: {why}")
 
     async def _keep_look(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Once the agent has been stopped there is less to see, so the first look that saw something stays."""
+        """Once the agent has been stopped there is less to see, so the first look that saw something stays.
+
+        Each try begins with a look, which tells a pod where nobody answers from a bucket that does not.
+        """
         kept = worker.metadata.get("last_snapshot")
-        if kept is None or (action.reachable and not kept.get("known")):
-            seen = await self._look(worker) if action.reachable else last_look.unknown(action.reason)
+        if not action.reachable and kept is not None:
+            return
+        seen = await self._look(worker) if action.reachable else last_look.unknown(action.reason)
+        if kept is None or (seen["known"] and not kept.get("known")):
             await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
+        if action.reachable and seen.get("reached") is False:
+            raise _Unreached(str(seen["why"]))
 
     async def _note(self, term: int, worker_id: str, reason: str, **fields: Any) -> None:
         await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)

@@ -11,36 +11,66 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.plan import plan, sizes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from orchestrator.adapters.blobs import S3Blobs
+    from orchestrator.adapters.db_postgres import PostgresDb
     from orchestrator.adapters.lines import SshLines
     from orchestrator.adapters.runpod import RunPodCloud
     from orchestrator.adapters.ssh import AsyncSshShell
     from orchestrator.bundle import Bundle
     from orchestrator.core.actions import Plan, Verdict
     from orchestrator.core.model import Policy, Snapshot
+    from orchestrator.ports import Db
     from orchestrator.settings import Settings
 
+LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
 CATALOG_WAIT_S = 5.0  # for prices, where an answer without them is better than none
 RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, short enough to read
 
 
 @asynccontextmanager
-async def open_db(settings: Settings, *, pool_size: int = 8) -> AsyncIterator[PostgresDb]:
-    """The database, connected."""
-    url = settings.require("database").database_url
-    assert url is not None  # noqa: S101  require() has seen to it
-    db = await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
+async def open_db(settings: Settings, *, pool_size: int = 8) -> AsyncIterator[Db]:
+    """The database, by DATABASE_URL where it is set, else over Supabase's API."""
+    settings.require("database")
+    db: Db
+    if settings.database_url:
+        db = await _direct(settings, pool_size)
+    else:
+        from orchestrator.adapters.db_supabase import SupabaseDb
+
+        key = settings.supabase_service_role_key
+        assert settings.supabase_url and key is not None  # noqa: S101, PT018  require() has seen to it
+        db = await SupabaseDb.open(settings.supabase_url, key.get_secret_value(), pool_size=pool_size)
     try:
         yield db
     finally:
         await db.close()
+
+
+@asynccontextmanager
+async def open_worker_db(settings: Settings, *, pool_size: int) -> AsyncIterator[PostgresDb | None]:
+    """The database as our gateway lets pods in; None over Supabase's API, to which pods speak themselves."""
+    if settings.database_url is None:
+        yield None
+        return
+    db = await _direct(settings, pool_size)
+    try:
+        yield db
+    finally:
+        await db.close()
+
+
+async def _direct(settings: Settings, pool_size: int) -> PostgresDb:
+    from orchestrator.adapters.db_postgres import PostgresDb
+
+    url = settings.database_url
+    assert url is not None  # noqa: S101
+    return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
 
 
 @asynccontextmanager
@@ -50,12 +80,12 @@ async def open_store(settings: Settings) -> AsyncIterator[SqlStore]:
         yield store_over(db, settings)
 
 
-def store_over(db: PostgresDb, settings: Settings) -> SqlStore:
+def store_over(db: Db, settings: Settings) -> SqlStore:
     """The fleet's rows, over a database that is open already."""
     return SqlStore(db, settings.fleet_id)
 
 
-def open_blobs(settings: Settings) -> S3Blobs:
+def open_blobs(settings: Settings, on_call: Callable[[bool], None] = lambda _: None) -> S3Blobs:
     """The bucket."""
     from orchestrator.adapters.blobs import S3Blobs
 
@@ -69,16 +99,19 @@ def open_blobs(settings: Settings) -> S3Blobs:
         settings.s3_bucket,
         settings.s3_prefix,
         settings.aws_region,
+        on_call=on_call,
     )
 
 
-def open_cloud(settings: Settings) -> RunPodCloud:
+def open_cloud(
+    settings: Settings, on_call: Callable[[str, str], None] = lambda _operation, _status: None
+) -> RunPodCloud:
     """The provider."""
     from orchestrator.adapters.runpod import RunPodCloud
 
     key = settings.require("cloud").runpod_api_key
     assert key is not None  # noqa: S101
-    return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url)
+    return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url, on_call=on_call)
 
 
 def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
@@ -86,9 +119,8 @@ def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
     from orchestrator.adapters.lines import SshLines
     from orchestrator.adapters.ssh import AsyncSshShell
 
-    key, public = settings.require("shell").runpod_ssh_private_key, settings.runpod_ssh_public_key
-    assert key is not None and public is not None  # noqa: S101, PT018
-    shell = AsyncSshShell(key.get_secret_value(), public.strip())
+    pair = settings.require("shell").login_pair()
+    shell = AsyncSshShell(pair.private.text, pair.public.text)
     return shell, SshLines(shell)
 
 
@@ -110,7 +142,9 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         catalog = Catalog(cloud, policy)
         try:
             await catalog.refresh()
-            seen = await Observer(store, cloud, settings.fleet_id, catalog).observe(frozenset(), frozenset())
+            seen = await Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S).observe(
+                frozenset(), frozenset()
+            )
         finally:
             await cloud.close()
     return seen, plan(seen, policy)

@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 # Quick ones first: what fails early should be what is cheap to look at.
-ORDER = ("house", "core", "worker", "web", "cli", "emulator", "conformance", "bringup", "shipping", "e2e", "faults")
+ORDER = (
+    "house",
+    "core",
+    "worker",
+    "web",
+    "cli",
+    "emulator",
+    "conformance",
+    "bringup",
+    "shipping",
+    "e2e",
+    "service",
+    "faults",
+)
 TESTS = Path(__file__).parent
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root

@@ -39,7 +39,8 @@ CRASHED = 1
 def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
     """The agent's life; its exit status. <run dir>/done.json says how it ended (guards U18)."""
     pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", "")}  # handlers have it in their environment
-    journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}))
+    commands = (config.setup_command, config.start_command)
+    journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}, *commands))
     agent = Agent(config, run, pyz, line, journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: agent.life.end(f"{signal.Signals(number).name} received"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 
 TYPE_CHECKING = False  # typing itself is not imported on the pod: it would be a tenth of the start-up time
@@ -48,6 +49,7 @@ class Journal:
         return text
 
 
-def secret_values(token: str, env: dict[str, str]) -> list[str]:
-    """What must never be written anywhere: the token, and settings whose name says so."""
-    return [token, *(value for name, value in env.items() if any(word in name.upper() for word in SECRET_WORDS))]
+def secret_values(token: str, env: dict[str, str], *commands: str | None) -> list[str]:
+    """What must never be written anywhere: the token, settings whose name says so, passwords in the commands' URLs."""
+    named = [value for name, value in env.items() if any(word in name.upper() for word in SECRET_WORDS)]
+    return [token, *named, *re.findall(r"://[^\s/:@]*:([^\s/@]+)@", "\n".join(filter(None, commands)))]

@@ -193,7 +193,7 @@ def _set_up(config: Config, run: RunDir, code_dir: str) -> None:
     folder = unpack(code_dir, config.user_code) or run.path
     mark = f"{run.path}#setup#"
     env = {**os.environ, **config.env, processes.MARK: mark}
-    journal = Journal(run.log("agent"), secret_values(config.token, config.env))
+    journal = Journal(run.log("agent"), secret_values(config.token, config.env, command))
     journal.log("setup_started")
     with open(run.log("system"), "ab", buffering=0) as log:
         setup = subprocess.Popen(

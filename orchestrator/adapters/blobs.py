@@ -33,14 +33,24 @@ class S3Blobs:
     """Blobs in one bucket, under one prefix; without an endpoint it is AWS."""
 
     def __init__(
-        self, endpoint_url: str | None, access_key: str, secret_key: str, bucket: str, prefix: str, region: str
+        self,
+        endpoint_url: str | None,
+        access_key: str,
+        secret_key: str,
+        bucket: str,
+        prefix: str,
+        region: str,
+        *,
+        on_call: Callable[[bool], None] = lambda _: None,
     ) -> None:
+        """`on_call` is told after each call whether the server answered."""
         self._endpoint_url = endpoint_url
         self._access_key = access_key
         self._secret_key = secret_key
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._region = region
+        self._on_call = on_call
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
 
     async def put(self, key: str, content: bytes, *, content_type: str) -> None:
@@ -67,6 +77,11 @@ class S3Blobs:
             return self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
 
         return await self._in_thread(get)
+
+    async def delete(self, key: str) -> None:
+        """Delete the object; one that is not there is no error."""
+        name = self._prefix + key
+        await self._in_thread(lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
 
     async def size(self, key: str) -> int:
         """The object's size in bytes. Raises NotFound."""
@@ -130,9 +145,18 @@ class S3Blobs:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                return await loop.run_in_executor(self._threads, _translated, call)
+                answer = await loop.run_in_executor(self._threads, _translated, call)
+        except NotFound:
+            self._on_call(True)
+            raise
+        except PortError:
+            self._on_call(False)
+            raise
         except TimeoutError:
+            self._on_call(False)
             raise Unavailable(f"S3 did not answer within {CALL_TIMEOUT_S:.0f} s") from None
+        self._on_call(True)
+        return answer
 
 
 def _translated(call: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import requests
 import runpod
 from runpod.api.rest import run_rest_request
-from runpod.error import QueryError, RunPodError
+from runpod.error import AuthenticationError, QueryError, RunPodError
 
 from orchestrator.adapters.runpod_logs import system_log
 from orchestrator.adapters.runpod_replies import (
@@ -47,9 +47,19 @@ Result = TypeVar("Result")
 class RunPodCloud:
     """RunPod pods of one account; one instance per process, since the SDK's key and base URL are global."""
 
-    def __init__(self, api_key: str, *, base_url: str, concurrency: int = 8, call_timeout_s: float = 30) -> None:
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        base_url: str,
+        concurrency: int = 8,
+        call_timeout_s: float = 30,
+        on_call: Callable[[str, str], None] = lambda _operation, _status: None,
+    ) -> None:
+        """`on_call` is told of each request: the operation, and the HTTP status or why there is none."""
         self._api_key = api_key
         self._call_timeout_s = call_timeout_s
+        self._on_call = on_call
         self._slots = asyncio.Semaphore(concurrency)
         self._threads: set[threading.Thread] = set()
         runpod.api_key = api_key  # create_pod and terminate_pod take no key
@@ -88,7 +98,7 @@ class RunPodCloud:
                 WORKER_VARIABLE: spec.name,
             },
         }
-        reply = await self._call(doing, lambda: runpod.create_pod(**body), only_rate_limit=True)
+        reply = await self._call("create", doing, lambda: runpod.create_pod(**body), only_rate_limit=True)
         created = _read(pod, reply, doing)
         if created.name != spec.name or created.fleet_id != spec.fleet_id:
             raise Unavailable(f"{doing}: the answer is about pod {created.id} named {created.name}")
@@ -107,7 +117,7 @@ class RunPodCloud:
             return True
 
         try:
-            return await self._call(f"delete pod {pod_id}", delete)
+            return await self._call("delete", f"delete pod {pod_id}", delete)
         except BadSpec as error:  # a refused delete may be taken the next time: the pod may be busy
             raise Unavailable(str(error)) from error
 
@@ -115,7 +125,7 @@ class RunPodCloud:
         """The last lines of the provider's own log about a pod. Unavailable without one."""
         doing = f"read the log of pod {pod_id}"
         try:
-            return await self._call(doing, lambda: system_log(pod_id, self._api_key))
+            return await self._call("log", doing, lambda: system_log(pod_id, self._api_key))
         except (BadSpec, NoCapacity, QuotaExceeded) as error:
             raise Unavailable(str(error)) from error
 
@@ -123,7 +133,9 @@ class RunPodCloud:
         """Dollars an hour of one GPU by "<GPU type>|<cloud>", from the catalogue; Unavailable if it cannot be read."""
         doing = "read the catalogue"
         try:
-            reply = await self._call(doing, lambda: run_rest_request("GET", "/v2/catalog/gpus", api_key=self._api_key))
+            reply = await self._call(
+                "prices", doing, lambda: run_rest_request("GET", "/v2/catalog/gpus", api_key=self._api_key)
+            )
         except (BadSpec, NoCapacity, QuotaExceeded) as error:  # nothing was asked for that could be refused
             raise Unavailable(str(error)) from error
         return _read(prices, reply, doing)
@@ -143,7 +155,7 @@ class RunPodCloud:
         doing = "read the pods' bill"
         span = {"startTime": _rfc3339(since), "endTime": _rfc3339(until), "bucketSize": "hour"}
         reply = await self._call(
-            doing, lambda: run_rest_request("GET", "/v2/billing/pods", api_key=self._api_key, params=span)
+            "bill", doing, lambda: run_rest_request("GET", "/v2/billing/pods", api_key=self._api_key, params=span)
         )
         return _read(bills, reply, doing)
 
@@ -159,7 +171,7 @@ class RunPodCloud:
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 for _ in range(MAX_PAGES):
-                    reply = await self._call(doing, _page_request(path, cursor, self._api_key))
+                    reply = await self._call("list", doing, _page_request(path, cursor, self._api_key))
                     found, cursor = _read(lambda one: page(one, collection), reply, doing)
                     records += found
                     if cursor is None:
@@ -173,7 +185,9 @@ class RunPodCloud:
             raise Unavailable(f"{doing}: not complete within {self._call_timeout_s} s") from error
         raise Unavailable(f"{doing}: more than {MAX_PAGES} pages")
 
-    async def _call(self, doing: str, request: Callable[[], Result], *, only_rate_limit: bool = False) -> Result:
+    async def _call(
+        self, operation: str, doing: str, request: Callable[[], Result], *, only_rate_limit: bool = False
+    ) -> Result:
         """Make a request under the deadline, again after a 429 and, unless told otherwise, after an unclear answer."""
         answered: PortError | None = None  # what the last attempt came to, while none is under way
         try:
@@ -182,8 +196,9 @@ class RunPodCloud:
                     answered = None
                     try:
                         async with self._slots:
-                            return await self._in_thread(request)
+                            reply = await self._in_thread(request)
                     except (RunPodError, requests.RequestException, ValueError, OSError) as error:
+                        self._on_call(operation, _status(error))
                         meant = _meaning(error, doing)
                         again = isinstance(meant, RateLimited) or (
                             isinstance(meant, Unavailable) and not only_rate_limit
@@ -191,10 +206,14 @@ class RunPodCloud:
                         if not again or attempt == MAX_ATTEMPTS:
                             raise meant from error
                         answered = meant
+                    else:
+                        self._on_call(operation, "200")
+                        return reply
                     await asyncio.sleep(_pause_s(doing, attempt))
         except TimeoutError as error:
             if answered is not None:  # time ran out between two attempts: nothing is in doubt
                 raise answered from error
+            self._on_call(operation, "timeout")
             raise Unavailable(f"{doing}: no answer within {self._call_timeout_s} s") from error
         raise AssertionError("the last attempt returns or raises")
 
@@ -225,6 +244,14 @@ def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], A
 
 def _rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _status(error: Exception) -> str:
+    """How a request ended that did not succeed: its HTTP status, or what stood in the way of one."""
+    if isinstance(error, AuthenticationError):
+        return str(HTTPStatus.UNAUTHORIZED.value)
+    status = getattr(error, "status_code", None)
+    return str(int(status)) if status is not None else "unreachable"
 
 
 def _meaning(error: Exception, doing: str) -> PortError:

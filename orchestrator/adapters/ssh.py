@@ -14,7 +14,7 @@ from typing import cast
 
 import asyncssh
 
-from orchestrator.adapters.keys import login_key
+from orchestrator.keys import BadKey, login_pair, private_key
 from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
 
 KEEPALIVE_S = 10.0
@@ -45,21 +45,24 @@ class AsyncSshShell:
         self._key: asyncssh.SSHKey | None = None
         self._problem = ("no private key is configured", "no_private_key")
         try:
-            self._key = login_key(private_key_pem, public_key)
-        except AuthFailed as error:
-            self._problem = (str(error), error.cause)
+            pair = login_pair(private_key_pem, public_key).private if public_key is not None else None
+            self._key = (pair or private_key(private_key_pem)).key
+        except BadKey as error:
+            self._problem = (f"{error}; fix: {error.fix}", error.cause)
 
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
         """The server's identification line; Refused, Unavailable or NotSsh."""
+        so_far = "no TCP connection with {}"
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(host, port, limit=BANNER_BYTES)
+                so_far = "{} accepted the TCP connection and sent no banner"
                 try:
                     return await _identification(reader, f"{host}:{port}")
                 finally:
                     writer.close()
         except TimeoutError:
-            raise Unavailable(f"no banner from {host}:{port} within {timeout_s:g} s") from None
+            raise Unavailable(f"{so_far.format(f'{host}:{port}')} within {timeout_s:g} s") from None
         except ConnectionRefusedError as error:
             raise Refused(f"{host}:{port} refuses connections") from error
         except OSError as error:

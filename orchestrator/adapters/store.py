@@ -29,6 +29,7 @@ from orchestrator.ports import (
     Unavailable,
     UnknownWorker,
 )
+from orchestrator.redaction import redact
 
 Row = Mapping[str, Any]
 
@@ -84,6 +85,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_exception_type",
             "p_evidence",
         ),
+        "fleet_attempt_note": ("p_fleet", "p_term", "p_id", "p_failure_code", "p_evidence"),
         "fleet_note_offer": ("p_fleet", "p_term", "p_key", "p_refused", "p_code"),
         "fleet_strike": (
             "p_fleet",
@@ -148,6 +150,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
         "fleet_report": ("p_fleet",),
         "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
+        "fleet_metrics": ("p_fleet", "p_since"),
         "fleet_describe": (),
         "fleet_changes": ("p_digest",),
     }
@@ -172,7 +175,10 @@ class SqlStore:
         self._fleet = fleet_id
 
     async def _call(self, function: str, /, **args: Any) -> Any:
-        return await self._db.call(function, p_fleet=self._fleet, **args)
+        # Evidence, reasons and last looks quote what pods, commands and libraries said.
+        return await self._db.call(
+            function, p_fleet=self._fleet, **{name: _without_secrets(v) for name, v in args.items()}
+        )
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
@@ -232,6 +238,12 @@ class SqlStore:
         """Write down that a stage of bring-up is being tried; the attempt's id."""
         row = await self._call("fleet_attempt_open", p_term=term, p_worker_id=worker_id, p_stage=stage)
         return int(row["id"])
+
+    async def note_attempt(self, term: int, attempt_id: int, code: FailureCode | None, evidence: Row) -> None:
+        """Write down what is suspected and seen while it goes on."""
+        await self._call(
+            "fleet_attempt_note", p_term=term, p_id=attempt_id, p_failure_code=code, p_evidence=dict(evidence)
+        )
 
     async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None:
         """Write down how it ended."""
@@ -323,6 +335,11 @@ class SqlStore:
         """Delete a bounded number of rows past their age; table -> rows."""
         return dict(await self._call("fleet_retention", p_term=term))
 
+    async def metrics(self, since: datetime | None) -> Row:
+        """What tasks have been through since a moment, counted up to "until", and the log bytes not shipped yet."""
+        row = dict(await self._call("fleet_metrics", p_since=since))
+        return row | {"until": _time(row["until"])}
+
     async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - the operator's word
         """Live workers, newest first, with tasks and costs; with `all`, ended ones too."""
         return list((await self._call("fleet_workers", p_all=all, p_limit=limit))["workers"])
@@ -410,13 +427,16 @@ class SqlStore:
         return dict(await self._db.call("task_retry", p_id=str(task_id)))
 
     async def check_functions(self) -> str:
-        """The schema's version. SchemaMismatch names what this version calls and the database does not have."""
+        """The schema's version. SchemaMismatch names what this version calls and the database does not have.
+
+        A later schema may have more functions, and more arguments with defaults: a roll-back must start.
+        """
         described = await self.describe()
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"
             for name, args in FUNCTIONS.items()
-            if name not in there or [arg for arg in there[name] if arg != "p_now"] != list(args)
+            if name not in there or not set(args) <= set(there[name])
         ]
         if missing:
             raise SchemaMismatch(
@@ -500,6 +520,10 @@ def _climb(row: Row) -> EndedClimb:
         failure_code=row["failure_code"],
         release=row["release"],
     )
+
+
+def _without_secrets(value: Any) -> Any:
+    return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
 
 
 def _piece(piece: LogRange) -> dict[str, Any]:

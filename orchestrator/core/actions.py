@@ -58,6 +58,7 @@ class Wait:
     waiting_on: str
     waiting_for: str
     until_s: float
+    deadline_s: float | None = None  # None: the hard cap of a climb
 
 
 @dataclass(frozen=True, slots=True)

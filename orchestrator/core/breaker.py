@@ -12,6 +12,7 @@ failure rate of FAILURE_WINDOW_MINUTES passed MAX_WORKER_FAILURE_RATE, and a suc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapshot
 from orchestrator.core.states import FAILURES, FailureCode
@@ -24,10 +25,21 @@ OF_THE_MARKET = frozenset({FailureCode.NO_CAPACITY, FailureCode.INTENT_STALE, Fa
 UNTRIED = OF_THE_ACCOUNT | OF_THE_MARKET | {FailureCode.BAD_SPEC}  # say nothing of image, code or hosts
 
 
+class Brakes(StrEnum):
+    """The kinds of brake, the first one the absence of all."""
+
+    CLOSED = "closed"
+    HALTED = "halted"
+    OPEN = "open"
+    UNPROVEN = "unproven"
+    PACED = "paced"
+
+
 @dataclass(frozen=True, slots=True)
 class Brake:
     """At most `limit` spawns now."""
 
+    kind: Brakes
     limit: int
     why: str
     until: datetime | None  # when it may be more; None: when something has happened
@@ -40,18 +52,18 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     canary = max(0, 1 - spawning)
     halt = _halt(pool, snapshot)
     if halt:
-        return halt if halt.limit == 0 else Brake(canary, halt.why, None)
+        return halt if halt.limit == 0 else Brake(halt.kind, canary, halt.why, None)
     if opened := _open(tried, policy):
         next_at = tried[-1].at + timedelta(seconds=PACE_S)
         if not spawning and next_at > snapshot.now:
-            return Brake(0, f"{opened}, next canary {next_at:%H:%M:%S}", next_at)
-        return Brake(canary, f"{opened}, one canary at a time", None)
+            return Brake(Brakes.OPEN, 0, f"{opened}, next canary {next_at:%H:%M:%S}", next_at)
+        return Brake(Brakes.OPEN, canary, f"{opened}, one canary at a time", None)
     pace = _pace(pool, snapshot, climbs, policy)
     release = policy.release(pool)
     if snapshot.proven and release not in snapshot.proven:
         if pace and pace.limit == 0:
             return pace
-        return Brake(canary, f"release {release} is not proven, a canary first", None)
+        return Brake(Brakes.UNPROVEN, canary, f"release {release} is not proven, a canary first", None)
     return pace
 
 
@@ -88,8 +100,9 @@ def _halt(pool: Pool, snapshot: Snapshot) -> Brake | None:
     wait_s = min(HALT_S * 2 ** min(len(refused) - 1, 10), HALT_MAX_S)
     until = newest.at + timedelta(seconds=wait_s)
     if until > snapshot.now:
-        return Brake(0, f"halted by {newest.failure_code}, an operator must act, next try {until:%H:%M:%S}", until)
-    return Brake(1, f"after {newest.failure_code} one at a time", None)
+        why = f"halted by {newest.failure_code}, an operator must act, next try {until:%H:%M:%S}"
+        return Brake(Brakes.HALTED, 0, why, until)
+    return Brake(Brakes.HALTED, 1, f"after {newest.failure_code} one at a time", None)
 
 
 def _of(pool: Pool, snapshot: Snapshot) -> list[OfferState]:
@@ -105,5 +118,5 @@ def _pace(pool: Pool, snapshot: Snapshot, climbs: Sequence[EndedClimb], policy: 
     why = f"the last bring-up failed ({climbs[-1].failure_code}), one spawn in {PACE_S:g} s"
     spawned_at = snapshot.last_spawn_at.get(pool.name)
     if spawned_at is None or snapshot.now - spawned_at >= timedelta(seconds=PACE_S):
-        return Brake(1, why, snapshot.now + timedelta(seconds=PACE_S))
-    return Brake(0, why, spawned_at + timedelta(seconds=PACE_S))
+        return Brake(Brakes.PACED, 1, why, snapshot.now + timedelta(seconds=PACE_S))
+    return Brake(Brakes.PACED, 0, why, spawned_at + timedelta(seconds=PACE_S))

@@ -6,12 +6,14 @@ one goes through draining, flushing, deleting, and ends when its pod's absence i
 
 from datetime import timedelta
 
-from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Settle, Terminate
-from orchestrator.core.model import Pod, PodStatus, Policy, Snapshot, Worker
+from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Settle, Terminate, Wait
+from orchestrator.core.model import UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
 from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
+LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
+UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
 NEVER_CREATED = frozenset(
     {
@@ -93,7 +95,23 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     if silent_s > policy.heartbeat_timeout_s:
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
-    return _stuck(worker, snapshot, policy) or (_own_program(worker, snapshot, policy) if worker.own_program else None)
+    settled = _own_program(worker, snapshot, policy) if worker.own_program else None
+    return _stuck(worker, snapshot, policy) or settled or _oddly_listed(worker, pod, snapshot, policy)
+
+
+def _oddly_listed(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
+    """A remark in the row while the lists show less than they should, and its end: nothing is done about either."""
+    gone = snapshot.absent.get(worker.pod_id or worker.id)
+    odd = None
+    if pod is None and gone is not None and gone.lists >= 2:  # noqa: PLR2004
+        odd = f"its pod, which the lists of RunPod have not shown since {gone.since:%H:%M:%S}"
+    elif pod is not None and not pod.has_runtime:
+        odd = f"its pod's runtime, which the list of RunPod does not show: {pod.status}"
+    if odd and worker.waiting_on is not WaitingOn.PROVIDER:
+        return Wait(worker.id, worker.state, WaitingOn.PROVIDER, odd, 0, policy.heartbeat_timeout_s)
+    if not odd and pod is not None and worker.waiting_on is WaitingOn.PROVIDER:
+        return Wait(worker.id, worker.state, WaitingOn.WORKER, "tasks", 0, policy.heartbeat_timeout_s)
+    return None
 
 
 def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
@@ -122,7 +140,7 @@ def _own_program(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle |
 
 def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     if worker.stage is Stage.DELETING:
-        return _deleting(worker, pod, snapshot)
+        return _deleting(worker, pod, snapshot, policy)
     here_s = (snapshot.now - worker.state_since).total_seconds()
     failed = worker.exit_cause in FAILURES or worker.stop_requested_at is not None
     if worker.stage is not Stage.FLUSHING:
@@ -130,21 +148,28 @@ def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Po
             return None
         why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
         return Flush(worker.id, _reachable(worker, pod), why)
+    return _flushing(worker, pod, snapshot, policy)
+
+
+def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Flush | None:
     flushing_s = (snapshot.now - worker.stage_since).total_seconds()
     if flushing_s >= policy.flush_deadline_s:
         return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s")
     if snapshot.now < worker.next_attempt_at:
         return None
+    tries = int(worker.metadata.get(UNREACHED) or 0)
+    if tries >= UNREACHED_TRIES and flushing_s >= UNREACHED_S:
+        return Flush(worker.id, False, f"{tries} tries in {flushing_s:.0f} s reached nobody at its pod")
     return Flush(worker.id, _reachable(worker, pod), "flush again")
 
 
-def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot) -> Action | None:
+def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     sent = worker.waiting_on is WaitingOn.PROVIDER
     if not sent and worker.pod_id is not None and snapshot.now < worker.next_attempt_at:
         return None
     if pod is not None:
         if sent and snapshot.now < worker.next_attempt_at:
-            return None
+            return _still_listed(worker, snapshot, policy)
         return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
     if worker.pod_id is not None and not sent:
         return Delete(worker.id, worker.pod_id, "not listed; deleted all the same")
@@ -152,6 +177,16 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot) -> Action | N
         return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")
     age_s = DELETED_AGE_S if worker.pod_id else LISTING_LAG_S
     return Bury(worker.id, "two complete lists do not show its pod") if _absent(worker, snapshot, age_s) else None
+
+
+def _still_listed(worker: Worker, snapshot: Snapshot, policy: Policy) -> Wait | None:
+    """Once after each delete that was accepted, a remark that the pod is there all the same."""
+    left_s = (worker.next_attempt_at - snapshot.now).total_seconds()
+    asked_at = worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
+    if left_s > policy.delete_retry_s - LISTED_S or "still listed" in (worker.waiting_for or ""):
+        return None
+    said = f"{worker.waiting_for}: the delete was answered, and it is still listed since {asked_at:%H:%M:%S}"
+    return Wait(worker.id, State.TERMINATING, WaitingOn.PROVIDER, said, left_s, policy.drain_grace_s)
 
 
 def _operators_wish(worker: Worker) -> Terminate | None:

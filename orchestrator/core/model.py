@@ -12,6 +12,8 @@ from typing import Any
 
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 
+LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
+UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
 
 
@@ -278,7 +280,7 @@ class Snapshot:
     prices: Mapping[str, float] = field(default_factory=dict)  # "<GPU>|<cloud>" -> $/h of one GPU; only with a budget
     volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; what was not asked yet is missing
     knocked: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when we last gave it no answer: it lives
-    unlisted: str | None = None  # why there is no list of pods, when there is none
+    unlisted: str | None = None  # why there is no list of pods, or none newer than `pods`
 
     def pause_of(self, pool: str) -> Pause | None:
         """The pause that holds for a pool."""

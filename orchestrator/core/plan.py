@@ -30,9 +30,10 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
     verdicts = []
+    late = (f"judged by an old list: no list of pods since ({snapshot.unlisted})",) if snapshot.unlisted else ()
     for changes, verdict in sizes(snapshot, policy, actions):
         actions += changes
-        verdicts.append(verdict)
+        verdicts.append(replace(verdict, blocked=(*verdict.blocked, *late)))
     return Plan(tuple(_bounded(actions)), tuple(verdicts))
 
 

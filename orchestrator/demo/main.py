@@ -15,7 +15,7 @@ import click
 
 from orchestrator.demo.play import Options, play
 from orchestrator.demo.processes import ChildFailed
-from orchestrator.demo.stack import ROOT
+from orchestrator.demo.stack import ROOT, Transport
 from orchestrator.demo.summary import show
 
 LOCK = "demo.lock"  # also the mark by which a directory is known to be a demo's, and may be emptied
@@ -30,6 +30,13 @@ INTERRUPTED = 130
 )
 @click.option("--tasks", type=click.IntRange(min=2), help="How many tasks in all, the joining one included.")
 @click.option("--seed", default=1, show_default=True, help="For the pictures and for the emulator's dice.")
+@click.option(
+    "--transport",
+    type=click.Choice(["direct", "supabase"]),
+    default="direct",
+    show_default=True,
+    help="How the orchestrator and the pods reach the database: over DATABASE_URL, or Supabase's API.",
+)
 @click.option("--keep", is_flag=True, help="Stay up afterwards, and say how to use the command line against it.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object on the last line of stdout.")
 @click.option(
@@ -38,9 +45,17 @@ INTERRUPTED = 130
     default=ROOT / ".demo",
     help="Where everything is kept; emptied at the start.",
 )
-def main(images: Path | None, tasks: int | None, seed: int, keep: bool, as_json: bool, directory: Path) -> None:
+def main(
+    images: Path | None,
+    tasks: int | None,
+    seed: int,
+    transport: Transport,
+    keep: bool,
+    as_json: bool,
+    directory: Path,
+) -> None:
     """Run the main job on this machine, with real parts and an emulated RunPod."""
-    options = Options(images, tasks, seed, keep, directory.absolute())
+    options = Options(images, tasks, seed, keep, directory.absolute(), transport)
     try:
         with only_demo(options.directory):
             summary = asyncio.run(_interruptible(play(options)))

@@ -9,13 +9,12 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.demo.film import NotAFilm, fetch
 from orchestrator.demo.mischief import Mischief, kill_a_busy_pod
 from orchestrator.demo.pictures import found, paint
 from orchestrator.demo.processes import Child, ChildFailed
-from orchestrator.demo.stack import FLEET, Stack
+from orchestrator.demo.stack import FLEET, Stack, Transport
 from orchestrator.demo.story import Story
 from orchestrator.demo.tally import count, faults
 from orchestrator.demo.work import Job, plan_job, upload
@@ -45,16 +44,18 @@ class Options:
     seed: int
     keep: bool
     directory: Path
+    transport: Transport = "direct"
 
 
 async def play(options: Options) -> dict[str, Any]:
     """The whole run; its summary, with `ok` and what was `wrong`."""
     began_s = time.monotonic()
-    async with Stack(options.directory, seed=options.seed) as stack:
+    async with Stack(options.directory, seed=options.seed, transport=options.transport) as stack:
         job = await _prepare(stack, options)
         async with await stack.connect() as sql, await stack.connect() as other:
             story = Story(sql, len(job.tasks))
-            story.tell("demo", f"PostgreSQL, S3 and the RunPod emulator are up, in {stack.directory}")
+            parts = "PostgreSQL, PostgREST" if options.transport == "supabase" else "PostgreSQL"
+            story.tell("demo", f"{parts}, S3 and the RunPod emulator are up, in {stack.directory}")
             orchestrator = await stack.start_orchestrator()
             story.tell("demo", f"python -m orchestrator run is process {orchestrator.pid}, at {stack.url}")
             if options.keep:
@@ -76,7 +77,7 @@ async def play(options: Options) -> dict[str, Any]:
 
 async def submit(stack: Stack, tasks: list[dict[str, Any]]) -> list[str]:
     """One `task_submit` call; the ids, in order."""
-    db = await PostgresDb.open(stack.database_url)
+    db = await stack.open_db()
     try:
         answer = await SqlStore(db, FLEET).submit(tasks)
     finally:

@@ -1,4 +1,8 @@
-"""`./run soak`: the demo again and again, each time with another seed, until one goes wrong or the rounds are over."""
+"""`./run soak`: the demo again and again, each time with another seed, until one goes wrong or the rounds are over.
+
+`./run soak signals`: the orchestrator ended again and again. `./run soak image`: the container's steps, by hand.
+`./run soak versions`: an earlier version and this one on one database.
+"""
 
 import asyncio
 import json
@@ -7,17 +11,22 @@ from pathlib import Path
 
 import click
 
+from orchestrator.demo import image, versions
+from orchestrator.demo import signals as ends
 from orchestrator.demo.main import only_demo
 from orchestrator.demo.play import Options, play
 from orchestrator.demo.stack import ROOT
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--tasks", default=60, show_default=True, type=click.IntRange(min=2), help="Tasks in each round.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
-def main(rounds: int, tasks: int, seed: int) -> None:
+@click.pass_context
+def main(context: click.Context, rounds: int, tasks: int, seed: int) -> None:
     """Repeat the demo; one JSON object per round on stdout, exit 1 at the first that is not well."""
+    if context.invoked_subcommand is not None:
+        return
     for number in range(seed, seed + rounds):
         directory: Path = ROOT / ".demo-soak"
         with only_demo(directory):
@@ -25,6 +34,43 @@ def main(rounds: int, tasks: int, seed: int) -> None:
         print(json.dumps(summary, sort_keys=True), flush=True)
         if not summary["ok"]:
             sys.exit(1)
+
+
+@main.command(name="signals")
+@click.option("--terms", default=200, show_default=True, type=click.IntRange(min=0), help="Rounds with SIGTERM.")
+@click.option("--kills", default=200, show_default=True, type=click.IntRange(min=0), help="Rounds with SIGKILL.")
+@click.option("--seed", default=1, show_default=True)
+def signals(terms: int, kills: int, seed: int) -> None:
+    """End the orchestrator under load, so often; one JSON object, exit 1 unless nothing was lost, doubled or leaked."""
+    directory: Path = ROOT / ".demo-soak"
+    with only_demo(directory):
+        summary = asyncio.run(ends.run(directory, terms, kills, seed))
+    print(json.dumps(summary, sort_keys=True), flush=True)
+    sys.exit(0 if summary["ok"] else 1)
+
+
+@main.command(name="versions")
+@click.option("--seed", default=1, show_default=True)
+def versions_(seed: int) -> None:
+    """Run an earlier version and this one side by side for a minute; one JSON object, exit 1 if anything broke."""
+    directory: Path = ROOT / ".demo-soak"
+    with only_demo(directory):
+        try:
+            summary = asyncio.run(versions.run(directory, seed))
+        except versions.NoHistory as error:
+            raise click.ClickException(str(error)) from error
+    print(json.dumps(summary, sort_keys=True), flush=True)
+    sys.exit(0 if summary["ok"] else 1)
+
+
+@main.command(name="image")
+def image_() -> None:
+    """Perform the Dockerfile's steps in a clean root, start what it starts, stop it; exit 1 if anything is wrong."""
+    directory: Path = ROOT / ".demo-soak"
+    with only_demo(directory):
+        summary = asyncio.run(image.run(directory))
+    print(json.dumps(summary, sort_keys=True), flush=True)
+    sys.exit(0 if summary["ok"] else 1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import asyncssh
 import httpx
@@ -21,11 +21,17 @@ import psycopg
 from psycopg.rows import dict_row
 
 from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.db_supabase import SupabaseDb
 from orchestrator.demo.processes import Child, ChildFailed
 from orchestrator.emulator.loopback import free_port
 from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.emulator.postgrest import EmbeddedPostgrest
 from orchestrator.emulator.s3 import EmbeddedS3
+from orchestrator.emulator.supabase import become_project, create_roles
+from orchestrator.ports import Db
 
+Transport = Literal["direct", "supabase"]  # DATABASE_URL, or SUPABASE_URL and a key
 ROOT = Path(__file__).resolve().parents[2]
 FLEET = "demo"
 BUCKET = "demo"
@@ -71,6 +77,7 @@ class Stack:
         boot_s: tuple[float, float] = (2, 4),
         servers: Servers | None = None,
         light: bool = False,
+        transport: Transport = "direct",
     ) -> None:
         self.directory = directory
         self.light = light  # pods without processes
@@ -80,6 +87,9 @@ class Stack:
         self.s3 = servers.s3 if servers else EmbeddedS3(directory / "s3")
         self.prefix = servers.prefix if servers else PREFIX
         self._servers = servers
+        self._jwt_secret = secrets.token_hex(32)
+        self.transport = transport
+        self.postgrest: EmbeddedPostgrest | None = None
         self.environment: dict[str, str] = {}  # what the orchestrator gets, and nothing else
         self.control_url = ""
         self.emulator: Child
@@ -93,6 +103,10 @@ class Stack:
                 await self._exits.enter_async_context(self.postgres)
                 await self._exits.enter_async_context(self.s3)
                 await self.s3.create_bucket(BUCKET)
+            if self.transport == "supabase":
+                await (create_roles if self._servers else become_project)(self.database_url)
+                rest = EmbeddedPostgrest(self.database_url, self._jwt_secret)
+                self.postgrest = await self._exits.enter_async_context(rest)
             api = await self._start_emulator()
             self.control_url = api["control_url"].rstrip("/")
             self.environment = self._environment(api)
@@ -109,7 +123,7 @@ class Stack:
     @property
     def url(self) -> str:
         """The orchestrator's own HTTP door."""
-        return self.environment["WORKER_API_URL"]
+        return f"http://127.0.0.1:{self.environment['PORT']}"
 
     @property
     def database_url(self) -> str:
@@ -131,22 +145,28 @@ class Stack:
 
     async def migrate(self) -> str:
         """Bring the schema up as an operator would; what the command said."""
-        status, out, err = await self.run("migrate")
+        status, out, err = await self.run("migrate", overrides={"DATABASE_URL": self.database_url})
         if status != 0:
             raise ChildFailed(f"orchestrator migrate ended with {status}: {err or out}")
         return (out + err).strip()
 
     async def start_orchestrator(self, overrides: Mapping[str, str] | None = None) -> Child:
         """`python -m orchestrator run` as its own process, ready to lead or standing by."""
-        environment = {**self.environment, **(overrides or {})}
+        child = await self.begin_orchestrator(overrides)
+        port = (overrides or {}).get("PORT", self.environment["PORT"])
+        await self.until_ready(child, f"http://127.0.0.1:{port}")
+        return child
+
+    async def begin_orchestrator(self, overrides: Mapping[str, str] | None = None, *, root: Path = ROOT) -> Child:
+        """The same, only just started; `root`: of another version's files."""
         child = await Child.start(
             "orchestrator",
             [sys.executable, "-m", "orchestrator", "run"],
-            environment=environment,
+            # Safe path: the working directory, which has this version's files, must not come first.
+            environment={**self.environment, "PYTHONPATH": str(root), "PYTHONSAFEPATH": "1", **(overrides or {})},
             log=self.directory / "orchestrator.log",
         )
         self._children.append(child)
-        await self.until_ready(child, f"http://127.0.0.1:{environment['PORT']}")
         return child
 
     async def until_ready(self, child: Child, url: str | None = None) -> None:
@@ -174,6 +194,12 @@ class Stack:
     async def connect(self) -> psycopg.AsyncConnection[dict[str, Any]]:
         """A connection of one's own to the database: the witness does not go through the code it watches."""
         return await psycopg.AsyncConnection.connect(self.database_url, autocommit=True, row_factory=dict_row)
+
+    async def open_db(self) -> Db:
+        """The transport that the orchestrator uses."""
+        if self.postgrest is None:
+            return await PostgresDb.open(self.database_url)
+        return await SupabaseDb.open(self.postgrest.project_url, self.postgrest.secret_key)
 
     def blobs(self) -> S3Blobs:
         """The bucket as the orchestrator sees it."""
@@ -218,9 +244,8 @@ class Stack:
             "FLEET_ID": FLEET,
             "HOST": "127.0.0.1",
             "PORT": str(port),
-            "WORKER_API_URL": f"http://127.0.0.1:{port}",
-            "WORKER_JWT_SECRET": secrets.token_hex(32),
-            "DATABASE_URL": self.database_url,
+            "WORKER_JWT_SECRET": self._jwt_secret,
+            **self._transport(port),
             "RUNPOD_API_BASE_URL": api["url"],
             "RUNPOD_API_KEY": api["api_key"],
             "RUNPOD_SSH_PRIVATE_KEY": key.export_private_key().decode(),
@@ -231,6 +256,15 @@ class Stack:
             "S3_ENDPOINT_URL": self.s3.endpoint_url,
             "S3_BUCKET": BUCKET,
             "S3_PREFIX": self.prefix,
+        }
+
+    def _transport(self, port: int) -> dict[str, str]:
+        if self.postgrest is None:
+            return {"DATABASE_URL": self.database_url, "WORKER_API_URL": f"http://127.0.0.1:{port}"}
+        return {
+            "SUPABASE_URL": self.postgrest.project_url,
+            "SUPABASE_SERVICE_ROLE_KEY": self.postgrest.secret_key,
+            "SUPABASE_PUBLISHABLE_KEY": self.postgrest.publishable_key,
         }
 
     async def _stop(self) -> None:

@@ -71,7 +71,8 @@ def _keys(report: Report) -> Iterator[Recommendation]:
         "key_type_mix": "SSH keys are of different types (RSA and Ed25519)",
         "pair_mismatch": "RUNPOD_SSH_PRIVATE_KEY does not match RUNPOD_SSH_PUBLIC_KEY",
     }.get(code, f"SSH keys cannot be used ({code})")
-    yield Recommendation(HIGH, "SSH", issue, cause.fix if cause else "python -m orchestrator doctor", pair["error"])
+    action = pair.get("fix") or (cause.fix if cause else "python -m orchestrator doctor")
+    yield Recommendation(HIGH, "SSH", issue, action, pair["error"])
 
 
 def _database(report: Report) -> Iterator[Recommendation]:

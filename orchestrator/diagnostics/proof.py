@@ -9,8 +9,8 @@ LONGEST = 160  # characters of one value
 
 
 def proof(attempts: Sequence[Row], code: str | None) -> str | None:
-    """The newest closed attempt that bears the code, or the newest closed one, in one line; None if there is none."""
-    closed = [attempt for attempt in attempts if attempt["outcome"]]
+    """The newest attempt that bears the code, or the newest that has seen something, in one line; None without one."""
+    closed = [attempt for attempt in attempts if attempt["outcome"] or attempt["evidence"]]
     bearing = [attempt for attempt in closed if code and attempt["failure_code"] == code]
     if not closed:
         return None
@@ -19,7 +19,7 @@ def proof(attempts: Sequence[Row], code: str | None) -> str | None:
     kind = f" ({attempt['exception_type']})" if attempt["exception_type"] else ""
     often = f" {times} times" if times > 1 else ""
     seen = told(attempt["evidence"] or {})
-    return f"{attempt['stage']} {attempt['outcome']}{often}{kind}" + (f": {seen}" if seen else "")
+    return f"{attempt['stage']} {attempt['outcome'] or 'under way'}{often}{kind}" + (f": {seen}" if seen else "")
 
 
 def told(evidence: Row) -> str:

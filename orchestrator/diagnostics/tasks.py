@@ -121,6 +121,7 @@ def _claimable(found: Row, policy: Policy | None) -> _Why:
         known = ", ".join(pool.name for pool in policy.pools)
         what = f"a worker of pool {task['pool']}, which no orchestrator with these settings has: there are {known}"
         return _Why(OPERATOR, what, "nothing", "define it in POOLS_FILE, or submit with --pool")
+    before += _held_back(found)
     if ready:
         what = f"a free worker: {before}, {ready} worker(s) serve it"
         return _Why(WORKER, what, soon, "raise MAX_ACTIVE_GPUS or lower TASKS_PER_GPU_THRESHOLD for more workers")
@@ -130,14 +131,23 @@ def _claimable(found: Row, policy: Policy | None) -> _Why:
     return _unserved(found)
 
 
+def _held_back(found: Row) -> str:
+    """Why there will not be more workers than there are."""
+    pause = found["paused"].get("*") or found["paused"].get(found["task"]["pool"])
+    held = [f"paused, {pause['reason']}"] if pause else (found["decision"] or {}).get("blocked", [])
+    return f"; no more workers are started: {'; '.join(held)}" if held else ""
+
+
 def _unserved(found: Row) -> _Why:
     """Nobody is there for it, and nobody comes."""
     decision = found["decision"] or {}
     if found["leader"] is None:
         return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", LEAD)
-    if found["paused"]:
-        what = f"an operator: spawning is paused, {found['paused']}"
-        return _Why(OPERATOR, what, "nothing until it is resumed", "python -m orchestrator resume")
+    pool, every = found["task"]["pool"], found["paused"].get("*")
+    if pause := every or found["paused"].get(pool):
+        what = f"an operator: spawning is paused{'' if every else f' in pool {pool}'}, {pause['reason']}"
+        fix = f"python -m orchestrator resume{'' if every else f' --pool {pool}'}"
+        return _Why(OPERATOR, what, "nothing until it is resumed", fix, until=pause["until"])
     if decision.get("blocked"):
         blocked = block(decision["blocked"][0])
         said = "; ".join(decision["blocked"])

@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.core.model import Policy
 from orchestrator.core.states import RUNGS, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.early import amiss, silent_leader, stalled
 from orchestrator.diagnostics.proof import proof
 from orchestrator.diagnostics.sentences import MORE
 from orchestrator.proofs import PAUSES_S
@@ -95,6 +96,8 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
     wait = _WAITS[state](row, found, policy, now)
     if found["leader"] is None and state is not State.TERMINATED:
         wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, LEAD
+    elif silence := silent_leader(found["leader"], now):
+        wait.then = f"{wait.then}; {silence}"
     of_stage = [a for a in found["attempts"] if a["stage"] == row["stage"]]
     leader = found["leader"] or {}
     return Explanation(
@@ -126,12 +129,13 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
     )
 
 
-def _spawning(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
+def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
     code, subcause, since = _trouble(row, found["attempts"])
     cause = causes.of(code, subcause) if code else None
     rung = RUNGS.get(Stage(row["stage"]))
     overdue = f"{rung.overdue}: terminate, respawn" if rung else "terminate, respawn"
     wanted = WANTED.get(Stage(row["stage"])) or row["waiting_for"] or row["stage"]
+    wanted += stalled(row, found["attempts"], now)
     wait = _Wait(row["waiting_on"], wanted, overdue, MORE)
     wait.since, wait.deadline = since or row["stage_since"], row["deadline_at"]
     if row["waiting_on"] in {WaitingOn.CAPACITY, WaitingOn.BUDGET}:
@@ -151,7 +155,7 @@ def _spawning(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     return wait
 
 
-def _active(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
+def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     tasks = found["running"]
     what = "; ".join(
         f"to finish {t['task_type']} {t['id']} (attempt {t['attempt']} of {t['max_attempts']})" for t in tasks[:3]
@@ -162,10 +166,10 @@ def _active(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
     if policy:
         wait.deadline = _later(heard, policy.heartbeat_timeout_s)
     wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
-    return wait
+    return _amiss(wait, row, now, busy=bool(tasks))
 
 
-def _idle(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
+def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     queued = found["queued"]
     what = f"to claim one of {queued} tasks" if queued else f"nothing: pool {row['pool']} has no task to claim"
     pool = next((p for p in policy.pools if p.name == row["pool"]), None) if policy else None
@@ -174,6 +178,14 @@ def _idle(row: Row, found: Row, policy: Policy | None, _: datetime) -> _Wait:
     if pool:
         wait.deadline = _later(row["state_since"], pool.idle_timeout_s)
     wait.then = "idle_timeout: terminate, unless it is kept warm (MIN_ACTIVE_GPUS, MACHINES_TO_KEEP_IDLE)"
+    return _amiss(wait, row, now, busy=False)
+
+
+def _amiss(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
+    """The same with what is odd about a ready worker before what is ordinary."""
+    wait.what = "; ".join([*amiss(row, now, busy=busy), wait.what])
+    if row["waiting_on"] == WaitingOn.PROVIDER:
+        wait.who = WaitingOn.PROVIDER.value
     return wait
 
 
@@ -235,7 +247,7 @@ def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None,
     if row["failure_code"]:
         first = next((a for a in attempts if a["failure_code"] == row["failure_code"]), None)
         code = row["failure_code"]
-        return code, _subcause(code, attempts), first["ended_at"] if first else row["stage_since"]
+        return code, _subcause(code, attempts), (first["ended_at"] if first else None) or row["stage_since"]
     here = {row["stage"], Stage.POD_CREATED.value if row["stage"] == Stage.INTENT else row["stage"]}
     since = None
     code = None
@@ -243,7 +255,7 @@ def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None,
         if attempt["outcome"] == "ok" or (code and attempt["failure_code"] not in {code, None}):
             break
         if attempt["failure_code"] and attempt["stage"] in here:
-            code, since = attempt["failure_code"], attempt["ended_at"]
+            code, since = attempt["failure_code"], attempt["ended_at"] or attempt["started_at"]
     return code, _subcause(code, attempts), since
 
 

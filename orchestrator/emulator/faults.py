@@ -7,6 +7,7 @@ times; `name` is a regular expression found in the pod's name.
 
 import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -146,6 +147,7 @@ class Fault:
     fields: Mapping[str, Any] | None = None
     asked: int = 0
     struck: int = 0
+    struck_at: float | None = None  # epoch seconds of the first strike
 
     @property
     def moment(self) -> Moment:
@@ -181,7 +183,7 @@ class FaultTable:
         if kind not in KINDS:
             message = f"unknown fault kind {kind!r}; known: {', '.join(sorted(KINDS))}"
             raise ValueError(message)
-        unknown = set(fields) - set(Fault.__slots__) | set(fields) & {"id", "asked", "struck"}
+        unknown = set(fields) - set(Fault.__slots__) | set(fields) & {"id", "asked", "struck", "struck_at"}
         if unknown:
             message = f"unknown fault fields: {', '.join(sorted(unknown))}"
             raise ValueError(message)
@@ -212,4 +214,5 @@ class FaultTable:
         if fault.probability < 1.0 and self._random.random() >= fault.probability:
             return False
         fault.struck += 1
+        fault.struck_at = fault.struck_at or time.time()
         return True

@@ -1,7 +1,10 @@
-"""The HTTP side of one orchestrator process: two health probes and the workers' gateway; everything else is refused."""
+"""The HTTP side of one orchestrator process: two health probes, the workers' gateway, and metrics for who has a token.
+
+Everything else is refused.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orchestrator.metrics import Metrics
 from orchestrator.ports import Blobs
-from orchestrator.web.gateway import Gateway, WorkerDb
+from orchestrator.web.gateway import FUNCTIONS, Gateway, WorkerDb
 from orchestrator.web.health import Health
+from orchestrator.web.metrics import exposition
 from orchestrator.web.refusals import NO_STORE, Refusal
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims
@@ -19,16 +24,19 @@ from orchestrator.web.tokens import Claims
 
 def build_app(
     *,
-    db: WorkerDb,
+    db: WorkerDb | None,
     blobs: Blobs,
     verifier: Callable[[str], Claims],
     health: Health,
     task_signal: TaskSignal,
     on_unanswered: Callable[[str], None] = lambda _: None,
+    metrics: Metrics | None = None,
+    metrics_tokens: Sequence[str] = (),
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
-    `on_unanswered`: see `Gateway`.
+    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics; without `db` there is no gateway: pods
+    speak to Supabase.
     """
 
     async def healthz(_: Request) -> Response:
@@ -39,20 +47,44 @@ def build_app(
         now_s = time.monotonic()
         return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
 
-    gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
-    return Starlette(
-        routes=[
-            Route("/healthz", healthz, methods=["GET"]),
-            Route("/readyz", readyz, methods=["GET"]),
-            Route("/rest/v1/rpc/{function}", gateway.rpc, methods=["POST"]),
-        ],
+    numbers = metrics or Metrics()
+    routes = [
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
+    ]
+    if db is not None:
+        gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
+        routes.append(Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]))
+    app = Starlette(
+        routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
+    app.router.redirect_slashes = False  # a path that is nearly right is not there
+    return app
+
+
+def _counted(
+    answer: Callable[[Request], Awaitable[Response]], metrics: Metrics
+) -> Callable[[Request], Awaitable[Response]]:
+    """The same endpoint, its answers counted by function and status."""
+
+    async def counted(request: Request) -> Response:
+        function = request.path_params["function"]
+        status = 500
+        try:
+            response = await answer(request)
+            status = response.status_code
+        finally:
+            metrics.gateway.labels(function if function in FUNCTIONS else "other", str(status)).inc()
+        return response
+
+    return counted
 
 
 async def _refused(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST117", "Unsupported HTTP method")}
+    names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST101", "Cannot use this method here")}
     code, message = names.get(status, ("PGRST000", "The request cannot be served"))
     return Refusal(status, code, message).response()
 

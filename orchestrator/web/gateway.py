@@ -195,7 +195,7 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
     except TimeoutError:
         raise Refusal(TOO_SLOW, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
     try:
-        arguments = json.loads(body, parse_constant=_no_constant)
+        arguments = json.loads(body.decode(), parse_constant=_no_constant)  # bytes would be guessed at: UTF-16, a BOM
     except (ValueError, RecursionError):
         raise Refusal(400, BAD_BODY, "Empty or invalid json") from None
     if not isinstance(arguments, dict):

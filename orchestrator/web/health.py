@@ -5,7 +5,8 @@ is down is a reason in the body. `/readyz` is 200 for a leader and for a healthy
 ready, a rolling deploy would wait for ever for the new process to lead.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 DEAD_AFTER_S = 120.0  # no tick begun for so long: the loop hangs
@@ -23,6 +24,8 @@ class Health:
     tick_at_s: float | None = None  # when the last tick began, as leader or standby, whatever came of it
     database_answered: bool = False  # once since the start
     reason: str | None = None  # why the last tick came to nothing
+    runs: Mapping[str, str | None] = field(default_factory=dict)  # version, commit, schema
+    depends: Callable[[], Mapping[str, str]] = dict  # database, provider, s3 -> up | down | unknown
 
     def ticked(self, now_s: float) -> None:
         """A tick begins."""
@@ -72,4 +75,6 @@ class Health:
             "last_tick_age_s": None if self.tick_at_s is None else round(self.age_s(now_s), 3),
             "database_answered": self.database_answered,
             "reason": reason,
+            **self.runs,
+            "depends_on": dict(self.depends()),
         }

@@ -10,6 +10,7 @@ from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.emulator.s3 import EmbeddedS3
+from orchestrator.emulator.supabase import create_roles
 from orchestrator.migrate import migrate
 from tests.cli.builders import Cli, Fleet
 
@@ -18,6 +19,7 @@ from tests.cli.builders import Cli, Fleet
 async def postgres(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
     """A migrated database."""
     async with EmbeddedPostgres(tmp_path_factory.mktemp("cli") / "postgres", durable=False, keep=False) as server:
+        await create_roles(server.url)
         await migrate(server.url)
         yield server
 

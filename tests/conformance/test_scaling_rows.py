@@ -234,6 +234,21 @@ async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: Sql
     ]
 
 
+async def test_queued_tasks_follow_their_type_unless_they_named_a_pool(fleet: Fleet, store: SqlStore) -> None:
+    """POOLS_FILE changed: what was filled in is filled in anew; what is running stays where it runs."""
+    await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
+    own = {"task_type": "train", "pool": "training"}
+    ids = await fleet.submit({"task_type": "train"}, own, {"task_type": "train"}, {"task_type": "draw"})
+    agent = await fleet.agent(pool="training")
+    await agent.claim()
+    for declared, pools in (
+        ([TaskType("train", "large", None, None)], ["training", "training", "large", "default"]),
+        ([TaskType("draw", "large", None, None)], ["training", "training", "default", "large"]),
+    ):
+        await store.declare_pools(fleet.term, declared)
+        assert [(await fleet.task(task_id))["pool"] for task_id in ids] == pools
+
+
 async def test_a_row_that_a_project_inserts_itself_is_routed_too(
     fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
 ) -> None:

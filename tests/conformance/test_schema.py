@@ -55,12 +55,21 @@ async def test_migrators_that_start_together_share_the_work(empty_database: str)
     assert sorted(applied) == [migration.version for migration in read_migrations()]
 
 
-async def test_a_newer_database_is_refused_untouched(empty_database: str, tmp_path: Path) -> None:
-    """Somebody deployed a later version, and this one does not know what it means."""
+async def test_a_newer_database_is_left_as_it_is(empty_database: str, tmp_path: Path) -> None:
+    """A roll-back runs the migrations of its version again, and must not be stopped by them."""
+    newest = (await migrate(empty_database)).version
+    report = await migrate(empty_database, directory=copy(tmp_path, -1))
+    assert (report.applied, report.version) == ((), newest)
+    assert "is newer than this version" in report.notes[0]
+
+
+async def test_a_database_made_from_other_files_is_refused_untouched(empty_database: str, tmp_path: Path) -> None:
+    """It has a migration from between ours: that is another project's, or another branch's."""
     await migrate(empty_database)
-    older = copy(tmp_path, -1)
-    with pytest.raises(SchemaMismatch, match=r"newer than this version.*run the version that migrated it"):
-        await migrate(empty_database, directory=older)
+    other = copy(tmp_path)
+    sorted(other.iterdir())[3].unlink()
+    with pytest.raises(SchemaMismatch, match=r"made from other files.*use another database"):
+        await migrate(empty_database, directory=other)
 
 
 async def test_a_migration_that_was_changed_afterwards_is_refused(empty_database: str, tmp_path: Path) -> None:
@@ -107,13 +116,13 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
         await migrate("postgresql://postgres@127.0.0.1:1/x")
 
 
-async def test_the_database_has_every_function_that_this_version_calls(db: Db) -> None:
+async def test_the_database_has_every_function_that_this_version_calls(db: Db, database: str) -> None:
     """With these arguments, and says which it lacks."""
     store = SqlStore(db, "default")
     assert await store.check_functions() == read_migrations()[-1].version
     functions = (await db.call("fleet_describe"))["functions"]
     assert {name: tuple(arg for arg in args if arg != "p_now") for name, args in functions.items()} == FUNCTIONS
-    async with await psycopg.AsyncConnection.connect(db._conninfo) as connection:
+    async with await psycopg.AsyncConnection.connect(database) as connection:
         await connection.execute("alter function public.fleet_pause rename to fleet_halt")
         await connection.execute("alter function public.task_get rename to task_fetch")
         await connection.commit()

@@ -239,7 +239,7 @@ async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore)
     agent = await fleet.agent()
     fleet.wait(1)
     await agent.claim()
-    await fleet.call("fleet_pause", p_fleet=FLEET, p_pool="b", p_reason="maintenance", p_for_s=60)
+    await fleet.call("fleet_pause", p_fleet=FLEET, p_pool="b", p_reason="maintenance", p_for_s=1e9)
     half = await fleet.snapshot()
     assert half["demand"] == [
         {"pool": "b", "claimable": 0, "running": 0, "blocked": {"dependencies": 0, "scheduled": 0, "paused": 1},
@@ -251,7 +251,7 @@ async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore)
     (worker,) = half["workers"]
     assert (worker["id"], worker["tasks_running"]) == (agent.id, 1)
     decoded = await store.snapshot()
-    assert decoded.paused == {"b": Pause("maintenance", fleet.now + timedelta(seconds=60))}
+    assert decoded.paused == {"b": Pause("maintenance", fleet.now + timedelta(seconds=1e9))}
     assert decoded.demand[1].oldest_claimable_at == START + timedelta(microseconds=1)
     assert decoded.last_spawn_at == {"default": START}
     await store.pause(None)
@@ -292,7 +292,11 @@ async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(
     worker_id = await fleet.spawn()
     first = await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     refused = Attempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
+    await store.note_attempt(fleet.term, first, FailureCode.TCP_TIMEOUT, {"error": "no banner"})
+    [row] = (await store.worker(worker_id))["attempts"]
+    assert (row["outcome"], row["failure_code"], row["evidence"]) == (None, "TCP_TIMEOUT", {"error": "no banner"})
     await store.close_attempt(fleet.term, first, refused)
+    await store.note_attempt(fleet.term, first, None, {"error": "too late"})
     await store.close_attempt(fleet.term, first, Attempt("ok"))
     await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     await store.open_attempt(fleet.term, worker_id, Stage.EXEC)

@@ -19,7 +19,7 @@ from orchestrator.core.actions import (
     Terminate,
     Wait,
 )
-from orchestrator.core.model import PodStatus, Snapshot
+from orchestrator.core.model import UNREACHED, PodStatus, Snapshot
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.presence import Presence, fold
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
@@ -154,16 +154,30 @@ def test_a_pod_that_died_ends_its_climb(status: PodStatus, code: FailureCode) ->
 def test_one_incomplete_absence_is_not_death() -> None:
     """A pod must be missing from two lists and for a while."""
     one = busy("gpu-1", last_heartbeat=ago(40))
-    for gone in (absent(30, lists=1), absent(5, lists=2)):
-        assert only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})) is None
+    assert only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(30, lists=1)})) is None
+    assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(5, lists=2)})), Wait)
     lost = snapshot(one, pods=(), absent={"pod-gpu-1": absent(11)})
     assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)
+
+
+def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
+    """The row says what the list does not show; nothing is done about it, and nothing is written twice."""
+    one = busy("gpu-1")
+    bare = replace(pod_of(one), has_runtime=False)
+    said = only(snapshot(one, pods=(bare,)))
+    assert isinstance(said, Wait)
+    assert (said.waiting_on, said.from_state) == (WaitingOn.PROVIDER, State.ACTIVE)
+    told = replace(one, waiting_on=WaitingOn.PROVIDER, waiting_for=said.waiting_for)
+    assert only(snapshot(told, pods=(bare,))) is None
+    well = only(snapshot(told))
+    assert isinstance(well, Wait)
+    assert (well.waiting_on, well.waiting_for) == (WaitingOn.WORKER, "tasks")
 
 
 def test_a_worker_that_speaks_is_not_lost() -> None:
     """A heartbeat that came after its pod left the lists: they are complete, well-formed and wrong."""
     speaks = busy("gpu-1", last_heartbeat=ago(5))
-    assert only(snapshot(speaks, pods=(), absent={"pod-gpu-1": absent(30)})) is None
+    assert isinstance(only(snapshot(speaks, pods=(), absent={"pod-gpu-1": absent(30)})), Wait)
 
 
 def test_silence_counts_from_when_we_listened() -> None:
@@ -253,11 +267,34 @@ def test_a_flush_is_retried_until_its_deadline_and_then_declared() -> None:
     assert not late.reachable
 
 
+def test_a_flush_that_reaches_nobody_is_over_sooner() -> None:
+    """Three tries and a while prove that the rest of the logs will not come; the pod costs money meanwhile."""
+    one = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(16), metadata={UNREACHED: 3})
+    action = only(snapshot(one))
+    assert isinstance(action, Flush)
+    assert (action.reachable, action.reason) == (False, "3 tries in 16 s reached nobody at its pod")
+    for sooner in (replace(one, stage_since=ago(14)), replace(one, metadata={UNREACHED: 2})):
+        again = only(snapshot(sooner))
+        assert isinstance(again, Flush)
+        assert again.reachable
+
+
+def test_a_pod_that_outlives_its_delete_is_remarked_on_once() -> None:
+    """The row says that the delete was answered and since when the pod is listed all the same."""
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, waiting_for="two complete lists")
+    fresh, aged = (replace(sent, next_attempt_at=NOW + timedelta(seconds=left_s)) for left_s in (7, 5))
+    assert only(snapshot(fresh)) is None
+    said = only(snapshot(aged))
+    assert isinstance(said, Wait)
+    assert said.waiting_for == "two complete lists: the delete was answered, and it is still listed since 11:59:55"
+    assert only(snapshot(replace(aged, waiting_for=said.waiting_for))) is None
+
+
 def test_a_delete_is_repeated_while_the_pod_is_listed() -> None:
     """A delete that lies is noticed; absence, not the answer, ends it."""
     one = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
     assert isinstance(only(snapshot(one)), Delete)
-    sent = replace(one, waiting_on=WaitingOn.PROVIDER, next_attempt_at=NOW + timedelta(seconds=5))
+    sent = replace(one, waiting_on=WaitingOn.PROVIDER, next_attempt_at=NOW + timedelta(seconds=7))
     assert only(snapshot(sent)) is None
     assert isinstance(only(snapshot(replace(sent, next_attempt_at=ago(1)))), Delete)
 

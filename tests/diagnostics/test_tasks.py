@@ -89,6 +89,29 @@ async def test_a_paused_fleet_is_the_operators(fleet: Fleet) -> None:
     assert said.fix == "python -m orchestrator resume"
 
 
+async def test_a_pause_of_its_own_pool_is_the_operators_and_one_of_another_is_not(fleet: Fleet) -> None:
+    """The fix resumes that pool alone."""
+    (task,) = await fleet.submit()
+    for pool in ("other", "default"):
+        assert (await told(fleet, task)).who != "operator"
+        await fleet.call("fleet_pause", p_fleet="default", p_pool=pool, p_reason="new image", p_for_s=600)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("operator", "an operator: spawning is paused in pool default, new image")
+    assert said.fix == "python -m orchestrator resume --pool default"
+    assert said.until is not None
+
+
+async def test_a_task_with_workers_says_why_there_will_be_no_more(fleet: Fleet) -> None:
+    """What blocks its pool, after who goes before it."""
+    (task,) = await fleet.submit()
+    await promoted(fleet, 10)
+    await decided(fleet, "1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1")
+    said = await told(fleet, task)
+    assert said.what.endswith(
+        "; no more workers are started: 1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1, 1 worker(s) serve it"
+    )
+
+
 async def test_a_pool_with_the_target_zero_shows_the_arithmetic(fleet: Fleet) -> None:
     """The decision's own."""
     (task,) = await fleet.submit()

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.model import LOGS_LATE
 from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
 from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.early import BUSY_BEAT_S, EARLY_S, STALLED
 from orchestrator.diagnostics.workers import WANTED
+from orchestrator.ports import LEASE_TTL_S
 from tests.conformance.builders import FLEET, Fleet
 from tests.diagnostics.build import GPU, attempt, climb, explained, give_up, promoted, shown, times
+from worker.heartbeat import ASK_S
 
 SEEN: Mapping[str, Any] = {
     "local": "10.1.2.3:51422",
@@ -115,6 +119,69 @@ async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
     assert "explain scaling" in said.fix
 
 
+@pytest.mark.parametrize("stage", STALLED)
+async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage: Stage) -> None:
+    """Long before its deadline, and without another write: since when its attempt goes on."""
+    worker = await climb(fleet, stage)
+    await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=stage)
+    fleet.wait(EARLY_S - 1)
+    assert (await explained(fleet, worker)).what == WANTED[stage]
+    fleet.wait(2)
+    said = await explained(fleet, worker)
+    assert (said.what, said.code) == (f"{WANTED[stage]}; {STALLED[stage]}, for {EARLY_S + 1:.0f} s now", None)
+
+
+async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> None:
+    """With what it saw as the proof; what it merely sees is no suspicion."""
+    worker = await climb(fleet, Stage.TCP)
+    opened = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.TCP)
+    note = {"p_id": opened["id"], "p_failure_code": "TCP_TIMEOUT", "p_evidence": {"error": "no banner in 3 s"}}
+    await fleet.fleet("attempt_note", **note)
+    _, waiting, _, proof, _ = await shown(fleet, worker)
+    assert waiting == f"WAITING ON provider: {causes.of('TCP_TIMEOUT').means.rstrip('.')} (TCP_TIMEOUT)"  # type: ignore[union-attr]
+    assert proof == "proof: tcp under way: no banner in 3 s"
+    booting = await climb(fleet, Stage.POD_RUNNING)
+    opened = await fleet.fleet("attempt_open", p_worker_id=booting, p_stage=Stage.POD_RUNNING)
+    note = {"p_id": opened["id"], "p_failure_code": None, "p_evidence": {"shown": "RunPod shows it as STARTING"}}
+    await fleet.fleet("attempt_note", **note)
+    fleet.wait(3)
+    said = await explained(fleet, booting)
+    assert said.what == f"{WANTED[Stage.POD_RUNNING]}; RunPod shows it as STARTING, for 3 s now"
+
+
+async def test_a_silent_worker_is_called_silent_before_it_is_given_up(fleet: Fleet) -> None:
+    """By the heartbeats that it has missed."""
+    worker = await promoted(fleet, 10)
+    await fleet.move(worker, State.ACTIVE, State.IDLE, waiting_on="worker")
+    fleet.wait(3 * 20)
+    assert "its heartbeat: silent for" in (await explained(fleet, worker)).what
+    assert BUSY_BEAT_S == ASK_S
+
+
+async def test_a_silent_leader_is_named_before_its_lease_is_over(fleet: Fleet) -> None:
+    """How long it has said nothing, and when another takes its place."""
+    worker = await climb(fleet, Stage.TCP)
+    fleet.wait(7200)
+    await fleet.lead("them", LEASE_TTL_S)
+    assert "silent" not in (await explained(fleet, worker)).then
+    fleet.wait(8)
+    assert (await explained(fleet, worker)).then.endswith(
+        "its leader them is silent for 8 s, and is replaced after 15 s"
+    )
+
+
+async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
+    """Its pod's absence from the lists, and logs that do not arrive; then what it does."""
+    worker = await promoted(fleet, 10)
+    odd: dict[str, Any] = {"waiting_on": "provider", "waiting_for": "its pod, which the lists have not shown"}
+    await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "Refused: nobody there"}, **odd)
+    said = await explained(fleet, worker)
+    assert said.who == "provider"
+    assert said.what == (
+        "its pod, which the lists have not shown; its logs, which are late: Refused: nobody there; to ask for work"
+    )
+
+
 async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
     """The connection broke once, and the climb went on."""
     worker = await climb(fleet, Stage.DEPLOY)
@@ -144,7 +211,8 @@ async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
     await agent.claim()
     fleet.wait(30)
     said = await explained(fleet, agent.id)
-    assert (said.who, said.what) == ("worker", f"to finish t {task} (attempt 1 of 3)")
+    silence = "its heartbeat: silent for 30 s (12 beats missed)"
+    assert (said.who, said.what) == ("worker", f"{silence}; to finish t {task} (attempt 1 of 3)")
     assert said.deadline is not None
     assert times([said.deadline]) == [fleet.now + timedelta(seconds=30)]
     assert said.spent_usd == pytest.approx(0.03)
@@ -156,11 +224,11 @@ async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
 async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:
     """By the pool's idle timeout."""
     agent = await fleet.agent(State.IDLE)
-    fleet.wait(100)
+    fleet.wait(50)
     said = await explained(fleet, agent.id, gpu_idle_timeout_sec=600)
     assert said.what == "nothing: pool default has no task to claim"
     assert said.deadline is not None
-    assert times([said.deadline]) == [fleet.now + timedelta(seconds=500)]
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=550)]
     assert said.then.startswith("idle_timeout: terminate")
 
 

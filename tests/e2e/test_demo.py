@@ -23,14 +23,15 @@ async def demo(directory: Path, *options: str) -> asyncio.subprocess.Process:
     )
 
 
-async def test_the_demo_loses_doubles_leaks_and_misses_nothing(tmp_path: Path) -> None:
-    """Six pictures become a film; a pod dies on the way; every figure that must be zero is zero."""
-    process = await demo(tmp_path / "demo", "--json")
+@pytest.mark.parametrize(("transport", "tasks"), [("direct", 6), ("supabase", 3)])
+async def test_the_demo_loses_doubles_leaks_and_misses_nothing(tmp_path: Path, transport: str, tasks: int) -> None:
+    """Pictures become a film; a pod dies on the way; every figure that must be zero is zero, over both transports."""
+    process = await demo(tmp_path / "demo", "--json", "--transport", transport, "--tasks", str(tasks))
     async with asyncio.timeout(DEMO_TIMEOUT_S):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()[-4000:]
     summary = json.loads(out.decode().splitlines()[-1])
-    assert summary["tasks_done"] == summary["tasks_submitted"] == 6
+    assert summary["tasks_done"] == summary["tasks_submitted"] == tasks
     for name in ("tasks_lost", "tasks_doubled", "tasks_failed", "pods_leaked", "log_bytes_missing"):
         assert summary[name] == 0, name
     assert summary["pods_killed"] >= 1

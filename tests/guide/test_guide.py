@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.keys import login_key
 from orchestrator.demo.stack import ROOT
+from orchestrator.keys import login_pair
 from orchestrator.settings import Settings
 from tests.guide.conftest import Fleet
 
@@ -140,7 +140,7 @@ async def test_keys_made_as_the_guide_says_are_accepted(steady: Fleet, tmp_path:
     ran = await steady.program("bash", "-c", command, cwd=tmp_path, HOME=str(tmp_path))
     assert ran.code == 0, ran.err
     private, public = [(tmp_path / ".ssh" / f"id_ed25519{end}").read_text() for end in ("", ".pub")]
-    assert login_key(private.replace("\n", "\\n"), public).get_algorithm() == "ssh-ed25519"
+    assert login_pair(private.replace("\n", "\\n"), public).private.key.get_algorithm() == "ssh-ed25519"
 
 
 async def test_a_healthy_log_has_the_healthy_patterns_and_no_other(steady: Fleet) -> None:

@@ -97,9 +97,12 @@ async def test_the_whole_report(guided: Fleet, tmp_path: Path) -> None:
     assert later.code == 1
     changes = later.json()["changes"]
     assert "The orchestrator process is not running" in changes["new_issues"]
-    sensitive = await guided.script(DIAGNOSE, "--include-sensitive", "--json", cwd=tmp_path)
-    assert guided.environment["RUNPOD_API_KEY"] in sensitive.out
-    _no_secret_in(sensitive.out, guided, every=False)
+    path.unlink()
+    sensitive = await guided.script(DIAGNOSE, "--include-sensitive", "--save-report", cwd=tmp_path)
+    _no_secret_in(sensitive.out, guided, every=True)
+    [path] = tmp_path.iterdir()
+    assert guided.environment["RUNPOD_API_KEY"] in path.read_text()
+    _no_secret_in(path.read_text(), guided, every=False)
     assert (await guided.script(DIAGNOSE, "gpu-nobody", cwd=tmp_path)).code == 3
 
 

@@ -160,10 +160,10 @@ ACTS = [
     rpc("worker", "names another schema", protocol.HEARTBEAT, ME | BEAT, {"outcome": "ok"}, "406 PGRST106",
         headers={"Content-Profile": "pg_catalog"}),
     # Other ways in.
-    rpc("worker", "claims by GET", protocol.CLAIM + "?p_worker_id={me}", None, "405 PGRST117", "404 PGRST202",
+    rpc("worker", "claims by GET", protocol.CLAIM + "?p_worker_id={me}", None, "405 PGRST101", "404 PGRST202",
         method="GET"),
-    rpc("worker", "deletes a function", protocol.CLAIM, None, "405 PGRST117", "405 PGRST101", method="DELETE"),
-    rpc("worker", "patches a function", protocol.CLAIM, {}, "405 PGRST117", "405 PGRST101", method="PATCH"),
+    rpc("worker", "deletes a function", protocol.CLAIM, None, "405 PGRST101", "405 PGRST101", method="DELETE"),
+    rpc("worker", "patches a function", protocol.CLAIM, {}, "405 PGRST101", "405 PGRST101", method="PATCH"),
     rpc("worker", "calls set_config", "set_config",
         {"setting_name": "role", "new_value": "service_role", "is_local": False}, "404 PGRST202"),
     rpc("worker", "sleeps", "pg_sleep", {"seconds": 9}, "404 PGRST202"),

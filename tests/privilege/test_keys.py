@@ -65,7 +65,7 @@ def test_what_is_no_key_is_refused_without_being_shown(text: str) -> None:
 
 def test_a_key_of_another_kind_is_refused() -> None:
     """RSA, another curve, and a public half."""
-    made = [rsa.generate_private_key(65_537, 2_048), ec.generate_private_key(ec.SECP384R1())]
+    made: list[Any] = [rsa.generate_private_key(65_537, 2_048), ec.generate_private_key(ec.SECP384R1())]
     texts = [key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode() for key in made]
     for text in (*texts, json.dumps(SIGNING_KEY.public_jwk())):
         with pytest.raises(ValueError, match="private"):

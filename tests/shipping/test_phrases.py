@@ -40,8 +40,9 @@ async def test_tasks_that_cannot_be_reset_are_said_so() -> None:
     async def nothing(*_: object) -> None:
         raise AssertionError("a rescue needs nothing but the database")
 
+    store = SqlStore(db, "test")
     executor = Executor(
-        SqlStore(db, "test"), None, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
+        store, store, None, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
         catalog=Catalog(None, rules), policy=rules, terms=Terms(20, 60, own_program=False), wake=lambda: None,
     )  # fmt: skip
     with capture_logs() as logs:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+import asyncssh
 import pytest
 
 from orchestrator import last_look
@@ -14,7 +15,7 @@ from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.lines import SshLines
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.core.actions import Delete, Flush, Terminate
-from orchestrator.core.model import Worker
+from orchestrator.core.model import UNREACHED, Worker
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import PortError, Unavailable
 from orchestrator.teardown import Teardown
@@ -248,6 +249,42 @@ async def test_an_unreachable_pod_leaves_unknown_with_the_reason(hauling: Haulin
     await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "pod_lost: EXITED"), await now(hauling))
     kept = await last_snapshot(hauling)
     assert (kept["known"], kept["why"]) == (False, "pod_lost: EXITED")
+
+
+async def test_tries_that_reach_nobody_are_counted_and_a_bucket_that_is_away_is_none(hauling: Hauling) -> None:
+    """What proves that the rest of the logs will not come is a pod where nobody answers, again and again."""
+    hauling.write("agent", 100)
+    parts = teardown(hauling, blobs=DEAD_S3)
+    await parts.begin(hauling.rig.term, end(hauling))
+    counts = []
+    for reachable in (False, False, True):
+        await (hauling.sshd.start() if reachable else hauling.sshd.stop())
+        with pytest.raises(Unavailable):
+            await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "done"), await now(hauling))
+        counts.append((await now(hauling)).metadata[UNREACHED])
+    assert counts == [1, 2, 0]
+    assert (await now(hauling)).stage is Stage.FLUSHING
+
+
+async def test_another_machine_at_the_pods_address_is_not_waited_for(hauling: Hauling) -> None:
+    """Nothing is sent to it; what had not been shipped is declared lost, as far as its size is known."""
+    hauling.write("agent", 100)
+    assert await hauling.shipper().ship(hauling.rig.term, hauling.worker) == 100
+    hauling.write("agent", 50)
+    parts = teardown(hauling)
+    await hauling.sshd.stop()
+    hauling.sshd.host_keys = [asyncssh.generate_private_key("ssh-ed25519")]
+    asked = len(hauling.sshd.commands)
+    await hauling.sshd.start()
+    await parts.begin(hauling.rig.term, end(hauling))
+    worker = replace(await now(hauling), log_bytes={hauling.nonce: {"agent": 150}})
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "done"), worker)
+    assert (await now(hauling)).stage is Stage.DELETING
+    lost = [(row["first"], row["last"]) for row in await hauling.pieces("agent") if row["declared_lost"]]
+    assert lost == [(100, 150), (150, None)]
+    assert len(hauling.sshd.commands) == asked
+    events = (await hauling.rig.store.worker(hauling.worker.id))["events"]
+    assert any("HOST_KEY_CHANGED" in event["reason"] for event in events)
 
 
 def test_whatever_a_pod_prints_the_snapshot_is_small() -> None:

@@ -17,6 +17,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
+from orchestrator.web.limits import bounded
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims, mint, verifier
 
@@ -136,7 +137,7 @@ async def serving(
         task_signal=signal,
         on_unanswered=on_unanswered,
     )
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_config=None, access_log=False, lifespan="off"))
+    server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
     running = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(DEADLINE_S):

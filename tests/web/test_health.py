@@ -6,7 +6,8 @@ START_S = 1_000.0
 
 
 def _health() -> Health:
-    return Health(started_at_s=START_S, dead_after_s=120)
+    runs = {"version": "1.2.3", "commit": None, "schema": "20261123000401"}
+    return Health(started_at_s=START_S, dead_after_s=120, runs=runs, depends=lambda: {"database": "up"})
 
 
 def test_a_process_that_has_just_started_is_alive_and_not_ready() -> None:
@@ -32,6 +33,10 @@ def test_leader_and_standby_are_ready_alike() -> None:
             "last_tick_age_s": 1.0,
             "database_answered": True,
             "reason": None,
+            "version": "1.2.3",
+            "commit": None,
+            "schema": "20261123000401",
+            "depends_on": {"database": "up"},
         }
 
 

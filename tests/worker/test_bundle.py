@@ -39,6 +39,18 @@ def test_same_input_same_bytes(tmp_path: Path) -> None:
     assert build_bundle(tmp_path / "two").code_sha != one.code_sha
 
 
+def test_scripts_are_sent_with_unix_line_ends(tmp_path: Path) -> None:
+    """A shell would take the CR of a Windows checkout for a part of each word; data stays as it is."""
+    for name, content in (("run.sh", b"set -e\r\n"), ("tool", b"#!/bin/sh\r\ntrue\r\n"), ("data.csv", b"a\r\nb\r\n")):
+        (tmp_path / name).write_bytes(content)
+    code = build_bundle(tmp_path).code
+    assert code is not None
+    with zipfile.ZipFile(io.BytesIO(code)) as sent:
+        assert sent.read("run.sh") == b"set -e\n"
+        assert sent.read("tool") == b"#!/bin/sh\ntrue\n"
+        assert sent.read("data.csv") == b"a\r\nb\r\n"
+
+
 def test_without_user_code() -> None:
     """No code directory, no second file."""
     made = build_bundle(None)

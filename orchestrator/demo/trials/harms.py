@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.daemon import LEASE_TTL_S
 from orchestrator.demo.trials.scene import NotWithin, Row, Scene
 from orchestrator.demo.trials.trial import TASKS, Act, Trial
+from orchestrator.diagnostics.errors import NO_DATABASE
+from orchestrator.ports import LEASE_TTL_S
 
 OUTAGE_S = 8.0
 LIE_S = 25.0
@@ -19,6 +20,11 @@ FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a word
 HAND_OVER_S = 2.0  # … and for one that says goodbye
 LEADER = "select holder, term from fleet_lease"
 RESCUED = "its task queued again, another pod takes it"
+UNSHOWN = "have not shown since"
+SILENT = "NO_HEARTBEAT|heartbeat: silent for"
+LATE_LOGS = "logs are late|logs, which are late"
+LEADERLESS = "is silent for|leader: none"
+FOLLOWED = r"\(term 2\)"
 OUTLIVED = "agents wait, nothing is lost or done twice"
 
 
@@ -227,55 +233,57 @@ async def provider_away(scene: Scene) -> None:
 
 def _pod(name: str, harm: str, says: str, act: Act, **more: Any) -> Trial:
     more = {"keeps_logs": False, **more}
-    return Trial(name, harm, RESCUED, says, act, spares=False, named_s=25, **more)
+    return Trial(name, harm, RESCUED, says, act, spares=False, **more)
 
 
-def _ssh(mode: str, harm: str) -> Trial:
-    outcome = "the work goes on, the log comes later"
-    return Trial(f"ssh_{mode}_later", harm, outcome, "", ssh(mode), keeps_logs=False, tasks=TASKS * 2)
+def _ssh(mode: str, harm: str, outcome: str = "the work goes on, the log comes later", says: str = LATE_LOGS) -> Trial:
+    return Trial(f"ssh_{mode}_later", harm, outcome, says, ssh(mode), keeps_logs=False, tasks=TASKS * 2)
 
 
-def _unled(name: str, harm: str, outcome: str, act: Act, *, count: int = 1, **more: Any) -> Trial:
-    return Trial(name, harm, outcome, "", act, orchestrators=count, **more)
+def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: int = 1, **more: Any) -> Trial:
+    return Trial(name, harm, outcome, says, act, orchestrators=count, **more)
 
 
 HARMS: tuple[Trial, ...] = (
-    Trial("nothing", "no harm at all, for comparison", "all is done", "", calm, quick=True),
-    _pod("pod_vanishes", "a busy pod's machine is gone", "POD_MISSING", killed("vanish"), quick=True,
+    Trial("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
+    _pod("pod_vanishes", "a busy pod's machine is gone", f"POD_MISSING|{UNSHOWN}", killed("vanish"), quick=True,
          settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
     _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit")),
-    _pod("pod_freezes", "a busy pod stands still", "NO_HEARTBEAT", killed("freeze")),
-    _pod("agent_killed", "SIGKILL to the agent of a busy pod", "NO_HEARTBEAT|NO_PROCESS|agent_crashed",
+    _pod("pod_freezes", "a busy pod stands still", SILENT, killed("freeze")),
+    _pod("agent_killed", "SIGKILL to the agent of a busy pod", f"{SILENT}|NO_PROCESS|agent_crashed",
          agent(signal.SIGKILL), keeps_logs=True, quick=True),
-    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", "NO_HEARTBEAT", agent(signal.SIGSTOP), keeps_logs=True),
+    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", SILENT, agent(signal.SIGSTOP), keeps_logs=True),
     _ssh("refused", "a busy pod's sshd is away for 8 s"),
     _ssh("silent", "a busy pod's sshd says nothing for 8 s"),
-    _ssh("dropped", "a busy pod's SSH is cut after 0.2 s, for 8 s"),
+    _ssh("dropped", "a busy pod's commands are cut after 0.2 s, for 8 s", "none is run there: its logs come by SFTP",
+         "verified"),
     Trial("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
           "WORKER_LOST", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
-          spares=False, keeps_logs=False, pods=8, named_s=60, quick=True),
+          spares=False, keeps_logs=False, pods=8, quick=True),
     Trial("stuck", "a task that makes no progress", "ended by the clock; the others are done",
           "task_stuck", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
           others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1,
-          spares=False, named_s=60),
+          spares=False),
     Trial("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
-          "POD_MISSING|BALANCE", broke, spares=False, keeps_logs=False, pods=8, named_s=25, limit_s=180),
-    Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared", "",
-          for_long, tasks=TASKS * 3, pods=4),
-    _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", restarted, quick=True),
-    _unled("redeployed", "SIGTERM to the orchestrator", "a new process goes on", redeployed),
-    _unled("leader_killed", "SIGKILL to the leader of two", "the standby leads within 20 s", deposed, count=2),
-    _unled("leader_ends", "SIGTERM to the leader of two", "the standby leads at once", handed_over, count=2,
+          f"POD_MISSING|BALANCE|{UNSHOWN}", broke, spares=False, keeps_logs=False, pods=8, limit_s=180),
+    Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
+          UNSHOWN, for_long, tasks=TASKS * 3, pods=4),
+    _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted,
+           quick=True),
+    _unled("redeployed", "SIGTERM to the orchestrator", "a new process goes on", FOLLOWED, redeployed),
+    _unled("leader_killed", "SIGKILL to the leader of two", "the standby leads within 20 s", LEADERLESS, deposed,
+           count=2),
+    _unled("leader_ends", "SIGTERM to the leader of two", "the standby leads at once", FOLLOWED, handed_over, count=2,
            quick=True),
     _unled("leader_frozen", "SIGSTOP of the leader beyond its lease", "its term is over; its writes are refused",
-           frozen, count=2),
+           LEADERLESS, frozen, count=2),
     _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "nobody is blamed for the silence",
-           dazed, tasks=TASKS * 2),
-    Trial("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, "", postgres("immediate"), own_servers=True,
-          tasks=TASKS * 2),
-    Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, "", postgres("fast"), own_servers=True,
-          tasks=TASKS * 2, quick=True),
-    Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", "", without_s3, own_servers=True),
+           LEADERLESS, dazed, tasks=TASKS * 2),
+    Trial("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
+          own_servers=True, tasks=TASKS * 2),
+    Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),
+          own_servers=True, tasks=TASKS * 2, quick=True),
+    Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
     Trial("provider_away", "RunPod cut off while an agent dies", "the task is rescued; nothing ends meanwhile",
           "no list of pods", provider_away, spares=False, tasks=TASKS * 2),
 )  # fmt: skip

@@ -3,15 +3,21 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import psycopg
 
+from orchestrator import cli_explanations as show
+from orchestrator.core.model import Policy
 from orchestrator.demo.processes import Child
-from orchestrator.demo.stack import Stack
+from orchestrator.demo.stack import FLEET, Stack
 from orchestrator.demo.trials.door import Door
 from orchestrator.demo.trials.witness import Witness
+from orchestrator.diagnostics import workers
+from orchestrator.diagnostics.timeline import entries
 from orchestrator.emulator.loopback import free_port
+from orchestrator.settings import Settings
 
 POLL_S = 0.1
 UNTIL_S = 60.0
@@ -23,6 +29,10 @@ BUSY = """
      where t.status = 'In Progress' and w.status = 'active' and w.pod_id is not null
        and t.generation_started_at > now() - interval '0.5 s'
      order by t.generation_started_at desc limit 1
+"""
+EXPLAINED = """
+    select id, fleet_explain(%s, id) as found, fleet_worker(%s, id) as history from workers
+     where status <> 'terminated' or terminated_at > now() - interval '5 s' order by id
 """
 UNDER_WAY = "select 1 from tasks where status = 'Complete' offset 2"
 
@@ -37,9 +47,11 @@ class Scene:
     def __init__(self, stack: Stack, says: str) -> None:
         self.stack = stack
         self.orchestrators: list[Child] = []
-        self.witness = Witness(self.rows, self.explain, says)
+        self.witness = Witness(self.rows, self.explain, self.explain_workers, says)
         self.struck_at = 0.0  # epoch seconds
+        self.seen_at = 0.0  # when the first fault first struck, where the emulator knows: sooner nobody could tell
         self.figures: list[tuple[str, float, float]] = []  # name, seconds, the most it may be
+        self._policy: Policy | None = None
         self._sql: psycopg.AsyncConnection[dict[str, Any]] | None = None
         self._asking = asyncio.Lock()
         self._ports: list[int] = []
@@ -85,11 +97,21 @@ class Scene:
                 raise
 
     async def explain(self, subject: str) -> str:
-        """What an operator is told: `explain`, and of a worker its `timeline`, as they print."""
-        commands = ["explain", "timeline"] if subject.startswith("gpu-") else ["explain"]
-        wide = {"COLUMNS": "500", "NO_COLOR": "1"}
-        told = await asyncio.gather(*(self.stack.run(command, subject, overrides=wide) for command in commands))
-        return "\n".join(out for _, out, _ in told)
+        """What an operator is told by `explain`, its complaint included where there is no database to ask."""
+        _, out, err = await self.stack.run("explain", subject, overrides={"COLUMNS": "500", "NO_COLOR": "1"})
+        return f"{out}\n{err}"
+
+    async def explain_workers(self) -> Mapping[str, Sequence[str]]:
+        """The lines of `explain` and `timeline` for each worker that lives or has just ended, by the same functions."""
+        if self._policy is None:
+            environment: dict[str, Any] = {name.lower(): value for name, value in self.stack.environment.items()}
+            self._policy = Settings(**environment).policy()
+        told: dict[str, Sequence[str]] = {}
+        for row in await self.rows(EXPLAINED, FLEET, FLEET):
+            found, now = row["found"], datetime.fromisoformat(row["found"]["now"])
+            lines = show.worker(workers.explained(found, self._policy), now).plain.splitlines()
+            told[row["id"]] = [*lines, *(f"{e.at:%H:%M:%S} {e.what} {e.note}" for e in entries(row["history"]))]
+        return told
 
     async def until(self, query: str, *values: object, timeout_s: float = UNTIL_S) -> Sequence[Row]:
         """Wait until a query returns a row; its rows. NotWithin when none came."""
@@ -129,6 +151,8 @@ class Scene:
 
     async def clear(self) -> None:
         """Take every fault away; what a pod was born with stays."""
+        struck = [f["struck_at"] for f in (await self.stack.control("GET", "faults"))["faults"] if f["struck_at"]]
+        self.seen_at = min(struck, default=self.struck_at)
         await self.stack.control("DELETE", "faults")
 
     async def kill_pod(self, pod: str, how: str) -> None:

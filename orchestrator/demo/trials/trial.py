@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ REST = """
 """
 Act = Callable[[Scene], Awaitable[None]]
 Fault = Mapping[str, Any]
+Around = Callable[[Scene], AbstractAsyncContextManager[object]]
 
 LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
 
@@ -55,7 +56,7 @@ class Trial:
     name: str
     harm: str  # what is done
     outcome: str  # what must come of it
-    says: str  # a regular expression that a sentence must match; empty: there is nothing to explain
+    says: str  # a regular expression that a sentence must match, within NAMED_S of the harm
     act: Act
     faults: tuple[Fault, ...] = ()  # injected before there is any work
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Trial:
     spares: bool = True  # no worker may end for a failure
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
-    named_s: float = NAMED_S  # how soon a row must name the cause
+    after_s: float = 0  # from the strike until there is anything to see
     limit_s: float = 120
     quick: bool = False  # part of ./run test
 
@@ -82,7 +83,7 @@ class Result:
     ok: bool
     wrong: tuple[str, ...]
     recovered_s: float | None  # from the harm to the last task's end
-    named_s: float | None  # from the harm to the first row that names the cause
+    named_s: float | None  # from what could first be seen of the harm to the first row that names the cause
     sentence: str
     figures: Mapping[str, float]
     pods: int
@@ -91,8 +92,11 @@ class Result:
     seconds: float
 
 
-async def run(trial: Trial, ground: Ground, directory: Path) -> Result:
-    """Set up, do harm under load, wait for the end, judge. What goes wrong on the way is part of the result."""
+async def run(trial: Trial, ground: Ground, directory: Path, around: Around | None = None) -> Result:
+    """Set up, do harm under load, wait for the end, judge. What goes wrong on the way is part of the result.
+
+    `around` is entered before the first orchestrator starts, and left while all of them still run.
+    """
     began = time.monotonic()
     async with AsyncExitStack() as exits:
         own = await exits.enter_async_context(Ground(directory / "ground")) if trial.own_servers else ground
@@ -101,24 +105,27 @@ async def run(trial: Trial, ground: Ground, directory: Path) -> Result:
         stack.environment |= SETTINGS | dict(trial.settings)
         scene = Scene(stack, trial.says)
         exits.push_async_callback(scene.close)
+        if around is not None:
+            await exits.enter_async_context(around(scene))
         door = await scene.start(trial.orchestrators)
         if door is not None:
             await exits.enter_async_context(door)
-        watching = asyncio.create_task(scene.witness.watch())
+        watching = asyncio.create_task(scene.witness.watch(lambda: scene.struck_at > 0))
         exits.push_async_callback(_cancelled, watching)
         wrong = await _play(trial, scene)
         judged = await judge(
             scene, await stack.control("GET", "ledger"), stack.blobs(), spares=trial.spares, keeps_logs=trial.keeps_logs
         )
-    named_s = round(scene.witness.named_at - scene.struck_at, 1) if scene.witness.named.is_set() else None
+    seen_at = (scene.seen_at or scene.struck_at) + trial.after_s
+    named_s = round(scene.witness.named_at - seen_at, 1) if scene.witness.named.is_set() else None
     wrong += judged.wrong
     if judged.failed != trial.fails:
         wrong.append(f"{judged.failed} task(s) failed instead of {trial.fails}")
     if judged.pods > trial.pods:
         wrong.append(f"{judged.pods} pods rented, more than {trial.pods}")
-    if trial.says and named_s is None:
+    if named_s is None:
         wrong.append("no row named the cause")
-    elif named_s is not None and named_s > trial.named_s:
+    elif named_s > NAMED_S:
         wrong.append(f"{LATE} {named_s} s")
     return Result(
         name=trial.name,

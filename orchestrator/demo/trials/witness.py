@@ -1,7 +1,6 @@
 """Looks at the rows all the while: the sentences that an operator would be told, and waits that nobody ends."""
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -10,26 +9,23 @@ from typing import Any
 import psycopg
 
 LOOK_EVERY_S = 0.4
-VERDICTS = ("ENDED", "ENDING", "FAILED")  # how the lines of `explain` begin that say it best
+VERDICTS = ("ENDED", "ENDING", "WAITING", "BLOCKED", "FAILED")  # beginnings of lines, the best first
+CLOCKS = "since "  # … and the one that tells what would happen, and names codes that have not come true
 OVERDUE_S = 30  # a stage past its deadline for so long waits for nobody
 Rows = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
 Explain = Callable[[str], Awaitable[str]]
+ExplainWorkers = Callable[[], Awaitable[Mapping[str, Sequence[str]]]]
 
-# What the rows say, and of whom: a worker or task id, or `scaling`, as `explain` takes it.
+# What rows say of tasks, of the pools and of who leads; workers are explained at every look.
 SAID = """
-    select e.worker_id as subject, e.to_state || ' ' || concat_ws(' ',
-               case when e.to_state = 'terminating' then w.exit_cause end,
-               case when e.to_state = 'terminating' then w.failure_code end, e.reason) as said
-      from worker_events e join workers w on w.id = e.worker_id
-    union all
-    select worker_id, concat_ws(' ', stage, outcome, failure_code, exception_type, evidence ->> 'error')
-      from worker_attempts where outcome <> 'ok'
-    union all
-    select id, concat_ws(' ', stage, waiting_on, waiting_for) from workers where status <> 'terminated'
-    union all
-    select id::text, concat_ws(' ', 'task failed', failure_code, error_message) from tasks where status = 'Failed'
+    select task_id::text as subject, concat_ws(' ', 'attempt', outcome, failure_code) as said
+      from task_attempts where outcome in ('failed', 'lost')
     union all
     select 'scaling', blocked::text from decisions where blocked <> '[]'
+    union all
+    select 'scaling', 'leader (term ' || term || ')'
+                      || case when expires_at between now() and now() + interval '8 s' then ' is silent for' else '' end
+      from fleet_lease
 """
 WAITS = """
     select id || ' waits in ' || stage || case when waiting_on is null or deadline_at is null
@@ -44,35 +40,49 @@ WAITS = """
 class Witness:
     """Runs beside the trial; `named` is set once a sentence of `explain` names the cause."""
 
-    def __init__(self, rows: Rows, explain: Explain, says: str) -> None:
-        self._rows, self._explain, self._says = rows, explain, re.compile(says)
-        self.wanted = bool(says)
+    def __init__(self, rows: Rows, explain: Explain, explain_workers: ExplainWorkers, says: str) -> None:
+        self._rows, self._explain, self._explain_workers = rows, explain, explain_workers
+        self._says = re.compile(says)
         self.named = asyncio.Event()
         self.sentence = ""
         self.named_at = 0.0  # epoch seconds
         self.waits: set[str] = set()
         self._suspects: dict[str, float] = {}  # who a row that names the cause is about -> when it was first seen
 
-    async def watch(self) -> None:
-        """Look until cancelled."""
+    async def watch(self, struck: Callable[[], bool]) -> None:
+        """Look until cancelled; what is said before the harm was done says nothing of it."""
         while True:
-            with contextlib.suppress(psycopg.OperationalError):  # the trial may have taken the database away
-                await self.look()
+            try:
+                await self.look(struck())
+            except psycopg.OperationalError:  # the trial has taken the database away: what does the command say?
+                if struck() and not self.named.is_set():
+                    self._settle("scaling", (await self._explain("scaling")).splitlines(), time.time())
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self) -> None:
-        """One look at the rows; a subject whose row names the cause is explained, and the explanation must too."""
+    async def look(self, struck: bool = True) -> None:
+        """One look at the rows; whom a row that names the cause is about is explained, and that must name it too."""
         self.waits |= {str(row["wait"]) for row in await self._rows(WAITS, OVERDUE_S)}
-        if self.named.is_set() or not self.wanted:
+        if self.named.is_set() or not struck:
             return
+        began = time.time()
+        for worker, lines in (await self._explain_workers()).items():
+            if self._settle(worker, lines, began):
+                return
         for row in await self._rows(SAID):
             if self._says.search(row["said"]):
-                self._suspects.setdefault(row["subject"], time.time())
+                self._suspects.setdefault(row["subject"], began)
         for subject in sorted(self._suspects, key=lambda one: (one == "scaling", one)):
-            lines = [line for line in (await self._explain(subject)).splitlines() if self._says.search(line)]
-            if lines:
-                best = next((line for line in lines if line.startswith(VERDICTS)), lines[0])
-                # The row counts, not how long this machine took to start the command that shows it.
-                self.sentence, self.named_at = f"{subject}: {' '.join(best.split())}", self._suspects[subject]
-                self.named.set()
+            # The row counts, not how long this machine took to start the command that shows it.
+            if self._settle(subject, (await self._explain(subject)).splitlines(), self._suspects[subject]):
                 return
+
+    def _settle(self, subject: str, lines: Sequence[str], at: float) -> bool:
+        """Whether these lines name the cause: then the best of them is the sentence."""
+        fitting = [line for line in lines if self._says.search(line) and not line.startswith(CLOCKS)]
+        if not fitting or self.named.is_set():
+            return False
+        ranks = [next((n for n, how in enumerate(VERDICTS) if line.startswith(how)), len(VERDICTS)) for line in fitting]
+        best = fitting[ranks.index(min(ranks))]
+        self.sentence, self.named_at = f"{subject}: {' '.join(best.split())}", at
+        self.named.set()
+        return True

@@ -1,0 +1,35 @@
+// The service as Railway's Infrastructure as Code: what railway.toml says, for services that may not use that file.
+// docs/railway.md says when which is read. `npm install railway`, then `railway config plan`, `railway config apply`.
+import { defineRailway, preserve, project, service } from "railway/iac";
+
+// Every variable that the orchestrator reads. Its value stays where it is, in Railway; a name that were missing here
+// would be deleted by `railway config apply`.
+const NAMES = [
+  "DATABASE_URL", "SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY", "RUNPOD_API_KEY", "RUNPOD_API_BASE_URL",
+  "RUNPOD_SSH_PUBLIC_KEY", "RUNPOD_SSH_PRIVATE_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
+  "AWS_REGION", "S3_ENDPOINT_URL", "S3_BUCKET", "S3_PREFIX", "FLEET_ID", "METRICS_TOKEN", "ADMIN_TOKEN",
+  "LOG_LEVEL", "MIN_ACTIVE_GPUS", "MAX_ACTIVE_GPUS", "TASKS_PER_GPU_THRESHOLD", "MACHINES_TO_KEEP_IDLE",
+  "GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC",
+  "SCALE_DOWN_GRACE_PERIOD_SEC", "ORCHESTRATOR_POLL_SEC", "SPAWNING_TIMEOUT_SEC", "BRINGUP_DEADLINES",
+  "GRACEFUL_SHUTDOWN_TIMEOUT_SEC", "TASK_STUCK_TIMEOUT_SEC", "HEARTBEAT_TIMEOUT_SEC",
+  "MAX_WORKER_FAILURE_RATE", "FAILURE_WINDOW_MINUTES", "MIN_WORKERS_FOR_RATE_CHECK", "MAX_HOURLY_COST_USD",
+  "DAILY_BUDGET_USD", "POOLS_FILE", "RUNPOD_GPU_TYPE", "RUNPOD_DATA_CENTERS", "RUNPOD_CLOUD",
+  "RUNPOD_WORKER_IMAGE", "RUNPOD_STORAGE_NAME", "RUNPOD_VOLUME_MOUNT_PATH", "RUNPOD_CONTAINER_DISK_GB",
+  "RUNPOD_MIN_MEMORY_GB", "RUNPOD_MIN_VCPU", "WORKER_API_URL", "WORKER_JWT_SECRET", "WORKER_CODE_DIR",
+  "WORKER_HANDLERS", "WORKER_SETUP_COMMAND", "WORKER_PYTHON", "WORKER_START_COMMAND", "DEADMAN_TIMEOUT_SEC",
+];
+
+export default defineRailway(() => {
+  const orchestrator = service("orchestrator", {
+    build: { builder: "DOCKERFILE", dockerfilePath: "Dockerfile" },
+    preDeploy: ["python -m orchestrator migrate"],
+    start: "python -m orchestrator run",
+    healthcheck: "/readyz",
+    healthcheckTimeout: 120,
+    replicas: 1,
+    deploy: { restartPolicyType: "ALWAYS", overlapSeconds: 10, drainingSeconds: 30 },
+    env: Object.fromEntries(NAMES.map((name) => [name, preserve()])),
+  });
+
+  return project("gpu-orchestrator", { resources: [orchestrator] });
+});

@@ -1,0 +1,148 @@
+"""The ways in and out: the SSH key pair, the bucket, the workers' URL, and whether the clocks agree."""
+
+import asyncio
+import ipaddress
+import time
+import uuid
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+import httpx
+
+from orchestrator import wiring
+from orchestrator.doctor.findings import Section
+from orchestrator.ports import PortError
+from orchestrator.settings import Settings
+
+REPAIR = "python -m orchestrator doctor ssh --repair"
+TIMEOUT_S = 8.0
+SKEW_WARN_S, SKEW_FAIL_S = 5.0, 30.0  # S3 refuses signatures at 15 min; a worker's platform check at 30 s
+BUCKET_FIX = "check S3_ENDPOINT_URL, S3_BUCKET, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+async def ssh(settings: Settings, section: Section) -> None:
+    """Each half by itself, then both together."""
+    from orchestrator.keys import BadKey, private_key, public_keys  # noqa: PLC0415  asyncssh takes a while to import
+
+    private, public = settings.runpod_ssh_private_key, settings.runpod_ssh_public_key
+    readable = True
+    try:
+        ours = private_key(private.get_secret_value() if private else "")
+        kind = f"{ours.key.get_algorithm()} {ours.key.get_fingerprint()}"
+        _read("the private key", kind, ours.undone, section)
+    except BadKey as error:
+        section.fail("RUNPOD_SSH_PRIVATE_KEY cannot be used", str(error), error.fix)
+        readable = False
+    try:
+        offered, text = public_keys(public or "")
+        kind = ", ".join(f"{key.get_algorithm()} {key.get_fingerprint()}" for key in offered)
+        _read("the public key", kind, text.undone, section)
+    except BadKey as error:
+        section.fail("RUNPOD_SSH_PUBLIC_KEY cannot be used", str(error), REPAIR if readable else error.fix)
+        readable = False
+    if not readable:
+        section.skip("whether they belong together", "one of them cannot be read")
+        return
+    try:
+        settings.login_pair()
+        section.ok("they belong together")
+    except BadKey as error:
+        section.fail("they do not belong together", str(error), REPAIR)
+
+
+async def s3(settings: Settings, section: Section) -> None:
+    """One object of ours: put (and seen by HEAD), read back, deleted."""
+    settings.require("blobs")
+    blobs = wiring.open_blobs(settings)
+    key, content = f"doctor/{uuid.uuid4().hex}.txt", f"orchestrator doctor {time.time()}".encode()
+    try:
+        await blobs.put(key, content, content_type="text/plain")
+        section.ok("an object can be stored", f"s3://{settings.s3_bucket}, HEAD shows its {len(content)} bytes")
+        try:
+            if await blobs.get(key) == content:
+                section.ok("it can be read back")
+            else:
+                section.fail("what is read back is not what was stored", key, "see who else writes to the bucket")
+        finally:
+            await blobs.delete(key)
+        section.ok("it can be deleted")
+    except PortError as error:
+        section.fail("the bucket does not do what is needed", f"{type(error).__name__}: {error}", BUCKET_FIX)
+    finally:
+        await blobs.close()
+
+
+async def clock(settings: Settings, section: Section) -> None:
+    """This machine's clock against everybody's who minds."""
+    s3_url = settings.s3_endpoint_url or f"https://s3.{settings.aws_region}.amazonaws.com"
+    asked = {"RunPod": _http_offset(settings.runpod_api_base_url), "S3": _http_offset(s3_url)}
+    if settings.database_url or settings.supabase_url:
+        asked["the database"] = _database_offset(settings)
+    offsets = await asyncio.gather(*asked.values())
+    for name, offset_s in zip(asked, offsets, strict=True):
+        if offset_s is None:
+            section.skip(f"against {name}", "it tells no time")
+        elif abs(offset_s) < SKEW_WARN_S:
+            section.ok(f"agrees with {name}", f"within {max(1, round(abs(offset_s)))} s")
+        else:
+            said = f"this clock is {abs(offset_s):.0f} s {'behind' if offset_s > 0 else 'ahead'}"
+            tell = section.fail if abs(offset_s) >= SKEW_FAIL_S else section.warn
+            tell(f"differs from {name}", said, "set this machine's clock: timedatectl set-ntp true")
+
+
+async def gateway(settings: Settings, section: Section) -> None:
+    """The tokens' secret, and something that answers where pods will knock."""
+    settings.require("gateway")
+    section.ok("workers' tokens can be signed")
+    url = settings.worker_url or ""
+    if _local(url) and not _local(settings.runpod_api_base_url):
+        why = f"{url} is an address of this machine, and pods are elsewhere"
+        section.fail("pods cannot reach WORKER_API_URL", why, "set WORKER_API_URL=https://<this service's public name>")
+        return
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            reply = await client.get(f"{url}/healthz")
+    except httpx.HTTPError as error:
+        why = f"{url}: {type(error).__name__}: {error}"
+        section.warn("nobody answers at WORKER_API_URL", why, "start the service: python -m orchestrator run")
+        return
+    section.ok("somebody answers at WORKER_API_URL", f"{url}: HTTP {reply.status_code}")
+
+
+def _read(name: str, kind: str, undone: tuple[str, ...], section: Section) -> None:
+    if undone:
+        section.warn(f"{name} is usable, though its text was changed", f"{kind}; undone: {', '.join(undone)}", REPAIR)
+    else:
+        section.ok(f"{name} can be read", kind)
+
+
+async def _http_offset(url: str) -> float | None:
+    """Seconds by which a server's clock is ahead of ours, by its Date header, whatever else it answers."""
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            sent = time.time()
+            said = (await client.get(url)).headers["date"]
+        return parsedate_to_datetime(said).timestamp() + 0.5 - (sent + time.time()) / 2  # whole seconds, cut off
+    except (httpx.HTTPError, KeyError, ValueError):
+        return None
+
+
+async def _database_offset(settings: Settings) -> float | None:
+    try:
+        async with wiring.open_store(settings) as store:
+            before = datetime.now(UTC)
+            now = (await store.snapshot()).now
+            after = datetime.now(UTC)
+    except PortError:
+        return None
+    return ((now - before) + (now - after)).total_seconds() / 2
+
+
+def _local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host in {"localhost", ""} or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,79 @@
+"""How much one caller may cost before anything is known of it: bytes and seconds of a request's head, connections.
+
+uvicorn bounds none of these with its faster parser. What a body may cost, the gateway says.
+"""
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
+MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal
+HEAD_TIMEOUT_S = 10.0  # from a connection's first moment, or a request's first byte, to the end of its headers
+MAX_CONNECTIONS = 4_096  # a thousand agents hold two each; past it the answer is 503
+SAID = b'{"code":"PGRST000","message":"The request\'s headers are too large","details":null,"hint":null}'
+TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(SAID), SAID)
+)
+
+
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, hanging up on who sends a head without end or without haste."""
+
+    _head_bytes = 0
+    _slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what does not complete a head, and is not the body of a request that is being answered."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._head_bytes = 0
+            self._wait_no_more()
+        elif before is None or before.response_complete:
+            self._head_bytes += len(data)
+            self._wait()
+            if (
+                self._head_bytes > (MAX_HEAD_BYTES if before is None else MAX_REST_BYTES)
+                and not self.transport.is_closing()
+            ):
+                if before is None:
+                    self.transport.write(TOO_LARGE)
+                self.transport.close()
+
+    def _wait(self) -> None:
+        if self._slow is None:
+            self._slow = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+
+def bounded(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
+    """The application on this address, within these limits."""
+    return uvicorn.Config(
+        app,
+        host,
+        port,
+        http=BoundedProtocol,
+        limit_concurrency=MAX_CONNECTIONS,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+    )

@@ -1,0 +1,35 @@
+"""`GET /metrics` for Prometheus, behind a bearer token: what a fleet costs and does is nobody else's business."""
+
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.metrics import Metrics
+from orchestrator.web.refusals import NO_STORE, Refusal
+
+CLOSED = "METRICS_CLOSED"  # no token is configured: there is none that would open it
+UNAUTHORIZED = "METRICS_TOKEN"
+
+
+def exposition(metrics: Metrics, tokens: Sequence[str]) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint that answers to any of the tokens, and to nobody when there is none."""
+    allowed = [token.encode() for token in tokens if token]
+
+    async def answer(request: Request) -> Response:
+        if not allowed:
+            why = "The metrics are closed"
+            return Refusal(403, CLOSED, why, hint="set METRICS_TOKEN or ADMIN_TOKEN on the service").response()
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip().encode()
+        known = [hmac.compare_digest(given, one) for one in allowed]  # all of them: the time tells nothing
+        if scheme.lower() != "bearer" or not any(known):
+            return Refusal(
+                401, UNAUTHORIZED, "Not allowed", hint="send Authorization: Bearer <METRICS_TOKEN>"
+            ).response()
+        headers = {**NO_STORE, "Content-Type": CONTENT_TYPE_LATEST}
+        return Response(generate_latest(metrics.registry), headers=headers)
+
+    return answer

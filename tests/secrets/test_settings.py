@@ -1,0 +1,85 @@
+"""The environment: everything that is wrong with it at once, each with what, why and fix, and no secret shown."""
+
+import os
+
+import asyncssh
+import pytest
+
+from orchestrator.redaction import redact
+from orchestrator.settings import SettingsError, load, usable
+
+KEY = asyncssh.generate_private_key("ssh-ed25519")
+PEM, PUB = KEY.export_private_key().decode(), KEY.export_public_key().decode().strip()
+SECRET = "canary-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("RUNPOD_", "WORKER_", "AWS_", "S3_", "SUPABASE_", "DATABASE_")):
+            monkeypatch.delenv(name)
+
+
+def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Misspelt, unparsable, out of range, contradictory: four kinds, one answer; what can be used still is."""
+    wrong = {
+        "MAX_ACTIVE_GPU": "3",
+        "TASKS_PER_GPU_THRESHOLD": "none",
+        "MAX_WORKER_FAILURE_RATE": "80",
+        "S3_ENDPOINT_URL": "s3.example",
+        "WORKER_START_COMMAND": "./mine",
+        "WORKER_HANDLERS": "a=b:c",
+        "DEADMAN_TIMEOUT_SEC": "30",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+    }
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load()
+    said = [problem.what for problem in caught.value.problems]
+    for name in ("MAX_ACTIVE_GPU ", "TASKS_PER_GPU", "MAX_WORKER_FAILURE", "S3_ENDPOINT", "two kinds", "DEADMAN"):
+        assert sum(name in what for what in said) == 1, (name, said)
+    assert all(why and fix for _, why, fix in caught.value.problems)
+    settings, problems = usable()
+    assert (settings.tasks_per_gpu_threshold, settings.aws_region) == (3, "eu-west-1")
+    assert len(problems) == len(caught.value.problems)
+
+
+def test_a_secret_is_shown_by_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its value nor a part of it; and once read it is hidden everywhere else."""
+    monkeypatch.setenv("RUNPOD_SSH_PRIVATE_KEY", PEM[:200])
+    monkeypatch.setenv("RUNPOD_SSH_PUBLIC_KEY", PUB)
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://user:{SECRET}@host/db")
+    monkeypatch.setenv("WORKER_SETUP_COMMAND", f"pip install --index-url https://u:{SECRET}2@host x")
+    monkeypatch.setenv("WORKER_API_URL", f"ftp://u:{SECRET}3@host")
+    with pytest.raises(SettingsError) as caught:
+        load()
+    assert SECRET not in str(caught.value)
+    monkeypatch.delenv("WORKER_API_URL")
+    with pytest.raises(SettingsError, match="cut off") as caught:
+        load().require("shell")
+    assert PEM.split("\n")[1] not in str(caught.value)
+    assert "canary" not in redact(f"said {SECRET} and {SECRET}2")
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "says"),
+    [
+        (PEM.replace("\n", "\\n"), f'"{PUB}"', None),
+        (PEM, PEM, "RUNPOD_SSH_PUBLIC_KEY cannot be used: it is a private key"),
+        (PUB, PUB, "RUNPOD_SSH_PRIVATE_KEY cannot be used: it is a public key"),
+        (PEM, asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode(), "SHA256"),
+    ],
+)
+def test_a_pair_that_cannot_work_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, private: str, public: str, says: str | None
+) -> None:
+    """Before a pod is rented for it; a mangled pair that lost nothing is what it was."""
+    monkeypatch.setenv("RUNPOD_SSH_PRIVATE_KEY", private)
+    monkeypatch.setenv("RUNPOD_SSH_PUBLIC_KEY", public)
+    if says is None:
+        pair = load().require("shell").login_pair()
+        assert (pair.private.text, pair.public.text) == (PEM, PUB)
+        return
+    with pytest.raises(SettingsError, match=says):
+        load().require("shell")
