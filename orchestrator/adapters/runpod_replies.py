@@ -88,6 +88,12 @@ def pod(record: object) -> Pod:
     )
 
 
+def ssh_address(record: object) -> tuple[str | None, int | None]:
+    """Where port 22 of any pod is reachable, whoever's it is; (None, None) while RunPod says of no such place."""
+    fields = _object(record, "pod")
+    return _ssh(fields, _optional_object(fields, "runtime"))
+
+
 def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """Where port 22 is reachable: `ssh.direct`, else the runtime's mapping; (None, None) while neither is known."""
     direct = _optional_object(_optional_object(fields, "ssh"), "direct")

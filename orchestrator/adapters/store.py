@@ -149,6 +149,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_scaling_explain": ("p_fleet",),
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
+        "fleet_report": ("p_fleet",),
+        "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_metrics": ("p_fleet", "p_since"),
         "fleet_describe": (),
         "fleet_changes": ("p_digest",),
@@ -407,6 +409,23 @@ class SqlStore:
         """Dollars between two moments, by worker, kind of state, task type and task. BadArgument if there are none."""
         return dict(await self._call("fleet_cost", p_since=since, p_until=until))
 
+    async def report(self) -> Row:
+        """The database's half of the diagnostic report: queue, workers, failures, decisions and spending; read-only."""
+        return dict(await self._call("fleet_report"))
+
+    async def efficiency(self, since: datetime, until: datetime | None = None) -> Row:
+        """Throughput, utilisation, queue depth and dollars a task between two moments. BadArgument if none."""
+        return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
+
+    async def claim_as(self, worker_id: str) -> None:
+        """Ask for no task in the name of a worker that does not exist: UnknownWorker is the answer that all is well."""
+        nobody = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
+        await self._db.call("worker_claim", **nobody)
+
+    async def describe(self) -> Row:
+        """The schema's version, and the argument names of every function that can be called."""
+        return dict(await self._db.call("fleet_describe"))
+
     async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
         """Queue tasks, at most 2000 at once; {id, created} of each. BadArgument names the first that is not valid."""
         return list((await self._db.call("task_submit", p_tasks=list(tasks)))["tasks"])
@@ -432,7 +451,7 @@ class SqlStore:
 
         A later schema may have more functions, and more arguments with defaults: a roll-back must start.
         """
-        described = await self._db.call("fleet_describe")
+        described = await self.describe()
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"
