@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli_render import Output, ago, octets, span
+from orchestrator.cli_render import Output, ago, octets, plain, span
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import is_live
 from orchestrator.diagnostics.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
@@ -156,7 +156,7 @@ class Reader:
             if self._output.json:
                 self._output.document(stream=stream, line=text)
             else:
-                sys.stdout.write(f"{stream:<7} | {text}\n" if len(self._streams) > 1 else f"{text}\n")
+                sys.stdout.write(f"{stream:<7} | {plain(text)}\n" if len(self._streams) > 1 else f"{plain(text)}\n")
         sys.stdout.flush()
 
     def _flush(self, stream: str) -> None:

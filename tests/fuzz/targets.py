@@ -25,7 +25,7 @@ from runpod.error import QueryError
 from orchestrator import last_look, launch, logs, settings, shipping
 from orchestrator.adapters import runpod_logs, runpod_replies, store
 from orchestrator.adapters.store import refusal
-from orchestrator.cli_logs import _Reader
+from orchestrator.cli_log_reader import Reader
 from orchestrator.cli_render import Output, one_line, plain
 from orchestrator.cli_tables import workers
 from orchestrator.core import gpus, inspection
@@ -282,7 +282,7 @@ def _show_log(content: bytes) -> None:
     for as_json in (False, True):
         output, out = Output(), io.StringIO()
         output.json = as_json
-        reader = _Reader(None, None, "gpu-1", ("agent", "handler"), output)  # type: ignore[arg-type]
+        reader = Reader(None, None, "gpu-1", ("agent", "handler"), output)  # type: ignore[arg-type]
         with redirect_stdout(out):
             reader._print("handler", content)
             reader._flush("handler")
