@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from orchestrator import phrases
 from orchestrator.bringup import PodView, WorkerView
 from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
@@ -44,6 +45,7 @@ SHIP_DEADLINE_S = 60.0
 CONCURRENT_SHIPMENTS = 16
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
 RETENTION_EVERY_S = 3600.0
+CYCLE_SAID_EVERY_S = 30.0  # at least, although nothing was done: silence would look like death
 COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
 SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
@@ -74,6 +76,7 @@ class Daemon:
         poll_s: float,
         holder: str,
         on_notify: Callable[[str, str], object],
+        think: Callable[[Snapshot, Policy], Plan] = plan,
         answers: Answers | None = None,
     ) -> None:
         self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
@@ -82,6 +85,7 @@ class Daemon:
         self._metrics = metrics
         self._counted_to: datetime | None = None  # until when, in this term, it is told what tasks went through
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
+        self._think = think
         self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
         self._answering = False
         self._executor = executor(self.wake)
@@ -95,7 +99,7 @@ class Daemon:
         self._tick_s = 0.0  # how long the last tick took
         self._rested_at = datetime.now(UTC)  # the next one is not before that
         self._recorded: dict[str, tuple[int, tuple[str, ...]]] = {}
-        self._ready_before: frozenset[str] = frozenset()
+        self._before: tuple[frozenset[str], frozenset[str]] | None = None  # ready and terminating at the last tick
         self._shipments: dict[str, asyncio.Task[None]] = {}
         self._looked: dict[str, tuple[datetime, float]] = {}  # when its state, and its last shipment, began
         self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
@@ -104,6 +108,7 @@ class Daemon:
         self._retry_s: float | None = None  # until something that is blocked may go on
         self._declared: int | None = None  # the term in which the pools were declared
         self._fleet: tuple[Worker, ...] = ()
+        self._said_at_s = -CYCLE_SAID_EVERY_S
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set."""
@@ -276,7 +281,7 @@ class Daemon:
         if snapshot.pods is not None:
             self._pods.update(snapshot.pods)
         self._workers.update(snapshot.workers)
-        made = plan(snapshot, self._policy)
+        made = self._think(snapshot, self._policy)
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
         for verdict in made.verdicts:
@@ -307,13 +312,14 @@ class Daemon:
     def _say(self, snapshot: Snapshot, made: Plan, observe_s: float) -> None:
         """The cycle summary, whose phrases operators search for."""
         ready = frozenset(w.id for w in snapshot.workers if w.state in READY)
-        before, self._ready_before = self._ready_before, ready
+        failing = frozenset(w.id for w in snapshot.workers if w.state is State.TERMINATING and w.exit_cause in FAILURES)
+        before, self._before = self._before or (ready, failing), (ready, failing)  # what we found is not what we did
         kinds = [type(a) for a in made.actions]
         ended = [a for a in made.actions if isinstance(a, Terminate)]
         states = [w.state for w in snapshot.workers]
         did = {
-            "workers_promoted": len(ready - before),
-            "workers_failed": sum(a.cause in FAILURES for a in ended),
+            "workers_promoted": len(ready - before[0]),
+            "workers_failed": len(failing - before[1]),
             "workers_spawned": kinds.count(Spawn),
             "workers_terminated": len(ended),
             "tasks_reset": snapshot.expired_leases if Rescue in kinds else 0,
@@ -321,11 +327,13 @@ class Daemon:
         status: dict[str, Any] = {"queued_tasks": sum(d.claimable for d in snapshot.demand)}
         status |= {f"{s}_workers": states.count(s) for s in State if s is not State.TERMINATED}
         status["total_workers"] = len(states)
-        level = log.info if any(did.values()) else log.debug
+        said = any(did.values()) or time.monotonic() - self._said_at_s >= CYCLE_SAID_EVERY_S
+        self._said_at_s = time.monotonic() if said else self._said_at_s
+        level = log.info if said else log.debug
         planned = dict(Counter(type(a).__name__.lower() for a in made.actions))
         took = {"tick_s": round(self._tick_s, 3), "observe_s": round(observe_s, 3)}
         facts = {"actions": did, "status": status, "planned": planned, "pods": len(snapshot.pods or ()), **took}
-        level("cycle_ended", message="ORCHESTRATOR CYCLE", **facts)
+        level("cycle_ended", message=phrases.CYCLE, **facts)
 
     # --- logs and rows
 
