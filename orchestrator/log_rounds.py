@@ -1,4 +1,4 @@
-"""Whose logs are fetched when: every few seconds each worker's whose agent may have written, a quiet one's less often."""
+"""Whose logs are fetched when: every few seconds, of each worker whose agent may have written; seldom of a quiet one."""
 
 import asyncio
 import contextlib
