@@ -1,4 +1,4 @@
-"""Whose logs are fetched when: every few seconds, of each worker whose agent may have written; seldom of a quiet one."""
+"""Whose logs are fetched when: every few seconds, of each worker whose agent may have written; seldom of quiet ones."""
 
 import asyncio
 import contextlib
