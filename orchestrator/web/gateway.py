@@ -134,7 +134,7 @@ class Gateway:
         wait_s = _wait_s(arguments)
         until, woken = now() + wait_s, False
         while True:
-            mark, left_s = self._signal.mark(), until - now()
+            mark, left_s = self._signal.mark(), 0.0 if self._signal.closed else until - now()
             if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
                 arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
             answer = await self._call(claims, protocol.CLAIM, arguments)

@@ -35,6 +35,11 @@ class TaskSignal:
         """How many wait now."""
         return self._waiting
 
+    @property
+    def closed(self) -> bool:
+        """Whether the server is stopping: a wait would return at once."""
+        return self._closed
+
     def mark(self) -> int:
         """The number of the last wake-up of all; take it before looking for tasks."""
         return self._number

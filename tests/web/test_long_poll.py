@@ -1,13 +1,19 @@
 """A claim that waits: woken within milliseconds, by whatever concerns it, holding nothing while it sleeps."""
 
 import asyncio
+import dataclasses
 import time
 
 import httpx
 import pytest
 
+from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.core.states import State
-from tests.web.builders import Door
+from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.web.health import Health
+from orchestrator.web.signal import TaskSignal
+from tests.web.builders import Door, serving
 from worker import protocol
 
 WAIT_S = 20.0
@@ -111,6 +117,23 @@ async def test_a_request_to_end_reaches_a_waiting_worker(door: Door, at_once: bo
     answer = await waiting
     assert time.monotonic() - began < SOON_S
     assert (answer["tasks"], answer["wanted"]) == ([], wanted)
+
+
+async def test_a_server_that_stops_answers_who_waits(door: Door, postgres: EmbeddedPostgres, blobs: S3Blobs) -> None:
+    """Once, with nothing, and without asking the database again and again until the caller's time is up."""
+    db, signal = await PostgresDb.open(postgres.url), TaskSignal()
+    async with (
+        serving(db, blobs, signal, Health(started_at_s=time.monotonic())) as url,
+        httpx.AsyncClient(base_url=url, timeout=40) as client,
+    ):
+        worker = dataclasses.replace(await door.worker(), client=client)
+        waiting = asyncio.create_task(worker.claim(wait_s=WAIT_S))
+        await door.until(lambda: signal.waiting == 1)
+        began = time.monotonic()
+        signal.close()
+        assert (await waiting)["tasks"] == []
+        assert time.monotonic() - began < SOON_S
+    await db.close()
 
 
 async def test_a_caller_who_hangs_up_takes_no_task_along(door: Door) -> None:
