@@ -79,6 +79,7 @@ class Field:
         self.deaths: list[Death] = []
         self.wrong: list[str] = []
         self._sent_away: set[int] = set()  # process ids that ended because we wanted it
+        self.began_at = time.time()
         self._began_s = time.monotonic()
 
     def seconds(self) -> float:

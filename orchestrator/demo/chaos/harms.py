@@ -16,6 +16,7 @@ from orchestrator.ports import LEASE_TTL_S
 
 ABSENT_S = (0.0, 0.0, 2.0, 8.0)  # until a platform starts a killed orchestrator again
 DOWN_S = (0.0, 0.0, 0.5, 2.0, 6.0)  # between two lives of a server
+GOODBYE, NOBODY = "SIGTERM", "SIGKILL of both"  # what a leader is missed for, besides what a standby has to notice
 BREAK_WITHIN_S = 10.0  # a pattern that has not come by then is not waited for
 PATTERNS = {
     "pods": (b"rpc/worker_complete", b"rpc/worker_claim", b"rpc/worker_heartbeat", b"rpc/worker_grants"),
@@ -60,20 +61,22 @@ async def standby_killed(field: Field, dice: random.Random) -> str:
 
 async def both_killed(field: Field, dice: random.Random) -> str:
     """SIGKILL of both: nobody is there for a while."""
+    _, before = await _leader(field)
     for number in range(ORCHESTRATORS):
         await field.kill(number)
     away_s = dice.choice(ABSENT_S)
     await asyncio.sleep(away_s)
     for number in range(ORCHESTRATORS):
         await field.begin(number)
-    return f"away for {away_s:g} s"
+    took_s = await field.next_leader(before, NOBODY)
+    return f"away for {away_s:g} s; one led again {took_s:.1f} s later"
 
 
 async def leader_ended(field: Field, dice: random.Random) -> str:
     """SIGTERM to the leader, as at a deploy."""
     number, before = await _leader(field)
     ending = asyncio.create_task(field.end(number))
-    took_s = await field.next_leader(before, "SIGTERM")
+    took_s = await field.next_leader(before, GOODBYE)
     status = await ending
     if status != 0:
         field.wrong.append(f"SIGTERM ended an orchestrator with {status}")

@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.demo.chaos.field import BUDGET_USD, Death, Field
+from orchestrator.demo.chaos.harms import GOODBYE, NOBODY
 from orchestrator.demo.tally import CONCURRENT_READS, count, faults
 from orchestrator.demo.trials.verdict import REASONLESS, STALE, UNOWNED_S, WORKERS, unowned_s
 from orchestrator.ports import Blobs, NotFound
 
 FAIL_OVER_S = 20.0  # the bars of the specification
-HAND_OVER_S = 1.0
 AGAIN_S = 90.0
-TROUBLES = frozenset({"postgres", "postgres 0", "postgres 1"})  # without a database nobody can lead, nor claim
 QUOTED = 5
 REFUSED = (b"Traceback (most recent call last)", b'"action_crashed"')
 ATTEMPTS = (
@@ -60,7 +59,7 @@ async def reckon(field: Field, ids: Sequence[str], blows: Sequence[Blow]) -> dic
         if bad:
             wrong.append(what)
     wrong += sorted(field.scene.witness.waits) + _said(field)
-    figures, late = _figures(field, blows, _again(field.deaths, await rows(ATTEMPTS)))
+    figures, late = _figures(field, blows, await rows(ATTEMPTS))
     wrong += late
     harms = Counter(blow.name for blow in blows if blow.done)
     return {
@@ -96,18 +95,27 @@ def _said(field: Field) -> list[str]:
     return [line.decode(errors="replace")[:1000] for line in said if any(word in line for word in REFUSED)][:QUOTED]
 
 
-def _again(deaths: Sequence[Death], attempts: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
-    """For each dead worker's task, the seconds until it ran again; a task that its worker had ended is none."""
+def _again(
+    deaths: Sequence[Death], attempts: Sequence[Mapping[str, Any]], deaf: Sequence[tuple[float, float]]
+) -> list[tuple[float, float, str]]:
+    """For each dead worker's task, the seconds until it ran again: in all, and since somebody listened without a gap.
+
+    A leader that could not have heard an agent does not take its silence for death: the time that it takes to notice
+    begins anew. A task that its worker had ended is none.
+    """
     known = {(row["task"], row["attempt"]): row for row in attempts}
-    return [
-        (known[death.task, death.attempt + 1]["at"] - death.at, death.how)
-        for death in deaths
-        if (death.task, death.attempt + 1) in known and known[death.task, death.attempt]["outcome"] == "lost"
-    ]
+    found = []
+    for death in deaths:
+        again = known.get((death.task, death.attempt + 1))
+        if again is not None and known[death.task, death.attempt]["outcome"] == "lost":
+            gaps = [to for since, to in deaf if since < again["at"] and to > death.at]
+            heard_from = min(again["at"], max(gaps, default=death.at))
+            found.append((again["at"] - death.at, again["at"] - max(death.at, heard_from), death.how))
+    return found
 
 
 def _figures(
-    field: Field, blows: Sequence[Blow], again: Sequence[tuple[float, str]]
+    field: Field, blows: Sequence[Blow], attempts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
     """How quickly things were mended, and which of it was too slow."""
     away = [blow for blow in blows if blow.done and blow.name.startswith("postgres")]
@@ -117,10 +125,12 @@ def _figures(
         for since, to, after in field.fail_overs
         if not any(blow.began_s < to and blow.ended_s > since for blow in away)  # nobody leads without a database
     ]
-    fail_overs = sorted(took for took, after in clear if after != "SIGTERM")
-    hand_overs = sorted(took for took, after in clear if after == "SIGTERM")
-    again_s = sorted(took for took, _ in again)
-    late = [f"a dead worker's task ran again after {took:.0f} s ({how})" for took, how in again if took > AGAIN_S]
+    fail_overs = sorted(took for took, after in clear if after not in {GOODBYE, NOBODY})
+    hand_overs = sorted(took for took, after in clear if after == GOODBYE)
+    gaps = [(blow.began_s, blow.ended_s) for blow in away] + [(since, to) for since, to, _ in field.fail_overs]
+    gaps += [(b.began_s, b.ended_s) for b in blows if b.name.startswith("line") and b.what.startswith("pods")]
+    again = _again(field.deaths, attempts, [(field.began_at + a, field.began_at + b) for a, b in gaps])
+    late = [f"a dead worker's task ran again after {took:.0f} s ({how})" for _, took, how in again if took > AGAIN_S]
     if _quantile(fail_overs) > FAIL_OVER_S:
         late.append(f"fail-over took {_quantile(fail_overs):.1f} s")
     return {
@@ -130,9 +140,10 @@ def _figures(
         "fail_overs_without_a_database_too": len(field.fail_overs) - len(clear),
         "hand_overs": len(hand_overs),
         "hand_over_max_s": _quantile(hand_overs, 1),
-        "tasks_run_again": len(again_s),
-        "run_again_p50_s": _quantile(again_s, 0.5),
-        "run_again_max_s": _quantile(again_s, 1),
+        "tasks_run_again": len(again),
+        "run_again_max_s": _quantile(sorted(took for took, _, _ in again), 1),
+        "run_again_heard_p50_s": _quantile(sorted(took for _, took, _ in again), 0.5),
+        "run_again_heard_max_s": _quantile(sorted(took for _, took, _ in again), 1),
     }, late
 
 
@@ -156,7 +167,8 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
         "dollars": "{dollars} billed, {dollars_booked} booked",
         "fail-over": "{fail_overs}: p50 {fail_over_p50_s} s, p99 {fail_over_p99_s} s; "
         "hand-over {hand_over_max_s} s at most",
-        "run again": "{tasks_run_again}: p50 {run_again_p50_s} s, {run_again_max_s} s at most",
+        "run again": "{tasks_run_again}: within {run_again_max_s} s; since somebody listened without a gap: "
+        "p50 {run_again_heard_p50_s} s, {run_again_heard_max_s} s at most",
         "rest": "{rest_s} s after the last harm",
     }
     if "restart" in summary:
