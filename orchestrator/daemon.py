@@ -32,6 +32,8 @@ from orchestrator.web.health import Health
 from orchestrator.web.signal import ASKS_CHANNEL
 
 TRANSITION_S = 2.0
+LEASE_OVER_S = 0.1  # after its end: then it is over for the database too
+LEAD_AGAIN_S = 1.0  # at least, between two times that a standby asks
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
@@ -209,11 +211,19 @@ class Daemon:
             self._health.leads(lease.term, lease.holder)
         else:
             self._health.stands_by(lease.term, lease.holder)
+            self._ask_again_when_over(lease)
         self._metrics.plays(self._health.role)
         if before is None or (before.leader, before.term) != (lease.leader, lease.term):
             self._observer.gap()
             self._executor.stop_climbing()
             log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
+
+    def _ask_again_when_over(self, lease: Lease) -> None:
+        """A leader that is gone without a word is missed for its lease, and not for a round of asking more."""
+        left_s = (lease.expires_at - datetime.now(UTC)).total_seconds() + LEASE_OVER_S
+        if self._scheduler.running and left_s < LEAD_EVERY_S:  # at least a second: the database's clock is another one
+            next_at = datetime.now(UTC) + timedelta(seconds=max(left_s, LEAD_AGAIN_S))
+            self._scheduler.modify_job("lead", next_run_time=next_at)
 
     def _overslept(self) -> bool:
         """Whether the lease is over by our own clock: this process was stopped, and nobody spoke to it meanwhile."""

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from orchestrator.migrate import read_migrations
 LIMIT_S = 3.0
 HANGING = "select 1 from worker_attempts where outcome is null limit 1"
 HELD = "select 1 from fleet_lease where expires_at > now()"
+TAKEN = "select (fleet_lead('demo', 'gone', 7.5)->>'expires_at')::timestamptz as until"
+LED = "select since from fleet_lease where holder <> 'gone'"
 WITH_AGENTS = "select 1 from workers where status in ('active', 'idle') limit 1"
 
 
@@ -127,6 +130,19 @@ async def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
         status, took_s = await ended(child)
     assert status == 128 + signal.SIGTERM
     assert took_s < 1
+
+
+async def test_a_standby_leads_as_soon_as_the_lease_is_over(stack: Stack) -> None:
+    """A leader that is gone without a word is missed for its lease, and not for a round of asking more."""
+    child = await stack.begin_orchestrator()  # a few seconds, and then every five: 7.5 s lie between two rounds
+    async with await stack.connect() as sql:
+        taken = await (await sql.execute(TAKEN)).fetchone()
+        await until(stack, LED)
+        led = await (await sql.execute(LED)).fetchone()
+    assert taken is not None
+    assert led is not None
+    assert led["since"] - taken["until"] < timedelta(seconds=1)
+    assert (await ended(child))[0] == 0
 
 
 async def test_it_can_be_ended_before_it_is_up(stack: Stack) -> None:
