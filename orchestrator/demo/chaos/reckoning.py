@@ -70,7 +70,7 @@ async def reckon(field: Field, ids: Sequence[str], blows: Sequence[Blow]) -> dic
         "killed": dict(field.killed),
         "harms": dict(sorted(harms.items())),
         "unowned_pod_s": round(unowned, 1),
-        "blows": [asdict(blow) for blow in blows],
+        **{name: [asdict(one) for one in of] for name, of in (("blows", blows), ("deaths", field.deaths))},
     }
 
 
@@ -137,6 +137,7 @@ def _figures(
         "fail_overs": len(fail_overs),
         "fail_over_p50_s": _quantile(fail_overs, 0.5),
         "fail_over_p99_s": _quantile(fail_overs),
+        "fail_overs_s": [round(took, 2) for took in fail_overs],
         "fail_overs_without_a_database_too": len(field.fail_overs) - len(clear),
         "hand_overs": len(hand_overs),
         "hand_over_max_s": _quantile(hand_overs, 1),
