@@ -48,6 +48,7 @@ TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no 
 STATEMENTS = 256  # remembered
 DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
 DEADLOCK_TRIES = 4
+BROKEN = (None, "57P01", "57P02")  # the connection is gone: cut, or ended by a server that stops or has crashed
 CLAIMS = "the claims"  # no argument can have this name
 ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
 CONNECT_TIMEOUT_S = 10
@@ -132,7 +133,7 @@ class PostgresDb:
             except psycopg.Error as error:
                 if error.sqlstate == DEADLOCK and attempt < DEADLOCK_TRIES:
                     continue
-                if error.sqlstate is None:  # the connection broke: others in the pool may have gone with it
+                if error.sqlstate in BROKEN:  # others in the pool will have gone with it
                     self._check_pool()
                 if limit.is_over:
                     raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error

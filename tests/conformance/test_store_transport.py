@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import psycopg
 import pytest
@@ -133,6 +134,27 @@ async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
         await ear.until(("orchestrator_tasks", "after"))
         await ear.close()
         await db.close()
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+async def test_a_restart_costs_a_call_and_not_one_for_each_connection(
+    tmp_path: Path, how: Literal["fast", "immediate"]
+) -> None:
+    """The first that meets a dead connection has all others looked at; a lease would be lost before eight calls."""
+    async with own_server(tmp_path) as server:
+        db = await PostgresDb.open(server.url, pool_size=8, call_timeout_s=5)
+        while db._pool.get_stats()["pool_size"] < 8:
+            await asyncio.gather(*(db.call("fleet_describe") for _ in range(40)))
+        await server.stop(how)
+        await server.start()
+        failed = 0
+        for _ in range(20):
+            try:
+                await db.call("fleet_describe")
+            except Unavailable:
+                failed += 1
+        await db.close()
+    assert failed <= 2  # the second: a call that was quicker than the look
 
 
 async def test_a_frozen_server_is_unavailable_in_time(tmp_path: Path) -> None:
