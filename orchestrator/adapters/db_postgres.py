@@ -82,6 +82,7 @@ class PostgresDb:
             open=False,
             timeout=call_timeout_s,
             reconnect_timeout=RECONNECT_TIMEOUT_S,
+            reconnect_failed=_try_on,
             kwargs={"autocommit": True, "prepare_threshold": None if pooled else 5},
             configure=self._configure,
         )
@@ -182,6 +183,12 @@ class PostgresDb:
             await connection.close()
             raise
         return connection
+
+
+async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:
+    """The pool has given up and waits for the next call: who waits already would wait in vain."""
+    if pool.get_stats().get("requests_waiting"):
+        await pool.check()
 
 
 class _Deadline:

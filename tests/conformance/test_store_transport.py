@@ -157,6 +157,26 @@ async def test_a_restart_costs_a_call_and_not_one_for_each_connection(
     assert failed <= 2  # the second: a call that was quicker than the look
 
 
+async def test_who_waits_for_a_connection_gets_one_when_the_server_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an outage longer than the pool tries by itself; the lease would be lost before the next call."""
+    monkeypatch.setattr("orchestrator.adapters.db_postgres.RECONNECT_TIMEOUT_S", 0.5)
+    async with own_server(tmp_path) as server:
+        db = await PostgresDb.open(server.url, pool_size=2, call_timeout_s=10)
+        await until_answered(db)
+        await server.stop("immediate")
+        with pytest.raises(Unavailable):
+            await db.call("fleet_describe")
+        waiting = asyncio.create_task(db.call("fleet_describe"))
+        # Until it has given up, more than once.
+        while db._pool.get_stats().get("connections_errors", 0) < 8 and not waiting.done():
+            await asyncio.sleep(0.05)
+        await server.start()
+        assert await waiting
+        await db.close()
+
+
 async def test_a_frozen_server_is_unavailable_in_time(tmp_path: Path) -> None:
     """It neither answers nor closes its connections; and when it thaws, it serves again."""
     async with own_server(tmp_path) as server:
