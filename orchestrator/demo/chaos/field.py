@@ -29,6 +29,7 @@ NEXT_LEADER_S = 4 * LEASE_TTL_S  # longest wait: more is a violation whatever el
 ANSWER_S = 30.0  # of a database that is being restarted
 ASK_AGAIN_S = 0.2
 BUDGET_USD = 25.0
+UNANSWERED = "the database does not answer"
 SAYS_NOTHING = "$^"  # the witness looks for waits without an end; no harm here has a sentence of its own
 # Quick to notice, and with work for two cores; attempts are many because a task may lose its worker many times.
 OPERATOR = {
@@ -152,14 +153,14 @@ class Field:
         """Note a worker that is gone with its task."""
         self.deaths.append(Death(busy["task"], busy["attempt"], time.time(), how))
 
-    def look_for_crashes(self) -> None:
-        """An orchestrator that ended by itself is noted."""
-        for child in self.orchestrators:
+    async def look_for_crashes(self) -> None:
+        """An orchestrator that ended by itself is started again; only at its start may it say that nobody answers."""
+        for number, child in enumerate(self.orchestrators):
             if not child.alive and child.pid not in self._sent_away:
                 self._sent_away.add(child.pid)
-                self.wrong.append(
-                    f"an orchestrator ended by itself with {child.process.returncode}{child.last_words()}"
-                )
+                if UNANSWERED not in child.last_words():
+                    self.wrong.append(f"an orchestrator ended with {child.process.returncode}{child.last_words()}")
+                await self.begin(number)
 
     async def calm(self) -> None:
         """No more harm: every line as it should be, no fault left, both orchestrators awake and there."""

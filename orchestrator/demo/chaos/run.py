@@ -62,7 +62,7 @@ async def run(options: Options) -> dict[str, Any]:
         except (NotWithin, ChildFailed) as error:
             field.wrong.append(str(error))
             rest_s = None
-        field.look_for_crashes()
+        await field.look_for_crashes()
         summary = await reckon(field, ids, blows)
     about = {"seed": options.seed, "minutes": options.minutes, "rest_s": rest_s and round(rest_s, 1)}
     return {**about, **summary}
@@ -88,7 +88,7 @@ async def _struck(field: Field, options: Options, blows: list[Blow]) -> None:
             harming = _strike(field, card, blows[-1], random.Random(f"{options.seed}:{len(blows)}"), busy)
             under_way.add(task := group.create_task(harming))
             task.add_done_callback(under_way.discard)
-            field.look_for_crashes()
+            await field.look_for_crashes()
 
 
 def _deal(deck: Sequence[Harm], dice: random.Random) -> Iterator[Harm]:
