@@ -139,6 +139,7 @@ def _figures(
         "fail_over_p99_s": _quantile(fail_overs),
         "fail_overs_s": [round(took, 2) for took in fail_overs],
         "fail_overs_without_a_database_too": len(field.fail_overs) - len(clear),
+        "fail_over_longest_s": round(max((to - since for since, to, _ in field.fail_overs), default=0.0), 2),
         "hand_overs": len(hand_overs),
         "hand_over_max_s": _quantile(hand_overs, 1),
         "tasks_run_again": len(again),
@@ -167,6 +168,7 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
         "{log_bytes_declared_lost:,} declared lost, {log_bytes_missing} missing",
         "dollars": "{dollars} billed, {dollars_booked} booked",
         "fail-over": "{fail_overs}: p50 {fail_over_p50_s} s, p99 {fail_over_p99_s} s; "
+        "{fail_overs_without_a_database_too} without a database too, {fail_over_longest_s} s at most; "
         "hand-over {hand_over_max_s} s at most",
         "run again": "{tasks_run_again}: within {run_again_max_s} s; since somebody listened without a gap: "
         "p50 {run_again_heard_p50_s} s, {run_again_heard_max_s} s at most",
