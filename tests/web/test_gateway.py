@@ -134,7 +134,7 @@ async def test_no_other_function_exists_at_this_door(door: Door, function: str) 
         ("DELETE", "/rest/v1/rpc/worker_claim", 405),
         ("OPTIONS", "/rest/v1/rpc/worker_claim", 405),
         ("POST", "/healthz", 405),
-        ("GET", "/metrics", 404),
+        ("GET", "/metrics", 403),  # there, and closed to a worker
         ("GET", "/openapi.json", 404),
     ],
 )
