@@ -114,7 +114,7 @@ async def gateway(settings: Settings, section: Section) -> None:
 
 
 async def _is_there(blobs: Blobs, key: str) -> None:
-    """Raise NoBucket where there is none, before anything is put: some servers make a bucket of whatever name is given."""
+    """Raise NoBucket where there is none, before anything is put: some servers then make one of whatever name."""
     try:
         await blobs.get(key)
     except NoBucket:

@@ -1,4 +1,4 @@
-"""`./run soak e2e`: every end-to-end test over Supabase's API; the ordinary run has them over DATABASE_URL, and a few so."""
+"""`./run soak e2e`: every end-to-end test over Supabase's API; the ordinary run has them over DATABASE_URL."""
 
 import sys
 from pathlib import Path
