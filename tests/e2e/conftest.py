@@ -30,7 +30,8 @@ Until = Callable[..., Awaitable[Sequence[dict[str, Any]]]]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Over which transports a test runs."""
-    if "stack" in metafunc.fixturenames:
+    said = any("transport" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "stack" in metafunc.fixturenames and not said:
         asked = metafunc.config.getoption("--transport")
         both = metafunc.definition.get_closest_marker("both_transports") is not None
         metafunc.parametrize("transport", [asked] if asked else ["direct", "supabase"] if both else ["direct"])
