@@ -240,12 +240,16 @@ CREATE FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools 
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_type jsonb;
-    v_moved bigint;
+    v_before jsonb;
+    v_after jsonb;
+    v_elsewhere text[];
+    v_moved bigint := 0;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_pools');
     for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
         perform public.internal_check_keys(v_type, array['task_type', 'pool', 'timeout_s', 'max_attempts'], 'p_pools');
     end loop;
+    select coalesce(jsonb_object_agg(d.task_type, coalesce(d.pool, 'default')), '{}') into v_before from public.task_types d;
     delete from public.task_types t
      where t.fleet = p_fleet
        and t.task_type not in (select d->>'task_type' from jsonb_array_elements(coalesce(p_pools, '[]')) d);
@@ -255,11 +259,17 @@ begin
     on conflict (task_type) do update
        set fleet = excluded.fleet, pool = excluded.pool, timeout_s = excluded.timeout_s,
            max_attempts = excluded.max_attempts, declared_at = excluded.declared_at;
-    update public.tasks t
-       set pool = coalesce((select d.pool from public.task_types d where d.task_type = t.task_type), 'default')
-     where t.status = 'Queued' and t.pool_by_type
-       and t.pool <> coalesce((select d.pool from public.task_types d where d.task_type = t.task_type), 'default');
-    get diagnostics v_moved = row_count;
+    select coalesce(jsonb_object_agg(d.task_type, coalesce(d.pool, 'default')), '{}') into v_after from public.task_types d;
+    select array_agg(n.name) into v_elsewhere
+      from (select jsonb_object_keys(v_before || v_after) as name) n
+     where coalesce(v_before->>n.name, 'default') <> coalesce(v_after->>n.name, 'default');
+    if v_elsewhere is not null then
+        update public.tasks t
+           set pool = coalesce(v_after->>t.task_type, 'default')
+         where t.status = 'Queued' and t.pool_by_type and t.task_type = any (v_elsewhere)
+           and t.pool <> coalesce(v_after->>t.task_type, 'default');
+        get diagnostics v_moved = row_count;
+    end if;
     return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', v_moved);
 end
 $$;
@@ -1956,6 +1966,16 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_task_rerouted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    new.pool := coalesce((select d.pool from public.task_types d where d.task_type = new.task_type), 'default');
+    return new;
+end
+$$;
+
 CREATE FUNCTION public.internal_task_routed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -3156,6 +3176,8 @@ CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS
 
 CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
 
+CREATE TRIGGER tasks_rerouted BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN (((new.status = 'Queued'::text) AND (old.status <> 'Queued'::text) AND new.pool_by_type)) EXECUTE FUNCTION public.internal_task_rerouted();
+
 CREATE TRIGGER tasks_routed BEFORE INSERT ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_routed();
 
 CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_touched();
@@ -3390,6 +3412,8 @@ REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now
 REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_task_rerouted() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_task_routed() FROM PUBLIC;
 

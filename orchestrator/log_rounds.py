@@ -10,8 +10,8 @@ from functools import partial
 import structlog
 
 from orchestrator.core.model import LOGS_LATE, Worker
-from orchestrator.core.states import READY, Stage, State
-from orchestrator.ports import PortError, Store
+from orchestrator.core.states import READY, FailureCode, Stage, State
+from orchestrator.ports import Attempt, HostKeyChanged, PortError, Store
 from orchestrator.shipping import Shipper
 
 EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line under 10 s
@@ -70,18 +70,29 @@ class LogRounds:
         except (PortError, TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"[:300]
             log.info("logs_delayed", worker=worker.id, error=why)
-            await self._say_late(term, worker, why)
+            if await self._say_late(term, worker, why) and isinstance(error, HostKeyChanged):
+                await self._record_stranger(term, worker, str(error))
         else:
             await self._say_late(term, worker, None)
 
-    async def _say_late(self, term: int, worker: Worker, why: str | None) -> None:
+    async def _record_stranger(self, term: int, worker: Worker, said: str) -> None:
+        """A failed login, for good: another machine answers where the worker was. The worker itself may well live."""
+        log.warning("host_key_changed", worker=worker.id, error=said)
+        refused = Attempt("failed", FailureCode.HOST_KEY_CHANGED, HostKeyChanged.__name__, {"error": said[:300]})
+        with contextlib.suppress(PortError):  # the row has said so already
+            attempt = await self._store.open_attempt(term, worker.id, Stage.SSH_AUTH)
+            await self._store.close_attempt(term, attempt, refused)
+
+    async def _say_late(self, term: int, worker: Worker, why: str | None) -> bool:
         """In the row of a ready worker, that its logs are late, and that they are no longer: once for each kind."""
         kind, told = (why or "").partition(":")[0], str(worker.metadata.get(LOGS_LATE) or "").partition(":")[0]
         if self._late.get(worker.id, told) == kind:
-            return
+            return False
         reason = f"its logs are late: {why}" if why else "its logs arrive again"
         with contextlib.suppress(PortError):  # it ends, or nobody can be told
             await self._store.move(
                 term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": {LOGS_LATE: why}}
             )
             self._late[worker.id] = kind
+            return True
+        return False

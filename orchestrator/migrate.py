@@ -22,8 +22,10 @@ LOCK_KEY = 0x6F72_6368_6573_7472  # "orchestr": pg_advisory_xact_lock(bigint)
 LOCK_TIMEOUT_S = 60  # how long to wait for another migrator, or for a table that somebody is using
 CONNECT_TIMEOUT_S = 15
 NOTE = "OR100"  # the SQLSTATE of notices that are meant for the operator
+OF_OLD_TABLES = "row level security"  # in the one that a table calls for only if somebody may have been reading it
 
 SUPABASES_LEDGER = "supabase_migrations.schema_migrations"
+NEW = "select to_regclass('public.tasks') is null and to_regclass('public.workers') is null"
 LEDGER = """
 create table if not exists public.schema_migrations (
     version text primary key,
@@ -73,15 +75,18 @@ async def migrate(url: str, *, directory: Path = DIRECTORY) -> MigrationReport:
     migrations = read_migrations(directory)
     applied: list[str] = []
     notes: list[str] = []
+    new = False
 
     def note(diagnostic: psycopg.errors.Diagnostic) -> None:
-        if diagnostic.sqlstate == NOTE and diagnostic.message_primary:
-            notes.append(diagnostic.message_primary)
+        said = diagnostic.message_primary
+        if diagnostic.sqlstate == NOTE and said and not (new and OF_OLD_TABLES in said):
+            notes.append(said)
 
     try:
         async with await psycopg.AsyncConnection.connect(
             url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
         ) as connection:
+            new = (await (await connection.execute(NEW)).fetchone()) == (True,)
             connection.add_notice_handler(note)
             while await _apply_next(connection, migrations, applied):
                 pass

@@ -356,6 +356,14 @@ class NotFound(PortError):
     """No such object."""
 
 
+class BlobRefused(PortError):
+    """The server understood and said no (wrong key, forbidden): the same call would fail again."""
+
+
+class NoBucket(BlobRefused):
+    """The bucket itself is not there."""
+
+
 class Blobs(Protocol):
     """The S3 bucket; keys are relative to S3_PREFIX."""
 

@@ -15,6 +15,7 @@ import traceback
 import urllib.parse
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -61,32 +62,33 @@ class Redactor:
             needles = {needle for secret in self._secrets for needle in encodings(secret) if len(needle) >= SHORTEST}
             self._needles = tuple(sorted(needles, key=len, reverse=True))
 
-    def redact(self, value: Any, *, by_name: bool = False) -> Any:
+    def redact(self, value: Any, *, by_name: bool = False, by_shape: bool = True) -> Any:
         """The value without secrets; an object that would show one becomes text."""
+        redact = partial(self.redact, by_name=by_name, by_shape=by_shape)
         if isinstance(value, str):
-            return self._text(value)
+            return self._text(value, by_shape=by_shape)
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, Mapping):
             return {
-                self._text(key) if isinstance(key, str) else key: HIDDEN
+                redact(key) if isinstance(key, str) else key: HIDDEN
                 if by_name and content and _named_secret(key)
-                else self.redact(content, by_name=by_name)
+                else redact(content)
                 for key, content in value.items()
             }
         if isinstance(value, (list, tuple, set, frozenset)):
-            return [self.redact(part, by_name=by_name) for part in value]
+            return [redact(part) for part in value]
         if isinstance(value, (bytes, bytearray)):
-            return self._text(bytes(value).decode("utf-8", "backslashreplace"))
-        return self._text(str(value)) if self._text(shown := f"{value!s} {value!r}") != shown else value
+            return redact(bytes(value).decode("utf-8", "backslashreplace"))
+        return redact(str(value)) if redact(shown := f"{value!s} {value!r}") != shown else value
 
-    def _text(self, text: str) -> str:
+    def _text(self, text: str, *, by_shape: bool) -> str:
         if len(text) < SHORTEST:
             return text
         for needle in self._needles:
             if needle in text:
                 text = text.replace(needle, HIDDEN)
-        for marker, shape, stays in SHAPES:
+        for marker, shape, stays in SHAPES if by_shape else ():
             if marker in text:
                 text = shape.sub(stays, text)
         return text

@@ -16,6 +16,11 @@ NOT_RUN = pytest.StashKey[dict[str, int]]()
 EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the whole of tests/e2e can be run over."""
+    parser.addoption("--transport", choices=["direct", "supabase"], help="run tests/e2e over this transport alone")
+
+
 def program(name: str) -> str | None:
     """Where a program is, looking also where root's programs are."""
     return shutil.which(name) or shutil.which(name, path=EXTRA_PATH)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.ports import NotFound, PortError, Unavailable
+from orchestrator.ports import BlobRefused, NoBucket, NotFound, PortError, Unavailable
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -23,10 +23,6 @@ ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto backs o
 CALL_TIMEOUT_S = 120.0  # over all attempts of one call
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 T = TypeVar("T")
-
-
-class BlobRefused(PortError):
-    """The server understood and said no (wrong key, no such bucket, forbidden): the same call would fail again."""
 
 
 class S3Blobs:
@@ -175,6 +171,8 @@ def _translated(call: Callable[[], T]) -> T:
 def _refusal(response: Any, text: str) -> PortError:
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code == "NoSuchBucket":
+        return NoBucket(text)
     if code in MISSING:
         return NotFound(text)
     if status >= 500 or status in {0, 408, 429} or code in {"SlowDown", "RequestTimeTooSkewed", "RequestTimeout"}:  # noqa: PLR2004  RFC 9110

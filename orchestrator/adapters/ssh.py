@@ -17,8 +17,8 @@ import asyncssh
 from orchestrator.keys import BadKey, login_pair, private_key
 from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
 
-KEEPALIVE_S = 10.0
-KEEPALIVES_MISSED = 3  # then the connection counts as gone
+KEEPALIVE_S = 6.0
+KEEPALIVES_MISSED = 3  # and one more interval for the last answer, then the connection counts as gone: 24 s
 BANNER_BYTES = 4096  # RFC 4253 allows lines before the identification, and 255 bytes for it
 OUTPUT_BYTES = 4 * 1024 * 1024  # of one command; ours answer with a line or two
 BLOCK_BYTES = 64 * 1024

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.model import Policy
-from orchestrator.core.states import RUNGS, Stage, State, WaitingOn
+from orchestrator.core.model import LOGS_LATE, Policy
+from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.early import amiss, silent_leader, stalled
 from orchestrator.diagnostics.proof import proof
 from orchestrator.diagnostics.sentences import MORE
+from orchestrator.ports import HostKeyChanged
 from orchestrator.proofs import PAUSES_S
 
 Row = Mapping[str, Any]
@@ -39,6 +40,7 @@ WANTED: Mapping[str, str] = {
 }
 # One attempt until the deadline; every other rung is tried again after each of PAUSES_S.
 TRIED_ONCE = frozenset({Stage.INTENT, Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP})
+STRANGER = HostKeyChanged.__name__  # with it begins what a row says of late logs where another machine answers
 WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # offers and deletes are tried as often as it takes
 
 
@@ -186,6 +188,9 @@ def _amiss(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
     wait.what = "; ".join([*amiss(row, now, busy=busy), wait.what])
     if row["waiting_on"] == WaitingOn.PROVIDER:
         wait.who = WaitingOn.PROVIDER.value
+    if str(row["metadata"].get(LOGS_LATE)).startswith(STRANGER):
+        wait.code = FailureCode.HOST_KEY_CHANGED.value
+        wait.then = f"nothing is sent there; the worker goes on while it beats, its logs are lost; {wait.then}"
     return wait
 
 

@@ -12,7 +12,7 @@ import httpx
 
 from orchestrator import wiring
 from orchestrator.doctor.findings import Section
-from orchestrator.ports import PortError
+from orchestrator.ports import BlobRefused, Blobs, NoBucket, NotFound, PortError
 from orchestrator.settings import Settings
 
 REPAIR = "python -m orchestrator doctor ssh --repair"
@@ -57,6 +57,7 @@ async def s3(settings: Settings, section: Section) -> None:
     blobs = wiring.open_blobs(settings)
     key, content = f"doctor/{uuid.uuid4().hex}.txt", f"orchestrator doctor {time.time()}".encode()
     try:
+        await _is_there(blobs, key)
         await blobs.put(key, content, content_type="text/plain")
         section.ok("an object can be stored", f"s3://{settings.s3_bucket}, HEAD shows its {len(content)} bytes")
         try:
@@ -67,6 +68,8 @@ async def s3(settings: Settings, section: Section) -> None:
         finally:
             await blobs.delete(key)
         section.ok("it can be deleted")
+    except NoBucket as error:
+        section.fail(f"the bucket {settings.s3_bucket} does not exist", str(error), BUCKET_FIX)
     except PortError as error:
         section.fail("the bucket does not do what is needed", f"{type(error).__name__}: {error}", BUCKET_FIX)
     finally:
@@ -108,6 +111,16 @@ async def gateway(settings: Settings, section: Section) -> None:
         section.warn("nobody answers at WORKER_API_URL", why, "start the service: python -m orchestrator run")
         return
     section.ok("somebody answers at WORKER_API_URL", f"{url}: HTTP {reply.status_code}")
+
+
+async def _is_there(blobs: Blobs, key: str) -> None:
+    """Raise NoBucket where there is none, before anything is put: some servers then make one of whatever name."""
+    try:
+        await blobs.get(key)
+    except NoBucket:
+        raise
+    except (NotFound, BlobRefused):
+        pass  # a key that may not list the bucket is refused what is not in it; storing will tell
 
 
 def _read(name: str, kind: str, undone: tuple[str, ...], section: Section) -> None:

@@ -77,6 +77,7 @@ class Core:
     limits: Limits = field(default_factory=Limits)
     page_size: int = 100
     create_s: float = 0.05  # how long a create call takes; RunPod needs 0.8-3 s
+    clock_s: float = 0.0  # by how much the clock that it shows is ahead
     calls: Counter[str] = field(default_factory=Counter)
     creates: list[dict[str, Any]] = field(default_factory=list)
     transports: Transports = field(default_factory=dict)

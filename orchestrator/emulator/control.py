@@ -82,10 +82,10 @@ async def set_ssh(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) 
 
 
 async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
-    """Set any of boot_s, create_s, balance_usd, page_size, per_minute, per_hour, offers, volumes; show all."""
+    """Set any of boot_s, create_s, clock_s, balance_usd, page_size, per_minute, per_hour, offers, volumes; show all."""
     del path
     world, limits = core.world, core.limits
-    known = {"boot_s", "create_s", "balance_usd", "page_size", "per_minute", "per_hour", "offers", "volumes"}
+    known = {"boot_s", "create_s", "clock_s", "balance_usd", "page_size", "per_minute", "per_hour", "offers", "volumes"}
     if unknown := sorted(set(body) - known):
         message = f"unknown settings: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         raise Refused(message)
@@ -93,6 +93,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
         low, high = body.get("boot_s", core.host.boot_s)
         core.host.boot_s = (float(low), float(high))
         core.create_s = float(body.get("create_s", core.create_s))
+        core.clock_s = float(body.get("clock_s", core.clock_s))
         world.balance_usd = float(body.get("balance_usd", world.balance_usd))
         core.page_size = int(body.get("page_size", core.page_size))
         limits.minute.allowed = int(body.get("per_minute", limits.minute.allowed))
@@ -106,6 +107,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
     return {
         "boot_s": core.host.boot_s,
         "create_s": core.create_s,
+        "clock_s": core.clock_s,
         "balance_usd": world.balance_usd,
         "page_size": core.page_size,
         "per_minute": limits.minute.allowed,

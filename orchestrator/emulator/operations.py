@@ -101,9 +101,9 @@ async def act_on_pod(asked: Asked) -> Reply:
         asked.core.end_pod(pod)
         return Reply(204)
     if action in ("stop", "restart"):
+        await host.stop(pod)  # first: of a pod that is called EXITED, nothing runs
         pod.status, pod.ssh_visible = "EXITED", False
         pod.log("container stopped")
-        await host.stop(pod)
     if action in ("start", "restart"):
         host.restart(pod)
     return Reply(200, views.pod_json(pod))

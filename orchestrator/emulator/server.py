@@ -4,9 +4,9 @@ import asyncio
 import fcntl
 import os
 import secrets
-import socket
 import time
 from collections.abc import Mapping
+from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from orchestrator.emulator import control
@@ -80,21 +81,22 @@ class Emulator:
             os.close(self._lock)
             message = f"another emulator uses {self.state_dir}; give it a state directory of its own"
             raise RuntimeError(message) from error
+        config = uvicorn.Config(_application(self.core), ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        # uvicorn's protocol without its Server: that one owns the process's signals and takes 0.2 s to stop. The loop
+        # makes the socket itself, or it would not turn Nagle's algorithm off, and each call would wait for 40 ms.
+        protocol = cuttable(self.core.transports)
         try:
-            listening = socket.create_server((HOST, self._port))
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: protocol(config, self._state, {}), HOST, self._port, backlog=BACKLOG, start_serving=False
+            )
         except OSError:
             os.close(self._lock)
             raise
-        self._port = listening.getsockname()[1]
+        self._port = self._server.sockets[0].getsockname()[1]
         self.core.host.api_url = self.url
         await self.core.host.open()
-        config = uvicorn.Config(_application(self.core), ws="none", lifespan="off", log_config=None, access_log=False)
-        config.load()
-        # uvicorn's protocol without its Server: that one owns the process's signals and takes 0.2 s to stop.
-        protocol = cuttable(self.core.transports)
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: protocol(config, self._state, {}), sock=listening, backlog=BACKLOG
-        )
+        await self._server.start_serving()
         self._account = asyncio.create_task(self._watch_account())
         return self
 
@@ -136,10 +138,21 @@ class Emulator:
         raise LookupError(message)
 
 
-def _application(core: Core) -> Starlette:
+def _application(core: Core) -> ASGIApp:
     async def answer(request: Request, error: Exception) -> Response:
         del request
         status = error.status_code if isinstance(error, HTTPException) else 500
         return problem(status, str(error)).response()
 
-    return Starlette(routes=[*control.routes(core), *routes(core)], exception_handlers={HTTPException: answer})
+    app = Starlette(routes=[*control.routes(core), *routes(core)], exception_handlers={HTTPException: answer})
+
+    async def dated(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_dated(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                date = formatdate(time.time() + core.clock_s, usegmt=True).encode()
+                message = {**message, "headers": [*message["headers"], (b"date", date)]}
+            await send(message)
+
+        await app(scope, receive, send_dated)
+
+    return dated

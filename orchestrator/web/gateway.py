@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.core.states import State
 from orchestrator.grants import has_output, sign
 from orchestrator.ports import Blobs, PortError
+from orchestrator.redaction import redact
 from orchestrator.web.refusals import (
     BAD_BODY,
     BAD_JWT,
@@ -57,6 +58,12 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
 log = structlog.get_logger()
 
 
+# What a pod says in its own words, of which some quote what it was told; a task's result is the user's own, and loses
+# nothing but the secrets that we know.
+WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason"})
+RESULT = "p_result_data"
+
+
 class WorkerDb(Protocol):
     """What the gateway needs of the database: one function, called as the worker that the claims name."""
 
@@ -90,7 +97,7 @@ class Gateway:
         try:
             claims = self._claims(request)
             worker_id = claims["sub"]
-            arguments = await _arguments(request, function)
+            arguments = _without_secrets(await _arguments(request, function))
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
             if worker_id and (refusal.status >= SERVER_ERROR or refusal.status == TOO_SLOW):
@@ -184,6 +191,14 @@ class Gateway:
             else:
                 items.append({**item, **signed})
         return {**answer, "items": items, "refused": refused}
+
+
+def _without_secrets(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What is stored of a call: nothing that opens something of ours."""
+    return {
+        name: redact(value, by_shape=name != RESULT) if name in WORDS or name == RESULT else value
+        for name, value in arguments.items()
+    }
 
 
 async def _arguments(request: Request, function: str) -> dict[str, Any]:

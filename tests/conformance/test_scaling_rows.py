@@ -1,6 +1,7 @@
 """What scaling keeps in the database: reservations, climbs, releases, offers, pauses, declared types."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -249,6 +250,20 @@ async def test_queued_tasks_follow_their_type_unless_they_named_a_pool(fleet: Fl
     ):
         await store.declare_pools(fleet.term, declared)
         assert [(await fleet.task(task_id))["pool"] for task_id in ids] == pools
+
+
+async def test_a_task_that_comes_back_follows_its_type(fleet: Fleet, store: SqlStore) -> None:
+    """It ran while POOLS_FILE changed; a declaration that changes nothing looks through nothing."""
+    train = TaskType("train", "training", None, None)
+    await store.declare_pools(fleet.term, [train])
+    (task_id,) = await fleet.submit({"task_type": "train"})
+    agent = await fleet.agent(pool="training")
+    await agent.claim()
+    await store.declare_pools(fleet.term, [replace(train, pool="large")])
+    assert (await fleet.task(task_id))["pool"] == "training"
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    row = await fleet.task(task_id)
+    assert (row["status"], row["pool"]) == ("Queued", "large")
 
 
 async def test_a_row_that_a_project_inserts_itself_is_routed_too(

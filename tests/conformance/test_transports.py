@@ -358,3 +358,28 @@ async def test_a_transaction_pooler_is_polled(database: str) -> None:
             assert await (await connection.execute(query)).fetchone() == (0,)
         await ear.close()
         await db.close()
+
+
+# Of PostgREST 12, which the suite runs, and of 14, which Supabase hosts.
+SAID = {
+    "an expired key": (DatabaseAuth, [(401, "PGRST301"), (401, "PGRST303")]),
+    "a table that is not there": (SchemaMismatch, [(404, "42P01"), (404, "PGRST205")]),
+    "a limit of the server's configuration": (Unavailable, [(503, "53400"), (500, "53400")]),
+    "a limit of the program": (Unavailable, [(413, "54000"), (500, "54000")]),
+    "a form of answer that it has not": (Unavailable, [(415, "PGRST107"), (406, "PGRST107")]),
+    "a statement that was given up": (Unavailable, [(500, "57014"), (504, "57014")]),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+async def test_the_hosted_version_is_understood_as_the_embedded_one(moody: tuple[Relay, SupabaseDb], what: str) -> None:
+    """Codes and statuses differ between them; what the caller hears does not."""
+    relay, db = moody
+    kind, both = SAID[what]
+    for status, code in both:
+        body = json.dumps({"code": code, "message": f"the words of {code}", "details": None, "hint": None})
+        relay.canned = [answer(f"{status} Said", body)] * 10
+        with pytest.raises(kind, match=f"the words of {code}"):
+            await db.call("fleet_describe")
+    relay.canned = []
+    assert await db.call("fleet_describe")

@@ -182,6 +182,18 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     )
 
 
+async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
+    """With the code, what was shown, and that the work goes on."""
+    worker = await promoted(fleet, 10)
+    await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "HostKeyChanged: pod-1 shows another key"})
+    await attempt(fleet, worker, Stage.SSH_AUTH, "failed", "HOST_KEY_CHANGED", error="pod-1 shows another key")
+    said = await explained(fleet, worker)
+    assert (said.code, said.who) == ("HOST_KEY_CHANGED", "worker")
+    assert said.what.startswith("its logs, which are late: HostKeyChanged")
+    assert said.then.startswith("nothing is sent there; the worker goes on")
+    assert said.proof == "ssh_auth failed: pod-1 shows another key"
+
+
 async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
     """The connection broke once, and the climb went on."""
     worker = await climb(fleet, Stage.DEPLOY)

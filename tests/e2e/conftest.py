@@ -1,4 +1,8 @@
-"""A stack of one's own for each test: Postgres, S3 and the emulator, with the schema in place."""
+"""A stack of one's own for each test: Postgres, S3 and the emulator, with the schema in place.
+
+Each test runs over DATABASE_URL; those marked `both_transports` once more as a Supabase project would have it, pods
+included. `--transport supabase` (`./run soak e2e`) runs all of them that way.
+"""
 
 import asyncio
 import time
@@ -9,7 +13,7 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from orchestrator.demo.stack import Stack
+from orchestrator.demo.stack import Stack, Transport
 
 POLL_S = 0.1
 HANDLERS = {
@@ -24,10 +28,19 @@ HANDLERS = {
 Until = Callable[..., Awaitable[Sequence[dict[str, Any]]]]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Over which transports a test runs."""
+    said = any("transport" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "stack" in metafunc.fixturenames and not said:
+        asked = metafunc.config.getoption("--transport")
+        both = metafunc.definition.get_closest_marker("both_transports") is not None
+        metafunc.parametrize("transport", [asked] if asked else ["direct", "supabase"] if both else ["direct"])
+
+
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, transport: Transport) -> AsyncIterator[Stack]:
     """Everything but the orchestrator itself."""
-    async with Stack(tmp_path / "stack", boot_s=(1, 2)) as it:
+    async with Stack(tmp_path / "stack", boot_s=(1, 2), transport=transport) as it:
         it.environment |= HANDLERS
         await it.migrate()
         yield it

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from psycopg import AsyncConnection
 
 from orchestrator.demo.play import submit
@@ -83,6 +84,7 @@ async def test_a_killed_orchestrator_goes_on_where_it_was(stack: Stack, sql: Sql
     assert (logs.missing, logs.declared_lost) == (0, 0)
 
 
+@pytest.mark.both_transports
 async def test_a_running_task_is_cancelled(stack: Stack, until: Until) -> None:
     """A cancelled task's process ends, and its worker takes the next one."""
     await stack.start_orchestrator({"MAX_ACTIVE_GPUS": "1"})
@@ -111,6 +113,7 @@ async def test_an_own_worker_program_is_started_and_its_log_shipped(stack: Stack
     assert f"working for {worker['id']}" in out
 
 
+@pytest.mark.both_transports
 async def test_an_operator_spawns_and_terminates(stack: Stack, until: Until) -> None:
     """Through the same intent and the same proof as the loop's own decisions."""
     patient = ("GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC")

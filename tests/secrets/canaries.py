@@ -38,7 +38,7 @@ class Canaries:
     searched: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # sink -> characters
 
     def search(self, sink: str, text: str, *, but: Iterable[str] = ()) -> None:
-        """Look for every secret, raw, in base64 and URL-encoded."""
+        """Look for every secret, raw, in both alphabets of base64 and URL-encoded."""
         self.searched[sink] += len(text)
         for name, values in self.known.items():
             if name not in but and any(form in text for value in values for form in forms(value)):
@@ -51,8 +51,9 @@ def forms(value: str) -> Iterable[str]:
     yield urllib.parse.quote(value, safe="")
     yield json.dumps(value)[1:-1]
     for before in range(3):
-        text = base64.b64encode(b"\0" * before + value.encode()).decode().rstrip("=")
-        yield text[4 if before else 0 : -2]
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            text = encode(b"\0" * before + value.encode()).decode().rstrip("=")
+            yield text[4 if before else 0 : -2]
 
 
 @contextlib.asynccontextmanager

@@ -11,9 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from orchestrator.adapters.blobs import BlobRefused, S3Blobs
+from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.emulator.s3 import REGION, EmbeddedS3
-from orchestrator.ports import NotFound, Unavailable
+from orchestrator.ports import BlobRefused, NotFound, Unavailable
 
 START_AND_SLEEP = """
 import asyncio, json, sys

@@ -1,6 +1,7 @@
 """The workers' door over real HTTP: what it lets through, and in which words it refuses."""
 
 import asyncio
+import base64
 import json
 import time
 import uuid
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.states import State
+from orchestrator.redaction import HIDDEN, hide
 from orchestrator.web.gateway import FUNCTIONS, MAX_BODY_BYTES
 from orchestrator.web.tokens import mint
 from tests.web.builders import SECRET, Caller, Door, done
@@ -52,6 +54,31 @@ async def test_a_task_goes_through_the_door_and_back(door: Door) -> None:
     assert beat.json()["fenced"] == []
     assert (await worker.call(protocol.COMPLETE, **done(task_id, "s3://x/y"))).json() == {"outcome": "ok"}
     assert (await worker.call(protocol.COMPLETE, **done(task_id, "s3://x/y"))).json() == {"outcome": "already"}
+
+
+async def test_what_a_pod_quotes_of_our_secrets_is_not_stored(door: Door) -> None:
+    """Whatever it says, and in a result what we know to be secret alone: the rest of that is the user's."""
+    ours, theirs = f"rp+{uuid.uuid4().hex}/x", mint("x" * 32, "their-worker", "j", time.time())
+    hide([ours])
+    worker = await door.worker()
+    await door.submit(worker.pool, 2)
+    first, second = (await worker.claim(1, batch=2))["tasks"]
+    said = f"env: A={ours}, Bearer {theirs}"
+    held = {"id": first["id"], "attempt": 1, "progress": {"message": said}}
+    await worker.call(protocol.REGISTER, p_agent={"python": said})
+    await worker.call(protocol.HEARTBEAT, p_tasks=[held], p_health={"x": said}, p_logs={})
+    detail = {"log": [base64.b64encode(ours.encode()).decode()]}
+    failure = {"code": "X", "message": said, "point": "Processing", "detail": detail, "retryable": False}
+    await worker.call(protocol.FAIL, p_task_id=first["id"], p_attempt=1, p_failure=failure)
+    told = done(second["id"], None) | {"p_result_data": {"said": said}}
+    assert (await worker.call(protocol.COMPLETE, **told)).json() == {"outcome": "ok"}
+    failed, complete = [await door.store.task(task["id"]) for task in (first, second)]
+    rows = json.dumps([failed, await door.store.worker(worker.id)], default=str)
+    assert rows.count(HIDDEN) >= 4
+    assert ours not in rows
+    assert detail["log"][0] not in rows
+    assert theirs not in rows
+    assert complete["task"]["result_data"] == {"said": said.replace(ours, HIDDEN)}
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
@@ -134,7 +161,7 @@ async def test_no_other_function_exists_at_this_door(door: Door, function: str) 
         ("DELETE", "/rest/v1/rpc/worker_claim", 405),
         ("OPTIONS", "/rest/v1/rpc/worker_claim", 405),
         ("POST", "/healthz", 405),
-        ("GET", "/metrics", 404),
+        ("GET", "/metrics", 403),  # there, and closed to a worker
         ("GET", "/openapi.json", 404),
     ],
 )

@@ -214,6 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         if orchestrator.refusal:
             with orchestrator.changed:
                 orchestrator.calls.append((function, args))
+                orchestrator.changed.notify_all()
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
             return

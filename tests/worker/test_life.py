@@ -37,6 +37,7 @@ def store(params, task):
     return task.upload("x")
 """
 HANDLERS = {name: f"work:{name}" for name in ("quick", "gated", "store")}
+MOODS = ((503, "PGRST002"), (404, "PGRST202"), (404, "PGRST205"), (401, "PGRST303"), (500, "53400"), (500, "54000"))
 
 
 @pytest.fixture
@@ -241,6 +242,22 @@ def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod
 
 
 # --- an orchestrator that is away ------------------------------------------------------------------------------------
+
+
+def test_a_server_out_of_sorts_is_asked_again(orchestrator: Orchestrator, pod: Pod) -> None:
+    """What PostgREST 12 and 14 say while a project wakes up, migrates or is full is no verdict about the worker."""
+    pod.start(HANDLERS)
+    orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT) and orchestrator.count(protocol.CLAIM))
+
+    def another(before: int) -> Callable[[], bool]:
+        return lambda: orchestrator.count(protocol.HEARTBEAT) > before
+
+    for mood in MOODS:
+        orchestrator.tell(refusal=mood)
+        orchestrator.until(another(orchestrator.count(protocol.HEARTBEAT)))
+    orchestrator.tell(refusal=None)
+    orchestrator.submit("t", "quick")
+    orchestrator.completion("t")
 
 
 def test_result_is_kept_while_the_orchestrator_is_away(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:

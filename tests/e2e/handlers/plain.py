@@ -22,3 +22,11 @@ def work(params: dict[str, Any], task: Any) -> dict[str, Any]:
 def stand(params: dict[str, Any], task: Any) -> None:
     """Stand still, without a word of progress."""
     time.sleep(params["seconds"])
+
+
+def leave(params: dict[str, Any], task: Any) -> str:
+    """Leave a file behind."""
+    path = task.dir / "left.txt"
+    path.write_text(params["text"])
+    location: str = task.upload(path)
+    return location

@@ -217,6 +217,8 @@ class Tables:
         for row, change in changes:
             was.append(dict(row))
             row.update(change, updated_at=self.now)
+            if row["status"] == "Queued" != was[-1]["status"] and row["pool_by_type"]:
+                row["pool"] = self.task_types.get(row["task_type"], {}).get("pool") or "default"
             rows.append(row)
         for old, new in zip(was, rows, strict=True):
             self._index(old, new)
