@@ -18,7 +18,7 @@ from rich.table import Table
 
 from orchestrator.demo.stack import ROOT
 
-BENCHES = ("agent_start", "pickup", "reaction", "bringup", "shipping", "thousand")  # the quick ones first
+BENCHES = ("agent_start", "pickup", "queue", "reaction", "bringup", "shipping", "thousand")  # the quick ones first
 
 
 @click.command()
