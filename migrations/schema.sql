@@ -284,6 +284,57 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := least(coalesce(p_until, v_now), v_now);
+    v_cost jsonb := public.fleet_cost(p_fleet, p_since, v_until, v_now);  -- refuses a window that is none
+    v_length_s numeric := extract(epoch from v_until - p_since);
+    v_paid_s numeric;
+begin
+    select coalesce(sum((k.value ->> 'seconds')::numeric), 0) into v_paid_s from jsonb_each(v_cost -> 'kinds') k;
+    return (
+        with ended as (
+            select a.outcome, extract(epoch from a.ended_at - a.started_at) as seconds
+              from public.task_attempts a join public.workers w on w.id = a.worker_id
+             where w.fleet = p_fleet and a.ended_at > p_since and a.ended_at <= v_until
+        ), counted as (
+            select count(*) filter (where e.outcome = 'complete') as completed,
+                   count(*) filter (where e.outcome in ('failed', 'lost')) as failed,
+                   percentile_cont(0.5) within group (order by e.seconds)
+                       filter (where e.outcome = 'complete') as run_p50_s
+              from ended e
+        ), waits as (
+            select extract(epoch from least(coalesce(t.generation_started_at, v_until), v_until)
+                                      - greatest(t.created_at, p_since)) as seconds
+              from public.tasks t
+             where t.created_at < v_until and coalesce(t.generation_started_at > p_since, t.status = 'Queued')
+        ), queue as (
+            select coalesce(sum(greatest(w.seconds, 0)), 0) / v_length_s as mean_depth,
+                   percentile_cont(0.5) within group (order by w.seconds) as wait_p50_s,
+                   percentile_cont(0.95) within group (order by w.seconds) as wait_p95_s
+              from waits w
+        )
+        select jsonb_build_object(
+            'since', p_since, 'until', v_until,
+            'completed', c.completed, 'failed', c.failed,
+            'tasks_per_hour', round(c.completed * 3600 / v_length_s, 2),
+            'run_p50_s', round(c.run_p50_s::numeric, 3),
+            'queue_mean', round(q.mean_depth, 2),
+            'queue_now', (select count(*) from public.tasks t where t.status = 'Queued'),
+            'wait_p50_s', round(q.wait_p50_s::numeric, 3), 'wait_p95_s', round(q.wait_p95_s::numeric, 3),
+            'paid_s', v_paid_s,
+            'utilisation', round(coalesce((v_cost -> 'kinds' -> 'busy' ->> 'seconds')::numeric, 0)
+                                 / nullif(v_paid_s, 0), 4),
+            'usd', (v_cost ->> 'usd')::numeric,
+            'usd_per_task', round((v_cost ->> 'usd')::numeric / nullif(c.completed, 0), 6))
+          from counted c, queue q);
+end
+$$;
+
 CREATE FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -649,6 +700,112 @@ begin
         returning id into v_id;
     end if;
     return jsonb_build_object('id', v_id);
+end
+$$;
+
+CREATE FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_day timestamptz := v_now - interval '24 hours';
+    c_rows constant int := 50;  -- of each list
+begin
+    return (
+        with mine as (select w.* from public.workers w where w.fleet = p_fleet),
+        queue as (
+            select t.pool,
+                   count(*) filter (where t.status = 'Queued' and not t.blocked
+                                      and coalesce(t.run_after <= v_now, true)) as claimable,
+                   count(*) filter (where t.status = 'Queued' and t.blocked) as dependencies,
+                   count(*) filter (where t.status = 'Queued' and not t.blocked and t.run_after > v_now) as scheduled,
+                   count(*) filter (where t.status = 'In Progress') as running,
+                   count(*) filter (where t.status = 'Complete'
+                                      and t.generation_processed_at > v_now - interval '1 hour') as completed_1h,
+                   min(t.created_at) filter (where t.status = 'Queued' and not t.blocked
+                                               and coalesce(t.run_after <= v_now, true)) as oldest_claimable_at,
+                   avg(extract(epoch from t.generation_processed_at - t.generation_started_at))
+                       filter (where t.status = 'Complete' and t.generation_processed_at > v_day) as mean_task_s
+              from public.tasks t group by t.pool
+        ),
+        attempts as (
+            select a.* from public.worker_attempts a join mine w on w.id = a.worker_id
+             where a.ended_at > v_day and a.outcome in ('failed', 'timeout', 'lost')
+        ),
+        failed as (
+            select t.task_type, t.failure_code, t.error_message, t.id, t.updated_at from public.tasks t
+             where t.status = 'Failed' and t.updated_at > v_day
+        ),
+        spent as (
+            select date_trunc('day', c.from_at at time zone 'UTC') as day, sum(c.usd) as usd from public.costs c
+             where c.fleet = p_fleet and c.from_at > v_now - interval '8 days' and c.to_at <= v_day group by 1
+        )
+        select jsonb_build_object(
+            'now', v_now,
+            'leader', public.internal_leader(p_fleet, v_now),
+            'paused', public.internal_pauses(p_fleet, v_now),
+            'total_workers', (select count(*) from mine),
+            'workers_by_status', coalesce((
+                select jsonb_object_agg(s.status, s.n)
+                  from (select w.status, count(*) as n from mine w group by w.status) s), '{}'),
+            'task_counts', coalesce((
+                select jsonb_object_agg(s.status, s.n)
+                  from (select t.status::text as status, count(*) as n from public.tasks t group by 1) s), '{}'),
+            'queue', coalesce((select jsonb_agg(to_jsonb(q) order by q.pool) from queue q), '[]'),
+            'expired_leases', (
+                select count(*) from public.tasks t
+                 where t.status = 'In Progress'
+                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
+            'recent_workers', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'id', w.id, 'status', w.status, 'pool', w.pool, 'gpu_type', w.gpu_type, 'pod_id', w.pod_id,
+                           'created_at', w.created_at, 'promoted_at', w.promoted_at, 'terminated_at', w.terminated_at,
+                           'exit_cause', w.exit_cause, 'failure_code', w.failure_code) order by w.created_at desc, w.id)
+                  from (select * from mine w order by w.created_at desc, w.id limit c_rows) w), '[]'),
+            'failed_climbs', coalesce((
+                select jsonb_agg(to_jsonb(f) order by f.n desc, f.code)
+                  from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage,
+                               upper(a.evidence ->> 'cause') as cause, count(*) as n, count(distinct a.worker_id) as workers,
+                               max(a.ended_at) as last_at
+                          from attempts a group by 1, 2, 3) f), '[]'),
+            'failed_tasks', coalesce((
+                select jsonb_agg(to_jsonb(f) order by f.n desc, f.task_type)
+                  from (select f.task_type, f.failure_code as code, count(*) as n, max(f.updated_at) as last_at,
+                               (array_agg(f.id order by f.updated_at desc))[1] as last_task,
+                               left((array_agg(f.error_message order by f.updated_at desc))[1], 500) as message,
+                               count(*) filter (where f.failure_code is distinct from 'DEPENDENCY_FAILED'
+                                   and f.error_message like '%No valid segment videos found%') as no_segments
+                          from failed f group by f.task_type, f.failure_code) f), '[]'),
+            'error_patterns', jsonb_build_object(
+                'orphaned_tasks_reset', (
+                    select count(*) from public.task_attempts a join mine w on w.id = a.worker_id
+                     where a.outcome = 'lost' and a.ended_at > v_day),
+                'ssh_errors', (
+                    select count(*) from attempts a
+                     where a.failure_code in ('TCP_REFUSED', 'TCP_TIMEOUT', 'NOT_SSH', 'SSH_DETAILS_MISSING',
+                                              'HOST_KEY_CHANGED', 'EXEC_FAILED', 'CONNECTION_LOST')),
+                'auth_failures', (
+                    select count(*) from attempts a where a.failure_code in ('AUTH_FAILED', 'API_AUTH')),
+                'other_errors', (
+                    select count(*) from attempts a
+                     where coalesce(a.failure_code, '') not in (
+                               'TCP_REFUSED', 'TCP_TIMEOUT', 'NOT_SSH', 'SSH_DETAILS_MISSING', 'HOST_KEY_CHANGED',
+                               'EXEC_FAILED', 'CONNECTION_LOST', 'AUTH_FAILED', 'API_AUTH'))),
+            'recent_cycles', coalesce((
+                select jsonb_agg(to_jsonb(d) - 'fleet' order by d.id desc)
+                  from (select * from public.decisions d where d.fleet = p_fleet order by d.id desc limit c_rows) d), '[]'),
+            'worker_lifecycle_events', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'at', e.at, 'worker_id', e.worker_id, 'from_state', e.from_state, 'to_state', e.to_state,
+                           'reason', e.reason, 'actor', e.actor) order by e.id desc)
+                  from (select e.* from public.worker_events e
+                         where e.fleet = p_fleet and e.from_state is distinct from e.to_state
+                         order by e.id desc limit c_rows) e), '[]'),
+            'spent', jsonb_build_object(
+                'last_hour_usd', (public.fleet_cost(p_fleet, v_now - interval '1 hour', v_now, v_now) ->> 'usd')::numeric,
+                'last_day_usd', (public.fleet_cost(p_fleet, v_day, v_now, v_now) ->> 'usd')::numeric,
+                'usual_day_usd', (select round(avg(s.usd), 6) from spent s))));
 end
 $$;
 
@@ -1617,6 +1774,12 @@ CREATE FUNCTION public.internal_settle(p_ids uuid[]) RETURNS void
     AS $$
 begin
     update public.tasks t
+       set blocked = not t.blocked
+     where t.id = any (p_ids) and t.status = 'Queued'
+       and t.blocked is distinct from exists (
+               select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
+                where d.status is distinct from 'Complete');
+    update public.tasks t
        set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
            error_message = (
                select left(concat_ws(': ',
@@ -1631,12 +1794,6 @@ begin
                 order by array_position(t.depends_on, d.id) limit 1)
      where t.id = any (p_ids) and t.status = 'Queued'
        and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
-    update public.tasks t
-       set blocked = not t.blocked
-     where t.id = any (p_ids) and t.status = 'Queued'
-       and t.blocked is distinct from exists (
-               select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
-                where d.status is distinct from 'Complete');
 end
 $$;
 
@@ -2172,6 +2329,7 @@ declare
     v_wanted text := public.internal_wanted(v_worker);
     v_taken int := 0;
     v_status text := v_worker.status;
+    v_claim_no bigint := v_worker.claim_no;
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
@@ -2180,23 +2338,30 @@ begin
         perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
             format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
     end if;
-    if v_wanted = 'run' and v_worker.status in ('active', 'idle')
-       and (p_claim_no > v_worker.claim_no
-            or p_claim_no = v_worker.claim_no
+    if v_wanted = 'run' and v_worker.status in ('spawning', 'active', 'idle')
+       and (p_claim_no > v_claim_no
+            or p_claim_no = v_claim_no
                and not exists (select from public.task_attempts a where a.worker_id = p_worker_id
                                   and a.nonce = p_nonce and a.claim_no = p_claim_no)) then
-        v_taken := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
-        if v_taken > 0 then
-            v_status := 'active';
-        elsif v_worker.status = 'active' and not exists (
-                select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
-            v_status := 'idle';
+        if v_worker.status <> 'spawning' then
+            v_taken := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
+            if v_taken > 0 then
+                v_status := 'active';
+            elsif v_worker.status = 'active' and not exists (
+                    select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
+                v_status := 'idle';
+            end if;
         end if;
-        if v_status <> v_worker.status or p_claim_no > v_worker.claim_no then
+        v_claim_no := p_claim_no;
+        if v_taken = 0 and (coalesce(p_wait_s, 0) <= 0
+                            or public.internal_is_pod() and public.internal_is_over_postgrest()) then
+            v_claim_no := p_claim_no + 1;
+        end if;
+        if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
             perform public.internal_because('worker', null, case v_status
                 when 'active' then format('claimed %s of pool %s', v_taken, v_worker.pool)
                 else format('asked for work of pool %s and there was none', v_worker.pool) end);
-            update public.workers w set status = v_status, claim_no = p_claim_no where w.id = p_worker_id;
+            update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker_id;
         end if;
     end if;
     return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
@@ -2420,6 +2585,114 @@ begin
 end
 $$;
 
+CREATE TABLE public.tasks (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    task_type text NOT NULL,
+    params jsonb DEFAULT '{}'::jsonb NOT NULL,
+    status text DEFAULT 'Queued'::text NOT NULL,
+    worker_id text,
+    attempts integer DEFAULT 0 NOT NULL,
+    output_location text,
+    result_data jsonb,
+    error_message text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    generation_started_at timestamp with time zone,
+    generation_processed_at timestamp with time zone,
+    pool text NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    max_attempts integer NOT NULL,
+    uncounted integer DEFAULT 0 NOT NULL,
+    timeout_s numeric,
+    run_after timestamp with time zone,
+    depends_on uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    blocked boolean DEFAULT false NOT NULL,
+    dedupe_key text,
+    lease_expires_at timestamp with time zone,
+    progress jsonb,
+    progress_at timestamp with time zone,
+    cancel_requested_at timestamp with time zone,
+    failure_code text,
+    failed_at_point text,
+    pool_by_type boolean DEFAULT false NOT NULL,
+    CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
+    CONSTRAINT tasks_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
+)
+WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON COLUMN public.tasks.attempts IS 'How often it was claimed: the fencing token of the claim that holds it';
+
+COMMENT ON COLUMN public.tasks.priority IS 'Higher first, then age';
+
+COMMENT ON COLUMN public.tasks.uncounted IS 'Attempts that do not count against max_attempts: given back unstarted, or before a retry';
+
+COMMENT ON COLUMN public.tasks.blocked IS 'Queued, but a task in depends_on is not Complete; kept by triggers';
+
+COMMENT ON COLUMN public.tasks.dedupe_key IS 'Unique while the task is Queued or In Progress';
+
+COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past it the task is rescued';
+
+COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
+
+COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
+
+COMMENT ON COLUMN public.tasks.pool_by_type IS 'Its pool was not named by whoever submitted it, but filled in';
+
+CREATE VIEW public.active_workers_health WITH (security_invoker='true') AS
+ SELECT w.id,
+    w.fleet,
+    w.pool,
+    w.instance_type,
+    w.gpu_type,
+    w.status,
+    w.stage,
+    w.pod_id,
+    w.created_at,
+    w.last_heartbeat,
+    EXTRACT(epoch FROM (now() - w.last_heartbeat)) AS heartbeat_age_seconds,
+    EXTRACT(epoch FROM (now() - w.state_since)) AS state_age_seconds,
+    w.waiting_on,
+    w.waiting_for,
+    w.deadline_at,
+    g.total AS vram_total_mb,
+    g.used AS vram_used_mb,
+        CASE
+            WHEN (g.total > (0)::numeric) THEN round(((g.used * (100)::numeric) / g.total), 1)
+            ELSE NULL::numeric
+        END AS vram_usage_percent,
+    t.id AS current_task_id,
+    t.status AS current_task_status,
+    t.task_type AS current_task_type,
+    EXTRACT(epoch FROM (now() - t.generation_started_at)) AS task_runtime_seconds,
+        CASE
+            WHEN ((w.status = 'spawning'::text) AND (w.state_since < (now() - '00:05:00'::interval))) THEN 'SPAWNING_TOO_LONG'::text
+            WHEN ((w.status = ANY (ARRAY['active'::text, 'idle'::text])) AND (COALESCE(w.last_heartbeat, w.state_since) < (now() - '00:10:00'::interval))) THEN 'NO_HEARTBEAT'::text
+            WHEN ((w.status = 'terminating'::text) AND (w.state_since < (now() - '00:10:00'::interval))) THEN 'TERMINATING_TOO_LONG'::text
+            ELSE 'OK'::text
+        END AS health_status
+   FROM ((public.workers w
+     LEFT JOIN LATERAL ( SELECT
+                CASE
+                    WHEN (v.total ~ '^\d{1,9}$'::text) THEN (v.total)::numeric
+                    ELSE NULL::numeric
+                END AS total,
+                CASE
+                    WHEN (v.used ~ '^\d{1,9}$'::text) THEN (v.used)::numeric
+                    ELSE NULL::numeric
+                END AS used
+           FROM ( SELECT COALESCE((w.health ->> 'vram_total_mb'::text), (w.metadata ->> 'vram_total_mb'::text)) AS total,
+                    COALESCE((w.health ->> 'vram_used_mb'::text), (w.metadata ->> 'vram_used_mb'::text)) AS used) v) g ON (true))
+     LEFT JOIN LATERAL ( SELECT t_1.id,
+            t_1.status,
+            t_1.task_type,
+            t_1.generation_started_at
+           FROM public.tasks t_1
+          WHERE ((t_1.worker_id = w.id) AND (t_1.status = 'In Progress'::text))
+          ORDER BY t_1.generation_started_at
+         LIMIT 1) t ON (true))
+  WHERE (w.status <> 'terminated'::text);
+
 CREATE TABLE public.costs (
     id bigint NOT NULL,
     worker_id text NOT NULL,
@@ -2524,18 +2797,44 @@ CREATE TABLE public.offers (
 
 COMMENT ON COLUMN public.offers.probe_budget IS 'Create calls that may be under way at once: 1 after a refusal, doubled by a success';
 
-CREATE TABLE public.releases (
-    fleet text NOT NULL,
-    release text NOT NULL,
-    promoted_at timestamp with time zone NOT NULL
-);
-
-CREATE TABLE public.schema_migrations (
-    version text NOT NULL,
-    name text NOT NULL,
-    checksum text NOT NULL,
-    applied_at timestamp with time zone DEFAULT now() NOT NULL
-);
+CREATE VIEW public.orchestrator_status WITH (security_invoker='true') AS
+ SELECT t.queued_tasks,
+    t.claimable_tasks,
+    t.blocked_tasks,
+    t.in_progress_tasks,
+    t.completed_tasks,
+    t.failed_tasks,
+    t.cancelled_tasks,
+    w.spawning_workers,
+    w.active_workers,
+    w.idle_workers,
+    w.terminating_workers,
+    w.total_workers,
+    w.stale_workers,
+    t.stuck_tasks,
+    w.usd_per_hour,
+    ( SELECT string_agg(((l.fleet || ': '::text) || l.holder), ', '::text ORDER BY l.fleet) AS string_agg
+           FROM public.fleet_lease l
+          WHERE (l.expires_at > now())) AS leader,
+    now() AS snapshot_time
+   FROM ( SELECT count(*) FILTER (WHERE (t_1.status = 'Queued'::text)) AS queued_tasks,
+            count(*) FILTER (WHERE ((t_1.status = 'Queued'::text) AND (NOT t_1.blocked) AND COALESCE((t_1.run_after <= now()), true))) AS claimable_tasks,
+            count(*) FILTER (WHERE ((t_1.status = 'Queued'::text) AND t_1.blocked)) AS blocked_tasks,
+            count(*) FILTER (WHERE (t_1.status = 'In Progress'::text)) AS in_progress_tasks,
+            count(*) FILTER (WHERE (t_1.status = 'Complete'::text)) AS completed_tasks,
+            count(*) FILTER (WHERE (t_1.status = 'Failed'::text)) AS failed_tasks,
+            count(*) FILTER (WHERE (t_1.status = 'Cancelled'::text)) AS cancelled_tasks,
+            count(*) FILTER (WHERE ((t_1.status = 'In Progress'::text) AND (t_1.lease_expires_at < now()))) AS stuck_tasks
+           FROM public.tasks t_1) t,
+    ( SELECT count(*) FILTER (WHERE (w_1.status = 'spawning'::text)) AS spawning_workers,
+            count(*) FILTER (WHERE (w_1.status = 'active'::text)) AS active_workers,
+            count(*) FILTER (WHERE (w_1.status = 'idle'::text)) AS idle_workers,
+            count(*) FILTER (WHERE (w_1.status = 'terminating'::text)) AS terminating_workers,
+            count(*) AS total_workers,
+            count(*) FILTER (WHERE ((w_1.status = ANY (ARRAY['active'::text, 'idle'::text])) AND (COALESCE(w_1.last_heartbeat, w_1.state_since) < (now() - '00:10:00'::interval)))) AS stale_workers,
+            COALESCE(sum(w_1.price_usd_per_hour) FILTER (WHERE (w_1.pod_id IS NOT NULL)), (0)::numeric) AS usd_per_hour
+           FROM public.workers w_1
+          WHERE (w_1.status <> 'terminated'::text)) w;
 
 CREATE TABLE public.task_attempts (
     task_id uuid NOT NULL,
@@ -2557,6 +2856,110 @@ CREATE TABLE public.task_attempts (
     CONSTRAINT task_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['complete'::text, 'failed'::text, 'cancelled'::text, 'released'::text, 'lost'::text])))
 );
 
+CREATE TABLE public.worker_attempts (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    stage text NOT NULL,
+    attempt integer NOT NULL,
+    term bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    outcome text,
+    failure_code text,
+    exception_type text,
+    evidence jsonb,
+    CONSTRAINT worker_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT worker_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['ok'::text, 'failed'::text, 'timeout'::text, 'cancelled'::text, 'lost'::text])))
+);
+
+CREATE TABLE public.worker_events (
+    id bigint NOT NULL,
+    worker_id text NOT NULL,
+    fleet text NOT NULL,
+    from_state text,
+    to_state text NOT NULL,
+    from_stage text,
+    to_stage text,
+    reason text NOT NULL,
+    term bigint,
+    actor text NOT NULL,
+    at timestamp with time zone NOT NULL,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL
+);
+
+CREATE VIEW public.recent_errors WITH (security_invoker='true') AS
+ SELECT a.ended_at AS at,
+    'bring-up'::text AS source,
+    a.worker_id,
+    NULL::uuid AS task_id,
+    a.failure_code AS code,
+    (((a.stage || ' '::text) || a.outcome) || COALESCE((': '::text || (a.evidence ->> 'error'::text)), ''::text)) AS message
+   FROM public.worker_attempts a
+  WHERE ((a.outcome = ANY (ARRAY['failed'::text, 'timeout'::text, 'lost'::text])) AND (a.ended_at > (now() - '24:00:00'::interval)))
+UNION ALL
+ SELECT e.at,
+    'worker'::text AS source,
+    e.worker_id,
+    NULL::uuid AS task_id,
+    COALESCE((e.detail ->> 'failure_code'::text), (e.detail ->> 'exit_cause'::text)) AS code,
+    e.reason AS message
+   FROM public.worker_events e
+  WHERE ((e.to_state = 'terminating'::text) AND (e.from_state <> 'terminating'::text) AND (e.at > (now() - '24:00:00'::interval)) AND ((e.detail ->> 'exit_cause'::text) = ANY (ARRAY['spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text])))
+UNION ALL
+ SELECT a.ended_at AS at,
+    'task'::text AS source,
+    a.worker_id,
+    a.task_id,
+    COALESCE(a.failure_code, a.exit_class, a.outcome) AS code,
+    a.message
+   FROM public.task_attempts a
+  WHERE ((a.outcome = ANY (ARRAY['failed'::text, 'lost'::text])) AND (a.ended_at > (now() - '24:00:00'::interval)));
+
+CREATE VIEW public.recent_task_activity WITH (security_invoker='true') AS
+ SELECT id,
+    task_type,
+    pool,
+    status,
+    worker_id,
+    attempts,
+    created_at,
+    updated_at,
+    generation_started_at,
+    generation_processed_at,
+    EXTRACT(epoch FROM (generation_started_at - created_at)) AS queue_seconds,
+    EXTRACT(epoch FROM (COALESCE(generation_processed_at, now()) - generation_started_at)) AS processing_seconds,
+    output_location,
+    failure_code,
+    error_message
+   FROM public.tasks t
+  WHERE (updated_at > (now() - '24:00:00'::interval));
+
+CREATE TABLE public.releases (
+    fleet text NOT NULL,
+    release text NOT NULL,
+    promoted_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE public.schema_migrations (
+    version text NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE VIEW public.task_queue_analysis WITH (security_invoker='true') AS
+ SELECT pool,
+    task_type,
+    status,
+    count(*) AS tasks,
+    count(*) FILTER (WHERE ((status = 'Queued'::text) AND blocked)) AS blocked_by_dependencies,
+    count(*) FILTER (WHERE ((status = 'Queued'::text) AND (NOT blocked) AND (run_after > now()))) AS scheduled,
+    EXTRACT(epoch FROM (now() - min(created_at))) AS oldest_seconds,
+    round(avg(EXTRACT(epoch FROM (generation_started_at - created_at))), 1) AS mean_wait_seconds,
+    round(avg(EXTRACT(epoch FROM (generation_processed_at - generation_started_at))) FILTER (WHERE (status = 'Complete'::text)), 1) AS mean_processing_seconds
+   FROM public.tasks t
+  GROUP BY pool, task_type, status;
+
 CREATE TABLE public.task_types (
     task_type text NOT NULL,
     fleet text NOT NULL,
@@ -2568,60 +2971,6 @@ CREATE TABLE public.task_types (
     CONSTRAINT task_types_pool_check CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
     CONSTRAINT task_types_timeout_s_check CHECK ((timeout_s > (0)::numeric))
 );
-
-CREATE TABLE public.tasks (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    task_type text NOT NULL,
-    params jsonb DEFAULT '{}'::jsonb NOT NULL,
-    status text DEFAULT 'Queued'::text NOT NULL,
-    worker_id text,
-    attempts integer DEFAULT 0 NOT NULL,
-    output_location text,
-    result_data jsonb,
-    error_message text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    generation_started_at timestamp with time zone,
-    generation_processed_at timestamp with time zone,
-    pool text NOT NULL,
-    priority integer DEFAULT 0 NOT NULL,
-    max_attempts integer NOT NULL,
-    uncounted integer DEFAULT 0 NOT NULL,
-    timeout_s numeric,
-    run_after timestamp with time zone,
-    depends_on uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    blocked boolean DEFAULT false NOT NULL,
-    dedupe_key text,
-    lease_expires_at timestamp with time zone,
-    progress jsonb,
-    progress_at timestamp with time zone,
-    cancel_requested_at timestamp with time zone,
-    failure_code text,
-    failed_at_point text,
-    pool_by_type boolean DEFAULT false NOT NULL,
-    CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
-    CONSTRAINT tasks_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
-    CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
-)
-WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
-
-COMMENT ON COLUMN public.tasks.attempts IS 'How often it was claimed: the fencing token of the claim that holds it';
-
-COMMENT ON COLUMN public.tasks.priority IS 'Higher first, then age';
-
-COMMENT ON COLUMN public.tasks.uncounted IS 'Attempts that do not count against max_attempts: given back unstarted, or before a retry';
-
-COMMENT ON COLUMN public.tasks.blocked IS 'Queued, but a task in depends_on is not Complete; kept by triggers';
-
-COMMENT ON COLUMN public.tasks.dedupe_key IS 'Unique while the task is Queued or In Progress';
-
-COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past it the task is rescued';
-
-COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
-
-COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
-
-COMMENT ON COLUMN public.tasks.pool_by_type IS 'Its pool was not named by whoever submitted it, but filled in';
 
 CREATE TABLE public.worker_asks (
     id bigint NOT NULL,
@@ -2644,22 +2993,6 @@ ALTER TABLE public.worker_asks ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY 
     CACHE 1
 );
 
-CREATE TABLE public.worker_attempts (
-    id bigint NOT NULL,
-    worker_id text NOT NULL,
-    stage text NOT NULL,
-    attempt integer NOT NULL,
-    term bigint NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    ended_at timestamp with time zone,
-    outcome text,
-    failure_code text,
-    exception_type text,
-    evidence jsonb,
-    CONSTRAINT worker_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT worker_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['ok'::text, 'failed'::text, 'timeout'::text, 'cancelled'::text, 'lost'::text])))
-);
-
 ALTER TABLE public.worker_attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME public.worker_attempts_id_seq
     START WITH 1
@@ -2667,21 +3000,6 @@ ALTER TABLE public.worker_attempts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENT
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
-);
-
-CREATE TABLE public.worker_events (
-    id bigint NOT NULL,
-    worker_id text NOT NULL,
-    fleet text NOT NULL,
-    from_state text,
-    to_state text NOT NULL,
-    from_stage text,
-    to_stage text,
-    reason text NOT NULL,
-    term bigint,
-    actor text NOT NULL,
-    at timestamp with time zone NOT NULL,
-    detail jsonb DEFAULT '{}'::jsonb NOT NULL
 );
 
 ALTER TABLE public.worker_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -2692,6 +3010,46 @@ ALTER TABLE public.worker_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE VIEW public.worker_performance WITH (security_invoker='true') AS
+ SELECT w.id,
+    w.fleet,
+    w.pool,
+    w.gpu_type,
+    w.status,
+    w.created_at,
+    w.terminated_at,
+    w.exit_cause,
+    w.failure_code,
+    a.done AS tasks_done,
+    a.failed AS tasks_failed,
+        CASE
+            WHEN ((a.done + a.failed) > 0) THEN round((((a.done)::numeric * 100.0) / ((a.done + a.failed))::numeric), 1)
+            ELSE NULL::numeric
+        END AS success_percent,
+    round(a.mean_seconds, 1) AS mean_task_seconds,
+    EXTRACT(epoch FROM (COALESCE(w.terminated_at, now()) - w.created_at)) AS uptime_seconds,
+    c.usd AS cost_usd,
+        CASE
+            WHEN (c.seconds > (0)::numeric) THEN round(((c.busy_seconds / c.seconds) * (100)::numeric), 1)
+            ELSE NULL::numeric
+        END AS busy_percent,
+        CASE
+            WHEN (a.done > 0) THEN round((c.usd / (a.done)::numeric), 6)
+            ELSE NULL::numeric
+        END AS usd_per_task
+   FROM ((public.workers w
+     CROSS JOIN LATERAL ( SELECT count(*) FILTER (WHERE (a_1.outcome = 'complete'::text)) AS done,
+            count(*) FILTER (WHERE (a_1.outcome = ANY (ARRAY['failed'::text, 'lost'::text]))) AS failed,
+            avg(EXTRACT(epoch FROM (a_1.ended_at - a_1.started_at))) FILTER (WHERE (a_1.outcome = 'complete'::text)) AS mean_seconds
+           FROM public.task_attempts a_1
+          WHERE (a_1.worker_id = w.id)) a)
+     CROSS JOIN LATERAL ( SELECT COALESCE(sum(c_1.usd), (0)::numeric) AS usd,
+            COALESCE(sum(EXTRACT(epoch FROM (c_1.to_at - c_1.from_at))), (0)::numeric) AS seconds,
+            COALESCE(sum(EXTRACT(epoch FROM (c_1.to_at - c_1.from_at))) FILTER (WHERE (c_1.kind = 'busy'::text)), (0)::numeric) AS busy_seconds
+           FROM public.costs c_1
+          WHERE (c_1.worker_id = w.id)) c)
+  WHERE (COALESCE(w.terminated_at, now()) > (now() - '30 days'::interval));
 
 CREATE TABLE public.worker_transitions (
     from_state text NOT NULL,
@@ -2887,6 +3245,9 @@ GRANT ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_describe() TO service_role;
 
+REVOKE ALL ON FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
@@ -2922,6 +3283,9 @@ GRANT ALL ON FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason tex
 
 REVOKE ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
@@ -3094,6 +3458,10 @@ REVOKE ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_t
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO service_role;
 
+GRANT ALL ON TABLE public.tasks TO service_role;
+
+GRANT SELECT ON TABLE public.active_workers_health TO service_role;
+
 GRANT ALL ON TABLE public.costs TO service_role;
 
 GRANT ALL ON SEQUENCE public.costs_id_seq TO service_role;
@@ -3112,27 +3480,35 @@ GRANT ALL ON TABLE public.log_objects TO service_role;
 
 GRANT ALL ON TABLE public.offers TO service_role;
 
+GRANT SELECT ON TABLE public.orchestrator_status TO service_role;
+
+GRANT ALL ON TABLE public.task_attempts TO service_role;
+
+GRANT ALL ON TABLE public.worker_attempts TO service_role;
+
+GRANT ALL ON TABLE public.worker_events TO service_role;
+
+GRANT SELECT ON TABLE public.recent_errors TO service_role;
+
+GRANT SELECT ON TABLE public.recent_task_activity TO service_role;
+
 GRANT ALL ON TABLE public.releases TO service_role;
 
 GRANT ALL ON TABLE public.schema_migrations TO service_role;
 
-GRANT ALL ON TABLE public.task_attempts TO service_role;
+GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
 
 GRANT ALL ON TABLE public.task_types TO service_role;
-
-GRANT ALL ON TABLE public.tasks TO service_role;
 
 GRANT ALL ON TABLE public.worker_asks TO service_role;
 
 GRANT ALL ON SEQUENCE public.worker_asks_id_seq TO service_role;
 
-GRANT ALL ON TABLE public.worker_attempts TO service_role;
-
 GRANT ALL ON SEQUENCE public.worker_attempts_id_seq TO service_role;
 
-GRANT ALL ON TABLE public.worker_events TO service_role;
-
 GRANT ALL ON SEQUENCE public.worker_events_id_seq TO service_role;
+
+GRANT SELECT ON TABLE public.worker_performance TO service_role;
 
 GRANT ALL ON TABLE public.worker_transitions TO service_role;
 

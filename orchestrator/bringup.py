@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from orchestrator import phrases
 from orchestrator.ascent import Ascent, Evidence, Proof
 from orchestrator.boot import Boot
 from orchestrator.bundle import Bundle
@@ -132,7 +133,7 @@ class BringUp:
         await self._move(ascent, stage=Stage.PROMOTED, to_state=State.ACTIVE, reason="verified", fields=fields)
         log.info(
             "worker_promoted",
-            message="Worker startup completed successfully",
+            message=phrases.STARTED,
             worker=ascent.worker.id,
             pod=ascent.worker.pod_id,
             took_s=round(took_s, 3),
@@ -155,7 +156,8 @@ class BringUp:
         except LostRace:
             return  # somebody else ended it first, with a reason of their own
         await remember(self._store, ascent.term, ended, no.code, {"why": str(no)[:500]})
-        log.warning("worker_terminating", worker=ascent.worker.id, code=no.code, reason=reason, **_brief(no.evidence))
+        said = {"worker": ascent.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
+        log.warning("worker_terminating", message=f"{phrases.of_failure(no.code, 'worker ends')}: {reason}", **said)
 
     async def _move(
         self,

@@ -34,13 +34,30 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "orchestrator.cli_explain:explain",
             "Why a worker, a task or the scaling is where it is; what a code means.",
         ),
+        "health": (
+            "orchestrator.cli_health:health",
+            "The daily check: verdict, what to do, the numbers. Exit 1 if unhealthy.",
+        ),
+        "diagnose": (
+            "orchestrator.cli_diagnose:diagnose",
+            "The whole report: settings, database, RunPod, every worker, network, and what to do.",
+        ),
         "timeline": ("orchestrator.cli_timeline:timeline", "Everything that happened to a worker, in order."),
         "cost": ("orchestrator.cli_cost:cost", "Dollars by worker, pool, kind or task, and RunPod's bill beside them."),
+        "efficiency": (
+            "orchestrator.cli_efficiency:efficiency",
+            "Tasks per hour, utilisation, queue depth and dollars per task, by window.",
+        ),
     },
     "Workers": {
         "list": ("orchestrator.cli_fleet:list_workers", "The workers, one line each."),
         "status": ("orchestrator.cli_fleet:status", "Everything known about one worker."),
         "logs": ("orchestrator.cli_logs:logs", "A worker's logs, from S3; also after its end."),
+        "shutdown": (
+            "orchestrator.cli_shutdown:shutdown",
+            "End every worker at once, and see with RunPod that nothing is left.",
+        ),
+        "sync": ("orchestrator.cli_sync:sync", "Pods without rows, rows without pods; and have them mended."),
         "spawn": ("orchestrator.cli_requests:spawn", "Ask for one more worker."),
         "terminate": (
             "orchestrator.cli_requests:terminate",
@@ -109,16 +126,21 @@ class Commands(click.Group):
 
 
 def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, only: Sequence[str] = ()) -> None:
-    """Run a command line (sys.argv by default) and exit with its code; `only` limits the commands."""
+    """Run a command line (sys.argv by default) and exit with its code.
+
+    `only` limits the commands; a single one is the program itself, without its name on the command line.
+    """
     from orchestrator.cli_render import Output
     from orchestrator.redaction import guard_last_words
 
     guard_last_words()
-    output = Output()
-    sys.exit(_exit_code(Commands(only), list(sys.argv[1:] if argv is None else argv), prog_name, output))
+    output, commands = Output(), Commands(only)
+    command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
+    assert command is not None  # noqa: S101  a door to a command that is not there is a bug
+    sys.exit(_exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))
 
 
-def _exit_code(commands: Commands, argv: list[str], prog_name: str | None, output: "Output") -> int:
+def _exit_code(commands: click.Command, argv: list[str], prog_name: str | None, output: "Output") -> int:
     from orchestrator.diagnostics.errors import Failure, Failures, from_port_error
     from orchestrator.ports import PortError
 

@@ -1,209 +1,145 @@
-"""`logs`: a worker's streams as they lie in S3, read by the ledger, so that a hole is named and not passed over."""
+"""`logs`: a worker's log from wherever it is: S3 (cli_log_reader.py), its pod, the database (cli_log_places.py)."""
 
 import asyncio
-import gzip
-import hashlib
 import sys
-import zlib
-from collections import defaultdict
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli_render import Output, ago, json_option, octets, span
-from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
+from orchestrator.cli_fleet import NOBODY
+from orchestrator.cli_log_places import in_the_database, on_the_pod
+from orchestrator.cli_log_reader import Reader
+from orchestrator.cli_render import Output, json_option, plain
+from orchestrator.cli_session import find_worker, opened_store, runs, settings_for
 from orchestrator.cli_workers import is_live
-from orchestrator.diagnostics.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
-from orchestrator.ports import NotFound, PortError
+from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_BUCKET, NO_TASK, Failure
 from worker.protocol import STREAMS
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
-    from orchestrator.ports import Blobs
+    from orchestrator.settings import Settings
 
 FOLLOW_EVERY_S = 2.0
 DEFAULT_LINES = 200
-
-Piece = Mapping[str, Any]
-Key = tuple[str, str, int]  # boot, stream, seq
+TASK_STREAM = "handler"  # whose offsets attempts keep
 
 
 @click.command()
-@click.argument("worker")
+@click.argument("worker", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is shipped, until the worker's end or Ctrl-C.")
 @click.option("--stream", type=click.Choice(STREAMS), help="Only this stream; all of them otherwise.")
 @click.option(
     "--lines", type=click.IntRange(min=0), default=DEFAULT_LINES, show_default=True, help="Of each stream; 0: all."
 )
+@click.option("--task", "task_id", help="What was written while this task ran, in each of its attempts.")
 @json_option
 @click.pass_obj
 @runs
-async def logs(output: Output, worker: str, follow: bool, stream: str | None, lines: int) -> None:
-    """A worker's log, live or ended. Lines bear their stream's name when several are shown.
+async def logs(
+    output: Output, worker: str | None, *, follow: bool, stream: str | None, lines: int, task_id: str | None
+) -> None:
+    """A worker's log, live or ended; of every live worker when none is named. Lines bear their stream's name.
 
-    Log bytes reach S3 a few seconds after they are written. Bytes that were lost with their pod are named on stderr.
+    Read from S3, where log bytes arrive a few seconds after they are written; where it has none, over SSH from the
+    pod; where that is gone, what the database kept. Which of them is said on stderr, and so are bytes that were lost.
     """
-    from orchestrator import wiring
-
     streams = (stream,) if stream else STREAMS
-    settings = settings_for("database", "blobs")
+    settings = settings_for("database")
     async with opened_store() as store:
-        found = await find_worker(store, worker)
-        reader = _Reader(store, wiring.open_blobs(settings), found["worker"]["id"], streams, output)
-        await reader.tail(lines, whole=not follow)
-        if not follow:
-            reader.closing_words(found["worker"])
-        while follow:
-            await asyncio.sleep(FOLLOW_EVERY_S)
-            follow = await reader.more()
-
-
-class _Reader:
-    """What was shown of one worker's streams."""
-
-    def __init__(
-        self, store: "SqlStore", blobs: "Blobs", worker_id: str, streams: Sequence[str], output: Output
-    ) -> None:
-        self._store, self._blobs, self._worker_id, self._streams, self._output = (
-            store,
-            blobs,
-            worker_id,
-            streams,
-            output,
-        )
-        self._shown: set[Key] = set()
-        self._half: dict[str, bytes] = defaultdict(bytes)  # the line at the end of a piece, until its rest comes
-        self._pieces: list[Piece] = []
-
-    async def tail(self, lines: int, *, whole: bool) -> None:
-        """The last so many lines of each stream; 0: everything. `whole`: also a last line that has no end yet."""
-        self._pieces = await self._ledger()
-        for stream in self._streams:
-            pieces = _readable([piece for piece in self._pieces if piece["stream"] == stream])
-            self._shown |= {_key(piece) for piece in pieces}
-            await (self._last(stream, pieces, lines) if lines else self._all(pieces))
-            if whole:
-                self._flush(stream)
-
-    async def more(self) -> bool:
-        """What was shipped since; False when no more can come."""
-        row = (await self._store.worker(self._worker_id))["worker"]
-        self._pieces = await self._ledger()
-        for stream in self._streams:
-            mine = [piece for piece in self._pieces if piece["stream"] == stream]
-            fresh = [piece for piece in _readable(mine) if _key(piece) not in self._shown]
-            self._shown |= {_key(piece) for piece in fresh}
-            await self._all(fresh)
-        if row is not None and is_live(row):
-            return True
-        for stream in self._streams:
-            self._flush(stream)
-        self._output.say(f"{self._worker_id} has ended; this was all.")
-        return False
-
-    def closing_words(self, row: Mapping[str, Any]) -> None:
-        """What was not shown: nothing shipped, or not yet."""
-        shipped, lost = defaultdict[tuple[str, str], int](int), 0
-        for piece in self._pieces:
-            if piece["shipped_at"]:
-                shipped[piece["boot_id"], piece["stream"]] += piece["last"] - piece["first"]
-            lost += bool(piece["declared_lost"])
-        if not self._pieces:
-            self._output.say("No log was shipped for this worker" + (" yet." if is_live(row) else "."))
-        told = row.get("log_bytes") or {}
-        waiting = sum(
-            max(0, size - shipped[boot, stream])
-            for boot, sizes in told.items()
-            for stream, size in sizes.items()
-            if stream in self._streams
-        )
-        if waiting and is_live(row):
-            age = span(ago(row.get("last_heartbeat"), utcnow()))
-            self._output.say(
-                f"{octets(waiting)} more lay on the pod at its last heartbeat, {age} ago; -f shows them come."
-            )
-
-    async def _ledger(self) -> list[Piece]:
-        return list(await self._store.log_pieces(self._worker_id))
-
-    async def _last(self, stream: str, pieces: Sequence[Piece], lines: int) -> None:
-        """Read backwards until there are enough lines, then show them in order."""
-        kept: list[bytes] = []
-        breaks, start = 0, len(pieces)
-        while start > 0 and breaks <= lines:
-            start -= 1
-            if pieces[start]["shipped_at"]:
-                content = await self._read(pieces[start])
-                breaks += content.count(b"\n")
-                kept.append(content)
-        text = b"".join(reversed(kept))
-        ends_open = not text.endswith(b"\n")
-        self._print(stream, b"\n".join(text.split(b"\n")[-lines - (not ends_open) :]))
-        for piece in pieces[start:]:
-            self._tell_lost(piece)
-
-    async def _all(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._tell_lost(piece)
-            if piece["shipped_at"]:
-                self._print(piece["stream"], await self._read(piece))
-
-    async def _read(self, piece: Piece) -> bytes:
-        """The raw bytes of one object, checked against the ledger. Raises Failure."""
-        where = f"{piece['key']} (bytes {piece['first']}-{piece['last']} of {piece['stream']})"
-        try:
-            packed = await self._blobs.get(piece["key"])
-        except NotFound:
-            raise Failure(LOG_OBJECT_GONE, why=f"{where} was shipped at {piece['shipped_at']}") from None
-        except PortError as error:
-            raise Failure(NO_BUCKET, why=f"{where}: {error}") from None
-        try:
-            content = gzip.decompress(packed)
-        except (OSError, EOFError, zlib.error) as error:
-            raise Failure(LOG_OBJECT_BAD, why=f"{where}: {error}") from None
-        if hashlib.sha256(content).hexdigest() != piece["sha256"]:
-            raise Failure(LOG_OBJECT_BAD, why=f"{where}: its sha256 is not the ledger's")
-        return content
-
-    def _print(self, stream: str, content: bytes) -> None:
-        *whole, self._half[stream] = (self._half[stream] + content).split(b"\n")
-        for line in whole:
-            text = line.decode("utf-8", "replace").rstrip("\r")
-            if self._output.json:
-                self._output.document(stream=stream, line=text)
-            else:
-                sys.stdout.write(f"{stream:<7} | {text}\n" if len(self._streams) > 1 else f"{text}\n")
-        sys.stdout.flush()
-
-    def _flush(self, stream: str) -> None:
-        if self._half[stream]:
-            self._print(stream, b"\n")
-
-    def _tell_lost(self, piece: Piece) -> None:
-        if not piece["declared_lost"]:
+        if task_id:
+            await _task(store, settings, output, task_id, worker)
             return
-        first, last = piece["first"], piece["last"]
-        size = "an unknown number of bytes" if last is None else octets(last - first)
-        until = "on" if last is None else f"to {last}"
-        self._output.say(f"{piece['stream']}: {size} from byte {first} {until} are lost: {piece['reason']}", "yellow")
-        if self._output.json:
-            self._output.document(
-                stream=piece["stream"], lost={"first": first, "last": last, "reason": piece["reason"]}
-            )
+        names = [worker] if worker else [row["id"] for row in await store.workers()]
+        if not names:
+            output.say(NOBODY)
+        readers = []
+        for name in names:
+            found = await find_worker(store, name)
+            if len(names) > 1:
+                output.say(f"==> {found['worker']['id']} <==", "bold")
+            readers.append(await _one(store, settings, output, found, streams, lines, whole=not follow))
+        following = [reader for reader in readers if reader is not None] if follow else []
+        while following:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            following = [reader for reader in following if await reader.more()]
 
 
-def _readable(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces up to the first that is still on its way: what follows it would come out of order."""
-    ready: list[Piece] = []
-    held: set[str] = set()  # boots with such a piece
-    for piece in pieces:
-        if not piece["shipped_at"] and not piece["declared_lost"]:
-            held.add(piece["boot_id"])
-        elif piece["boot_id"] not in held:
-            ready.append(piece)
-    return ready
+async def _one(
+    store: "SqlStore",
+    settings: "Settings",
+    output: Output,
+    found: Mapping[str, Any],
+    streams: Sequence[str],
+    lines: int,
+    *,
+    whole: bool,
+) -> "Reader | None":
+    """One worker's log from the first place that has any; its reader, where there is a bucket to follow."""
+    row, name = found["worker"], found["worker"]["id"]
+    reader = None
+    why = settings.lacks("blobs")
+    if why is None:
+        from orchestrator import wiring
+
+        reader = Reader(store, wiring.open_blobs(settings), name, streams, output)
+        try:
+            if await reader.tail(lines, whole=whole):
+                output.say(f"{name}: from S3")
+                if whole:
+                    reader.closing_words(row)
+                return reader
+            why = "nothing was shipped yet" if is_live(row) else "nothing was ever shipped"
+        except Failure as failure:
+            if failure.kind is not NO_BUCKET:
+                raise
+            why = failure.why
+    output.say(f"{name}: not from S3: {why}", "yellow")
+    said = await on_the_pod(settings, row, streams, lines) if is_live(row) else "it has ended"
+    if not isinstance(said, str) and any(said.values()):
+        output.say(f"{name}: live over SSH from its pod")
+        for stream, texts in said.items():
+            _write(output, stream, texts, named=len(streams) > 1)
+        return reader
+    output.say(f"{name}: not over SSH: {said if isinstance(said, str) else 'its log files are empty'}", "yellow")
+    kept = in_the_database(found, lines)
+    output.say(f"{name}: from the database ({len(kept)} lines); the log's own bytes are missing")
+    _write(output, "database", kept, named=True)
+    return reader
 
 
-def _key(piece: Piece) -> Key:
-    return piece["boot_id"], piece["stream"], piece["seq"]
+async def _task(store: "SqlStore", settings: "Settings", output: Output, task_id: str, worker: str | None) -> None:
+    """The handler's log between the begin and the end of each attempt at a task. Raises Failure."""
+    try:
+        found = await store.task(uuid.UUID(task_id))
+    except ValueError:
+        raise Failure(BAD_ARGUMENT, why=f"{task_id!r} is not a task id: those are UUIDs") from None
+    if not found["task"]:
+        raise Failure(NO_TASK, why=f"the database has no task {task_id}")
+    attempts = [one for one in found["attempts"] if not worker or one["worker_id"].endswith(worker)]
+    if not attempts:
+        output.say(f"Task {task_id} was never claimed" + (f" by {worker}." if worker else "."))
+    blobs = None
+    if (why := settings.lacks("blobs")) is None:
+        from orchestrator import wiring
+
+        blobs = wiring.open_blobs(settings)
+    for one in attempts:
+        head = f"attempt {one['attempt']} on {one['worker_id']}: {one['outcome'] or 'running'}"
+        if blobs is not None:
+            reader = Reader(store, blobs, one["worker_id"], (TASK_STREAM,), output)
+            missing = await reader.cut(one["nonce"], one["log_first"] or 0, one["log_last"])
+            output.say(f"{head}: from S3" + (f"; {missing}" if missing else ""))
+        else:
+            output.say(f"{head}: from the database; not from S3: {why}", "yellow")
+            _write(output, "database", [one["message"]] if one.get("message") else [], named=True)
+
+
+def _write(output: Output, stream: str, texts: Iterable[str], *, named: bool) -> None:
+    for text in texts:
+        if output.json:
+            output.document(stream=stream, line=text)
+        else:
+            sys.stdout.write(f"{stream:<7} | {plain(text)}\n" if named else f"{plain(text)}\n")
+    sys.stdout.flush()

@@ -56,7 +56,8 @@ class Output:
     def document(self, **content: Any) -> None:
         """Data for a program: one JSON object on one line."""
         text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, default=_encode, ensure_ascii=False)
-        sys.stdout.write(redact(text) + "\n")
+        # What would steer a terminal goes as JSON's own escapes: C1 controls and bidi marks may stand raw in JSON.
+        sys.stdout.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in redact(text)) + "\n")
         sys.stdout.flush()
 
     def say(self, text: str, style: str = "") -> None:

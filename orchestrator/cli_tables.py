@@ -64,7 +64,7 @@ def workers(rows: Iterable[Mapping[str, Any]], output: Output, now: datetime) ->
     for row in listed:
         gpu, pod = (
             gpu_name(row.get("gpu_type") or row.get("instance_type"), row.get("gpu_count")),
-            row.get("pod_id") or "–",
+            plain(row.get("pod_id") or "–"),
         )
         age = span(ago(row["created_at"], now) if is_live(row) else ended_after_s(row))
         beat = span(ago(row.get("last_heartbeat"), now)) if is_live(row) else "–"

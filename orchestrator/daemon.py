@@ -6,27 +6,24 @@ the lease. SIGTERM: no new decisions, finish the write at hand, give the lease b
 """
 
 import asyncio
-import contextlib
-import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from orchestrator.bringup import PodView, WorkerView
 from orchestrator.catalog import Catalog
-from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
-from orchestrator.core.model import LOGS_LATE, Policy, Snapshot, Worker
+from orchestrator.core.actions import Plan
+from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
-from orchestrator.core.states import FAILURES, READY, Stage, State
 from orchestrator.execute import Executor
 from orchestrator.grants import Answers
+from orchestrator.journal import Journal
+from orchestrator.log_rounds import EVERY_S as SHIP_EVERY_S
+from orchestrator.log_rounds import LogRounds
 from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
 from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S, Db, Lease, PortError, Store
@@ -37,20 +34,13 @@ from orchestrator.web.signal import ASKS_CHANNEL
 TRANSITION_S = 2.0
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
-SHIP_EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line under 10 s
-QUIET_SHIP_S = 8.0  # for an idle worker, whose agent writes a line now and then …
-QUIET_SHIPS_PER_S = 40  # … and longer in a fleet so large that looking for it would be work
-SHIP_DEADLINE_S = 60.0
-CONCURRENT_SHIPMENTS = 16
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
 RETENTION_EVERY_S = 3600.0
 COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
-SHIPPING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be writing
 SETTLE_S = 0.6  # SIGTERM to a standby's lead takes at most 1 s; what is cut off here is found by the next leader
 RESIGN_S = 1.0  # a database that is away is not waited for: the lease ends by itself
 LAST_WORDS_S = 0.2  # for the listening connection to close
-DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
 log = structlog.get_logger()
 
 
@@ -74,14 +64,17 @@ class Daemon:
         poll_s: float,
         holder: str,
         on_notify: Callable[[str, str], object],
+        think: Callable[[Snapshot, Policy], Plan] = plan,
         answers: Answers | None = None,
     ) -> None:
-        self._store, self._db, self._observer, self._shipper = store, db, observer, shipper
+        self._store, self._db, self._observer = store, db, observer
+        self._rounds, self._journal = LogRounds(store, shipper), Journal(store)
         self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
         self._metrics = metrics
         self._counted_to: datetime | None = None  # until when, in this term, it is told what tasks went through
         self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
+        self._think = think
         self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
         self._answering = False
         self._executor = executor(self.wake)
@@ -94,12 +87,6 @@ class Daemon:
         self._woken = False
         self._tick_s = 0.0  # how long the last tick took
         self._rested_at = datetime.now(UTC)  # the next one is not before that
-        self._recorded: dict[str, tuple[int, tuple[str, ...]]] = {}
-        self._ready_before: frozenset[str] = frozenset()
-        self._shipments: dict[str, asyncio.Task[None]] = {}
-        self._looked: dict[str, tuple[datetime, float]] = {}  # when its state, and its last shipment, began
-        self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
-        self._ship_gate = asyncio.Semaphore(CONCURRENT_SHIPMENTS)
         self._moving = False
         self._retry_s: float | None = None  # until something that is blocked may go on
         self._declared: int | None = None  # the term in which the pools were declared
@@ -114,8 +101,7 @@ class Daemon:
             self._health.stops()
             self._metrics.plays("stopping")
         listening.cancel()
-        for shipment in self._shipments.values():
-            shipment.cancel()
+        self._rounds.stop()
         self._executor.stop_climbing()
         await self._executor.settle(SETTLE_S)
         if self._lease and self._lease.leader:
@@ -276,107 +262,22 @@ class Daemon:
         if snapshot.pods is not None:
             self._pods.update(snapshot.pods)
         self._workers.update(snapshot.workers)
-        made = plan(snapshot, self._policy)
+        made = self._think(snapshot, self._policy)
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
-        for verdict in made.verdicts:
-            await self._record(term, verdict, made)
+        await self._journal.record(term, made)
         if not self._stopping:
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
-        self._say(snapshot, made, observe_s)
+        self._journal.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)
         self._metrics.saw(snapshot, made, self._policy, self._tick_s)
         return made
-
-    async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
-        """A decision row when something is done, or the target or what blocks it has changed."""
-        changes = [
-            a for a in made.actions if isinstance(a, Terminate) or (isinstance(a, Spawn) and a.pool == verdict.pool)
-        ]
-        gist = (verdict.target, tuple(DIGITS.sub("#", blocked) for blocked in verdict.blocked))
-        if not changes and self._recorded.get(verdict.pool) == gist:
-            return
-        described = [_described(a) for a in changes]
-        row = {"pool": verdict.pool, "rule": verdict.rule, "target": verdict.target, "inputs": verdict.inputs}
-        await self._store.record_decision(term, row | {"actions": described, "blocked": list(verdict.blocked)})
-        self._recorded[verdict.pool] = gist
-        log.info(
-            "decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=verdict.blocked
-        )
-
-    def _say(self, snapshot: Snapshot, made: Plan, observe_s: float) -> None:
-        """The cycle summary, whose phrases operators search for."""
-        ready = frozenset(w.id for w in snapshot.workers if w.state in READY)
-        before, self._ready_before = self._ready_before, ready
-        kinds = [type(a) for a in made.actions]
-        ended = [a for a in made.actions if isinstance(a, Terminate)]
-        states = [w.state for w in snapshot.workers]
-        did = {
-            "workers_promoted": len(ready - before),
-            "workers_failed": sum(a.cause in FAILURES for a in ended),
-            "workers_spawned": kinds.count(Spawn),
-            "workers_terminated": len(ended),
-            "tasks_reset": snapshot.expired_leases if Rescue in kinds else 0,
-        }
-        status: dict[str, Any] = {"queued_tasks": sum(d.claimable for d in snapshot.demand)}
-        status |= {f"{s}_workers": states.count(s) for s in State if s is not State.TERMINATED}
-        status["total_workers"] = len(states)
-        level = log.info if any(did.values()) else log.debug
-        planned = dict(Counter(type(a).__name__.lower() for a in made.actions))
-        took = {"tick_s": round(self._tick_s, 3), "observe_s": round(observe_s, 3)}
-        facts = {"actions": did, "status": status, "planned": planned, "pods": len(snapshot.pods or ()), **took}
-        level("cycle_ended", message="ORCHESTRATOR CYCLE", **facts)
 
     # --- logs and rows
 
     async def _ship(self) -> None:
-        """Begin a shipment for every worker that may have new bytes and has none under way."""
-        if self._stopping or not self._lease or not self._lease.leader:
-            return
-        here = {worker.id for worker in self._fleet}
-        self._looked = {name: look for name, look in self._looked.items() if name in here}
-        self._late = {name: kind for name, kind in self._late.items() if name in here}
-        for worker in self._fleet:
-            due = worker.nonce and worker.stage in SHIPPING and worker.id not in self._executor.in_flight
-            if due and worker.id not in self._shipments and self._may_have_written(worker):
-                task = asyncio.create_task(self._ship_one(self._lease.term, worker), name=f"ship:{worker.id}")
-                self._shipments[worker.id] = task
-                task.add_done_callback(partial(self._shipped, worker.id))
-
-    def _may_have_written(self, worker: Worker) -> bool:
-        """Whether its logs are worth a look: seldom where one was begun since its last task ended."""
-        now_s, (since, at_s) = time.monotonic(), self._looked.get(worker.id, (None, 0.0))
-        quiet = worker.state is State.IDLE and not worker.own_program and since == worker.state_since
-        if quiet and now_s - at_s < max(QUIET_SHIP_S, len(self._fleet) / QUIET_SHIPS_PER_S):
-            return False
-        self._looked[worker.id] = (worker.state_since, now_s)
-        return True
-
-    def _shipped(self, worker_id: str, _: asyncio.Task[None]) -> None:
-        self._shipments.pop(worker_id, None)
-
-    async def _ship_one(self, term: int, worker: Worker) -> None:
-        try:
-            async with self._ship_gate, asyncio.timeout(SHIP_DEADLINE_S):
-                await self._shipper.ship(term, worker)
-        except (PortError, TimeoutError) as error:
-            why = f"{type(error).__name__}: {error}"[:300]
-            log.info("logs_delayed", worker=worker.id, error=why)
-            await self._say_late(term, worker, why)
-        else:
-            await self._say_late(term, worker, None)
-
-    async def _say_late(self, term: int, worker: Worker, why: str | None) -> None:
-        """In the row of a ready worker, that its logs are late, and that they are no longer: once for each kind."""
-        kind, told = (why or "").partition(":")[0], str(worker.metadata.get(LOGS_LATE) or "").partition(":")[0]
-        if self._late.get(worker.id, told) == kind:
-            return
-        reason = f"its logs are late: {why}" if why else "its logs arrive again"
-        with contextlib.suppress(PortError):  # it ends, or nobody can be told
-            await self._store.move(
-                term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": {LOGS_LATE: why}}
-            )
-            self._late[worker.id] = kind
+        if not self._stopping and self._lease and self._lease.leader:
+            self._rounds.begin(self._lease.term, self._fleet, self._executor.in_flight)
 
     async def _look_up(self) -> None:
         if await self._catalog.refresh():
@@ -401,9 +302,3 @@ class Daemon:
                 log.info("rows_retained", deleted=dict(await self._store.retention(self._lease.term)))
             except PortError as error:
                 log.warning("retention_failed", error=f"{type(error).__name__}: {error}")
-
-
-def _described(action: Spawn | Terminate) -> str:
-    if isinstance(action, Spawn):
-        return f"spawn {action.worker_id} on {action.offer.key}: {action.reason}"
-    return f"terminate {action.worker_id}: {action.reason}"

@@ -11,6 +11,7 @@ from typing import Any, assert_never
 
 import structlog
 
+from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import actions as act
 from orchestrator.core import budget
@@ -128,7 +129,9 @@ class Executor:
         except (LostRace, NotLeader) as error:
             log.info("action_superseded", action=name, worker=subject, error=str(error))
         except PortError as error:
-            log.warning("action_failed", action=name, worker=subject, error=f"{type(error).__name__}: {error}")
+            words = phrases.RESET if isinstance(action, act.Rescue) else f"{name} failed"
+            said = {"action": name, "worker": subject, "error": f"{type(error).__name__}: {error}"}
+            log.warning("action_failed", message=f"{words}: {error}", **said)
         except Exception:
             log.exception("action_crashed", action=name, worker=subject)
         else:
@@ -231,7 +234,9 @@ class Executor:
         if action.worker_id in self._climbs:
             self._climbs[action.worker_id].cancel()
         said = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
-        (log.warning if action.cause in FAILURES else log.info)("worker_terminating", **said)
+        words = phrases.of_failure(action.code, "worker ends")
+        tell = log.warning if action.cause in FAILURES else log.info
+        tell("worker_terminating", message=f"{words}: {action.reason}", **said)
         if action.cause in FAILURES:
             await self._rescue(term, action.worker_id, action.reason)
             await remember(self._store, term, ended, action.code, {"why": action.reason})

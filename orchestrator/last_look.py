@@ -44,6 +44,7 @@ COUNTERS = {
     "cpu": ("cpu.stat", "cpu/cpu.stat"),
     "pids": ("pids.current", "pids/pids.current"),
 }
+WHOLE = re.compile(r"[0-9]{1,18}")
 SECTION = re.compile(r"^=== (\w+)\n", re.MULTILINE)
 
 
@@ -146,7 +147,7 @@ def _disk(text: str) -> list[dict[str, Any]] | None:
     found = {}
     for line in text.splitlines()[1:]:
         fields = line.rsplit(maxsplit=5)
-        if len(fields) == 6 and fields[1].isdigit():  # noqa: PLR2004  the columns of POSIX df
+        if len(fields) == 6 and WHOLE.fullmatch(fields[1]):  # noqa: PLR2004  the columns of POSIX df
             found[fields[5]] = {
                 "mount": _short(fields[5]),
                 "total_kib": int(fields[1]),
@@ -161,7 +162,8 @@ def _counter(text: str) -> Any:
     pairs = [line.split() for line in text.splitlines()]
     if len(pairs) == 1 and len(pairs[0]) == 1:
         return _value(text)
-    return {pair[0][:MAX_TEXT]: int(pair[1]) for pair in pairs[:32] if len(pair) == 2 and pair[1].isdigit()} or None  # noqa: PLR2004
+    named = {pair[0][:MAX_TEXT]: pair[1] for pair in pairs[:32] if len(pair) == 2}  # noqa: PLR2004
+    return {name: int(number) for name, number in named.items() if WHOLE.fullmatch(number)} or None
 
 
 def _value(text: str) -> Any:
@@ -169,16 +171,15 @@ def _value(text: str) -> Any:
     text = text.strip()
     if text in {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]"}:
         return None
-    try:
-        return int(text) if text.isdigit() else float(text) if re.fullmatch(r"-?\d+\.\d+", text) else text[:MAX_TEXT]
-    except ValueError:
-        return text[:MAX_TEXT]
+    if WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if re.fullmatch(r"-?[0-9]{1,18}\.[0-9]{1,18}", text) else text[:MAX_TEXT]
 
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

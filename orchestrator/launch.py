@@ -139,7 +139,7 @@ def answer(done: Completed) -> dict[str, Any] | None:
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -19,6 +19,14 @@ NOISY = ("asyncssh", "botocore", "boto3", "urllib3", "httpx", "httpcore", "apsch
 log = structlog.get_logger()
 
 
+def _steady(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Nothing from elsewhere steers the terminal; what is not text, the renderer shows by its repr."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = "".join(c if c.isprintable() or c in "\n\t" else "·" for c in value)
+    return event
+
+
 def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO | None = None) -> None:
     """Send all logging of this process to `stream` (stderr) in one form, without these secrets."""
     hide(secrets)
@@ -36,6 +44,7 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
         structlog.processors.JSONRenderer(default=str),
     ]
     if out.isatty():
+        ending.insert(-1, _steady)
         ending[-1] = structlog.dev.ConsoleRenderer(event_key="message")
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -13,6 +13,7 @@ from math import ceil
 
 import structlog
 
+from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core.model import Pod, Snapshot
 from orchestrator.core.presence import Presence, fold
@@ -140,7 +141,7 @@ class Observer:
         except PortError as error:
             self._pods = None
             self.cloud_error = str(error)
-            words = "Authentication failed" if isinstance(error, ApiAuth) else "the provider gave no list of pods"
+            words = phrases.AUTHENTICATION if isinstance(error, ApiAuth) else "the provider gave no list of pods"
             log.warning("pods_unlisted", message=f"{words}: {error}", error=type(error).__name__)
             return False
         self.cloud_error = None

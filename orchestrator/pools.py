@@ -127,7 +127,7 @@ def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tupl
         raise SettingsError([Problem("POOLS_FILE cannot be read", why, "give the path of a TOML file")]) from error
     except ValidationError as error:
         raise SettingsError([_problem(dict(item)) for item in error.errors()]) from None
-    except ValueError as error:  # TOML or UTF-8
+    except (ValueError, RecursionError) as error:  # TOML or UTF-8, or nested without end
         raise SettingsError([Problem("POOLS_FILE is not TOML", f"{path}: {error}", EXAMPLE)]) from None
     pools = file.all_pools(default)
     problems = [*_contradictions(pools), *_claimed_twice(file)]

@@ -208,7 +208,8 @@ class Proofs:
                 ascent.agent = agent
                 return
         ascent.facts |= {"nonce": uuid.uuid4().hex, "token_jti": uuid.uuid4().hex, "code_sha": ours.agent_sha}
-        ascent.facts["metadata"] = {"user_code": ours.code_sha}
+        earlier = [*row.metadata.get("launches", ()), *([row.nonce] if row.nonce else [])]  # their logs are owed too
+        ascent.facts["metadata"] = {"user_code": ours.code_sha, "launches": earlier}
 
     def _session(self, ascent: Ascent) -> AbstractAsyncContextManager[Session]:
         return self._lines.session(ascent.worker, timeout_s=ascent.limit_s)

@@ -57,7 +57,7 @@ async def recorded(session: Session, nonce: str) -> launch.Agent | None:
     text = await session.read(f"{launch.run_dir(nonce)}/agent.json", 0, TAIL_BYTES, timeout_s=LOOK_TIMEOUT_S)
     try:
         line = json.loads(text or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return launch.agent(line) if isinstance(line, dict) else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import budget
 from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool
@@ -120,7 +121,7 @@ class Renter:
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": 0}
         if code in HOPELESS.values():
             fields |= {"waiting_on": WaitingOn.OPERATOR, "failure_code": code}
-        words = "Authentication failed" if code is FailureCode.API_AUTH else f"{offer.key} was refused"
+        words = phrases.AUTHENTICATION if code is FailureCode.API_AUTH else f"{offer.key} was refused"
         log.warning("offer_refused", message=f"{words}: {why}", worker=worker_id, offer=offer.key, code=code)
         await self._store.move(
             term, worker_id, from_states=[State.SPAWNING], stage=Stage.INTENT, reason=why, fields=fields

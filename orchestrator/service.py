@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,11 @@ from orchestrator import __version__
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import build_bundle
 from orchestrator.catalog import Catalog
+from orchestrator.core import errands
 from orchestrator.core.actions import Plan
+from orchestrator.core.errands import Errand
+from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.grants import Answers
@@ -50,6 +54,7 @@ from orchestrator.wiring import (
     store_over,
 )
 
+ERRAND_EVERY_S = 2.0  # a tick for an operator who waits
 # Connections at most, of the loop, the bring-ups and shipments; of the agents' calls: with the one that listens they
 # are the 15 that Supabase's session pooler gives by default.
 POOLS, DOOR_POOL = (3, 4), 7
@@ -127,8 +132,32 @@ async def once(settings: Settings) -> Plan | None:
         return await parts.daemon.once()
 
 
+async def lead_for(
+    settings: Settings, errand: Errand, is_done: Callable[[], Awaitable[bool]], *, timeout_s: float
+) -> None:
+    """Lead while nobody else does, for one errand, until it is done or `timeout_s` is over; then give the lead back."""
+    configure("WARNING", settings.secrets())
+    often = settings.model_copy(update={"orchestrator_poll_sec": ERRAND_EVERY_S})
+    async with _parts(often, think=partial(errands.plan, errand)) as parts:
+        stop = asyncio.Event()
+        leading = asyncio.create_task(parts.daemon.run(stop), name="errand")
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not leading.done() and not await is_done():
+                        await asyncio.sleep(ERRAND_EVERY_S)
+        finally:
+            stop.set()
+            await leading
+
+
 @asynccontextmanager
-async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) -> AsyncIterator[Parts]:
+async def _parts(
+    settings: Settings,
+    *,
+    patience_s: float = FIRST_PATIENCE_S,
+    think: Callable[[Snapshot, Policy], Plan] = plan,
+) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
     signing_key = settings.token_keys()[0]
     bundle = build_bundle(settings.worker_code_dir)
@@ -191,6 +220,7 @@ async def _parts(settings: Settings, *, patience_s: float = FIRST_PATIENCE_S) ->
             policy=policy,
             poll_s=settings.orchestrator_poll_sec,
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
+            think=think,
             on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
             answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
         )

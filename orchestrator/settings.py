@@ -181,6 +181,10 @@ class Settings(BaseSettings):
             raise SettingsError(problems)
         return self
 
+    def lacks(self, *parts: str) -> str | None:
+        """What `require` would refuse for, in one line; None if it would not."""
+        return "; ".join(problem.what for part in parts for problem in _MISSING[part](self)) or None
+
     def login_pair(self) -> "Pair":
         """The SSH key pair, whatever the environment did to its text. Raises BadKey; both halves must be set."""
         from orchestrator.keys import login_pair  # noqa: PLC0415  as in _missing_shell
@@ -404,3 +408,8 @@ _MISSING = {
     ),
     "gateway": _missing_gateway,
 }
+
+
+def as_given() -> dict[str, str]:
+    """The environment as it is, for the report that says which of it is missing or mangled."""
+    return dict(os.environ)

@@ -197,6 +197,7 @@ class Shipper:
         """Say what went with the host: up to the size last heard of, and whatever came after that."""
         ledger = await self._ledger(term, worker.id)
         launches = {boot_id for boot_id, _ in ledger.ends} | set(worker.log_bytes) | {worker.nonce or ""}
+        launches |= set(worker.metadata.get("launches", ()))  # that ended before anything of them was shipped
         for boot_id in sorted(launches - {""}):
             for stream in STREAMS:
                 end = ledger.end(boot_id, stream)

@@ -51,7 +51,7 @@ def _message(event: bytes) -> str:
     text = event.decode("utf-8", "replace").strip()
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:MAX_MESSAGE_CHARACTERS]
     message = fields.get("message") if isinstance(fields, dict) else None
     return str(message if message is not None else text)[:MAX_MESSAGE_CHARACTERS]

@@ -27,6 +27,7 @@ WORKER_VARIABLE = "ORCHESTRATOR_WORKER_ID"
 NAMED_LIKE_OURS = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")  # core/scaling.py, worker_id
 SSH_PORT = 22
 MAX_PORT = 65_535
+MAX_USD = 1e9  # of an hour, or of a bill
 STATUSES = frozenset(PodStatus)
 # The SDK does not hand over Retry-After; the usual window is a minute, and waiting it out whole would waste most of it.
 RETRY_AFTER_S = 10.0
@@ -85,6 +86,12 @@ def pod(record: object) -> Pod:
         price_usd_per_hour=None if fields.get("cost") is None else _dollars(fields, "cost"),
         created_at=None if fields.get("createdAt") is None else _moment(fields, "createdAt"),
     )
+
+
+def ssh_address(record: object) -> tuple[str | None, int | None]:
+    """Where port 22 of any pod is reachable, whoever's it is; (None, None) while RunPod says of no such place."""
+    fields = _object(record, "pod")
+    return _ssh(fields, _optional_object(fields, "runtime"))
 
 
 def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | None, int | None]:
@@ -211,7 +218,7 @@ def _port(fields: Mapping[str, Any], name: str) -> int:
 
 def _dollars(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_USD:
         raise Malformed(name)
     return float(value)
 

@@ -3,6 +3,7 @@
 Rows for people (`SqlStore` from `workers` on) stay as the JSON that the database made, times as ISO 8601.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -148,6 +149,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_scaling_explain": ("p_fleet",),
         "fleet_usual": ("p_fleet", "p_gpu_type"),
         "fleet_cost": ("p_fleet", "p_since", "p_until"),
+        "fleet_report": ("p_fleet",),
+        "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_metrics": ("p_fleet", "p_since"),
         "fleet_describe": (),
         "fleet_changes": ("p_digest",),
@@ -165,6 +168,26 @@ def refusal(code: str | None, what: str, why: str | None = None, fix: str | None
     return Unavailable(f"{code}: {text}" if code else text)
 
 
+def storable(value: Any) -> Any:
+    """What a pod or a provider said, as text and jsonb can hold it: no NUL, no half of a character, no endless number.
+
+    Without it a tool that prints one NUL byte keeps its attempt's row open, and its worker from its end.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() and "\0" not in value else _text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [storable(item) for item in value]
+    return value
+
+
+def _text(value: str) -> str:
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
 class SqlStore:
     """The rows of one fleet."""
 
@@ -174,9 +197,8 @@ class SqlStore:
 
     async def _call(self, function: str, /, **args: Any) -> Any:
         # Evidence, reasons and last looks quote what pods, commands and libraries said.
-        return await self._db.call(
-            function, p_fleet=self._fleet, **{name: _without_secrets(v) for name, v in args.items()}
-        )
+        said = {name: storable(_without_secrets(value)) for name, value in args.items()}
+        return await self._db.call(function, p_fleet=self._fleet, **said)
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
@@ -387,6 +409,23 @@ class SqlStore:
         """Dollars between two moments, by worker, kind of state, task type and task. BadArgument if there are none."""
         return dict(await self._call("fleet_cost", p_since=since, p_until=until))
 
+    async def report(self) -> Row:
+        """The database's half of the diagnostic report: queue, workers, failures, decisions and spending; read-only."""
+        return dict(await self._call("fleet_report"))
+
+    async def efficiency(self, since: datetime, until: datetime | None = None) -> Row:
+        """Throughput, utilisation, queue depth and dollars a task between two moments. BadArgument if none."""
+        return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
+
+    async def claim_as(self, worker_id: str) -> None:
+        """Ask for no task in the name of a worker that does not exist: UnknownWorker is the answer that all is well."""
+        nobody = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
+        await self._db.call("worker_claim", **nobody)
+
+    async def describe(self) -> Row:
+        """The schema's version, and the argument names of every function that can be called."""
+        return dict(await self._db.call("fleet_describe"))
+
     async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
         """Queue tasks, at most 2000 at once; {id, created} of each. BadArgument names the first that is not valid."""
         return list((await self._db.call("task_submit", p_tasks=list(tasks)))["tasks"])
@@ -412,7 +451,7 @@ class SqlStore:
 
         A later schema may have more functions, and more arguments with defaults: a roll-back must start.
         """
-        described = await self._db.call("fleet_describe")
+        described = await self.describe()
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
         missing = [
             f"{name}({', '.join(args)})"

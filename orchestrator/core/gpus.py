@@ -23,9 +23,11 @@ WARNING_XIDS = frozenset({13, 31, 43, 45, 69, 94})  # an application's doing, mo
 RECOVERY_XID = 154  # what the driver logs when a GPU's recovery action changes
 ABSENT = re.compile(r"gpu is lost|requires reset", re.IGNORECASE)
 NO_ANSWER = re.compile(r"\[.*\]|ERR!|N/A|", re.IGNORECASE)
-XID = re.compile(r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)[^)]*\): (?P<number>\d+)")
+XID = re.compile(
+    r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)[^)]*\): (?P<number>\d{1,9})\b"
+)
 LINK = re.compile(r"\s+Link \d+: (?P<state>.+)")
-CUDA_LINE = re.compile(r"CUDA Version\s*:\s*(\d+)\.(\d+)")
+CUDA_LINE = re.compile(r"CUDA Version\s*:\s*(\d{1,4})\.(\d{1,4})\b")
 # The newest CUDA that a driver branch brings, for when nvidia-smi does not tell (CUDA Toolkit release notes, table 3).
 DRIVER_CUDA = ((580, (13, 0)), (575, (12, 9)), (570, (12, 8)), (565, (12, 7)), (560, (12, 6)), (555, (12, 5)),
                (550, (12, 4)), (545, (12, 3)), (535, (12, 2)), (530, (12, 1)), (525, (12, 0)), (520, (11, 8)),

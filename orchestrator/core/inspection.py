@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.core.states import FailureCode
 
-HEAD = re.compile(r"=== ([^ ]+) (\d+)")
+HEAD = re.compile(r"=== ([^ ]+) (\d{1,9})")
 TIMED_OUT = 124  # what timeout(1) says of a program that it had to end
 KIB, GIB = 1024, 1024**3
 DISK_NEEDED_BYTES = 5 * GIB  # U6 of the guards; on a disk smaller than twice that, half of it

@@ -208,7 +208,7 @@ def _fate(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -
 
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:
     gone = snapshot.absent.get(worker.pod_id or worker.id)
-    return gone is not None and gone.lists >= 2 and snapshot.now - gone.since >= timedelta(seconds=age_s)  # noqa: PLR2004
+    return gone is not None and gone.lists >= 2 and gone.until - gone.since >= timedelta(seconds=age_s)  # noqa: PLR2004
 
 
 def _speaks(worker: Worker, snapshot: Snapshot) -> bool:

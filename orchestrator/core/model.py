@@ -215,7 +215,8 @@ class Absence:
     """How long complete lists have not shown a pod."""
 
     lists: int
-    since: datetime
+    since: datetime  # the first of them
+    until: datetime  # the newest: what has happened since is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
         if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
             earlier = before.absent.get(key)
-            absent[key] = Absence(earlier.lists + 1, earlier.since) if earlier else Absence(1, now)
+            absent[key] = Absence(earlier.lists + 1, earlier.since, now) if earlier else Absence(1, now, now)
     owned = {worker.pod_id or worker.id for worker in rows}
     orphans = {
         pod.id: before.orphan_since.get(pod.id, now)

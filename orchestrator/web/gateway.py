@@ -131,19 +131,21 @@ class Gateway:
     async def _claim(self, request: Request, claims: Claims, arguments: dict[str, Any]) -> Any:
         """Claim; while there is nothing and the caller is willing, wait without a connection and claim again."""
         now = asyncio.get_running_loop().time
-        until = now() + _wait_s(arguments)
-        woken = False
+        wait_s = _wait_s(arguments)
+        until, woken = now() + wait_s, False
         while True:
-            mark = self._signal.mark()
+            mark, left_s = self._signal.mark(), until - now()
+            if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
+                arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
             answer = await self._call(claims, protocol.CLAIM, arguments)
             pool, spawning = answer.get("pool"), answer.get("state") == State.SPAWNING
             done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN
             if woken and done:
                 self._signal.hand_on(pool)  # the wake-up may have been about more than we took
-            if done or now() >= until:
+            if done or left_s <= 0:
                 return answer
             waits_for = None if spawning else pool or ANY  # who may not claim yet must not use up a pool's wake-up
-            woken = await self._wait(request, claims["sub"], waits_for, until - now(), mark)
+            woken = await self._wait(request, claims["sub"], waits_for, max(0.0, until - now()), mark)
 
     async def _wait(self, request: Request, worker_id: str, pool: str | None, timeout_s: float, mark: int) -> bool:
         """Until woken (True) or the time is up. Raises ClientDisconnect when the caller has gone: do not claim then."""

@@ -145,9 +145,10 @@ async def test_the_script_has_its_four_commands_and_no_other(cli: Cli) -> None:
     assert (await run(sys.executable, "scripts/spawn_gpu.py", "migrate", environment=cli.environment)).code == 2
 
 
-async def test_importing_the_script_does_nothing() -> None:
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("*.py")))
+async def test_importing_a_script_does_nothing(script: str) -> None:
     """Not even an import of the project."""
-    look = "import sys; sys.path.insert(0, 'scripts'); import spawn_gpu; print([m for m in sys.modules if 'orch' in m])"
+    look = f"import sys; sys.path.insert(0, 'scripts'); import {script}; print([m for m in sys.modules if 'orch' in m])"
     ran = await run(sys.executable, "-c", look)
     assert (ran.code, ran.out, ran.err) == (0, "[]\n", "")
 
@@ -156,7 +157,8 @@ async def test_the_script_finds_the_repositorys_own_interpreter(cli: Cli, tmp_pa
     """With a bare Python it starts again in .venv; without one it says what to do."""
     copy = tmp_path / "scripts" / "spawn_gpu.py"
     copy.parent.mkdir()
-    copy.write_text((ROOT / "scripts" / "spawn_gpu.py").read_text())
+    for name in ("spawn_gpu.py", "_door.py"):
+        copy.with_name(name).write_text((ROOT / "scripts" / name).read_text())
     (tmp_path / "orchestrator").symlink_to(ROOT / "orchestrator")
     (tmp_path / "worker").symlink_to(ROOT / "worker")
     bare = [sys.executable, "-S", str(copy), "list"]

@@ -57,7 +57,9 @@ async def test_a_worker_without_logs_says_so(
     """Nothing shipped is not the same as nothing written."""
     worker_id = await shipping_fleet.worker()
     ran = await _logs(cli, s3_environment, worker_id)
-    assert (ran.code, ran.out, ran.err) == (0, "", "No log was shipped for this worker yet.\n")
+    assert ran.code == 0
+    assert f"{worker_id}: not from S3: nothing was shipped yet\n" in ran.err
+    assert "the log's own bytes are missing" in ran.err
 
 
 async def test_an_object_that_was_changed_or_deleted_is_an_error(
@@ -96,8 +98,51 @@ async def test_following_shows_what_comes_and_ends_with_the_worker(
     assert "has ended" in ran.err
 
 
-async def test_without_a_bucket_it_says_which_settings_are_missing(cli: Cli, shipping_fleet: Fleet) -> None:
-    """Exit 4, before the database is asked."""
-    ran = await cli("logs", "gpu-x")
-    assert ran.code == 4
-    assert "S3_BUCKET is missing" in ran.err
+async def test_without_a_bucket_the_database_tells_what_it_kept(cli: Cli, shipping_fleet: Fleet) -> None:
+    """And which settings are missing; an ended worker's pod is not asked."""
+    worker_id = await shipping_fleet.worker(upto=State.TERMINATED)
+    ran = await cli("logs", worker_id)
+    assert ran.code == 0
+    assert f"{worker_id}: not from S3: S3_BUCKET is missing" in ran.err
+    assert f"{worker_id}: not over SSH: it has ended" in ran.err
+    assert f"{worker_id}: from the database" in ran.err
+    assert ran.lines_with("terminating -> terminated")
+    assert all(line.startswith("database | ") for line in ran.out.splitlines())
+
+
+async def test_all_live_workers_are_read_when_none_is_named(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """Each under its name; an ended one is not among them."""
+    first, second = [await shipping_fleet.worker(upto=State.ACTIVE) for _ in range(2)]
+    ended_one = await shipping_fleet.worker(upto=State.TERMINATED)
+    for name in (first, second, ended_one):
+        await shipping_fleet.ship(name, "agent", 0, 0, f"this is {name}\n".encode())
+    ran = await _logs(cli, s3_environment)
+    assert {f"agent   | this is {name}" for name in (first, second)} == set(ran.out.splitlines())
+    assert all(f"==> {name} <==" in ran.err and f"{name}: from S3" in ran.err for name in (first, second))
+    assert ended_one not in ran.err
+
+
+async def test_a_tasks_part_of_the_log_is_cut_out(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """From where the handler's log stood when it was claimed to where it stood at its end; what is missing is said."""
+    fleet, worker_id = shipping_fleet, await shipping_fleet.worker(upto=State.ACTIVE)
+    [submitted] = await fleet.store.submit([{"task_type": f"t-{worker_id}", "params": {}}])
+    name = {"p_worker_id": worker_id, "p_nonce": "boot-1"}
+    await fleet.db.call("worker_register", **name, p_agent={"protocol": 1})
+    size = {"handler": 7}
+    await fleet.db.call("worker_heartbeat", **name, p_tasks=[], p_health=None, p_logs=size)
+    claim = {"p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
+    [task] = (await fleet.db.call("worker_claim", **name, **claim))["tasks"]
+    assert task["id"] == submitted["id"]
+    size = {"handler": 21}
+    held = [{"id": task["id"], "attempt": task["attempt"]}]
+    await fleet.db.call("worker_heartbeat", **name, p_tasks=held, p_health=None, p_logs=size)
+    ending = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_output_location": None, "p_result_data": None}
+    await fleet.db.call("worker_complete", **name, **ending)
+    await fleet.ship(worker_id, "handler", 0, 0, b"before\nduring")
+    ran = await _logs(cli, s3_environment, "--task", task["id"])
+    assert (ran.code, ran.out) == (0, "during\n"), ran.err
+    assert f"attempt {task['attempt']} on {worker_id}: complete: from S3; 8 B of 14 B are missing" in ran.err

@@ -32,14 +32,14 @@ class Agent:
         )
         return answer
 
-    async def claim(self, *, batch: int = 1, number: int | None = None) -> Sequence[Row]:
+    async def claim(self, *, batch: int = 1, number: int | None = None, wait_s: float = 0) -> Sequence[Row]:
         """What a claim hands over."""
-        return list((await self.claiming(batch=batch, number=number))["tasks"])
+        return list((await self.claiming(batch=batch, number=number, wait_s=wait_s))["tasks"])
 
-    async def claiming(self, *, batch: int = 1, number: int | None = None) -> Row:
+    async def claiming(self, *, batch: int = 1, number: int | None = None, wait_s: float = 0) -> Row:
         """The whole answer to a claim."""
         number = next(self.numbers) if number is None else number
-        return await self.call("claim", p_claim_no=number, p_batch=batch, p_wait_s=0)
+        return await self.call("claim", p_claim_no=number, p_batch=batch, p_wait_s=wait_s)
 
     async def beat(self, *tasks: Row, **others: Any) -> Row:
         """A heartbeat that names these tasks."""

@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.core.states import State
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, PortError, UnknownWorker
 from tests.conformance.builders import Agent, Fleet
 from worker import protocol
@@ -73,12 +73,25 @@ async def test_a_repeated_claim_number_gets_the_same_tasks(fleet: Fleet) -> None
     assert len(await agent.claim(batch=4, number=2)) == 2
 
 
-async def test_an_empty_claim_may_be_asked_again_under_its_number(fleet: Fleet) -> None:
+async def test_a_claim_that_is_held_open_may_be_asked_again_under_its_number(fleet: Fleet) -> None:
     """As the gateway does while it waits for a task."""
     agent = await fleet.agent()
-    assert await agent.claim(number=1) == []
+    assert await agent.claim(number=1, wait_s=20) == []
     await fleet.submit()
     assert len(await agent.claim(number=1)) == 1
+
+
+@pytest.mark.parametrize("state", [State.SPAWNING, State.ACTIVE, State.IDLE])
+async def test_a_claim_that_was_answered_with_nothing_is_spent(fleet: Fleet, state: State) -> None:
+    """A copy that comes late would take a task of which the agent never hears."""
+    agent = await fleet.agent(state)
+    assert await agent.claim(number=7) == []
+    if state is State.SPAWNING:
+        await fleet.move(agent.id, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED)
+    await fleet.submit()
+    assert await agent.claim(number=7, wait_s=20) == []
+    assert await agent.claim(number=7) == []
+    assert len(await agent.claim(number=8)) == 1
 
 
 async def test_a_late_copy_of_an_old_claim_takes_nothing(fleet: Fleet) -> None:
@@ -88,7 +101,8 @@ async def test_a_late_copy_of_an_old_claim_takes_nothing(fleet: Fleet) -> None:
     assert await agent.claim(number=2) == []
     await fleet.submit()
     assert await agent.claim(number=1) == []
-    assert len(await agent.claim(number=2)) == 1
+    assert await agent.claim(number=2) == []
+    assert len(await agent.claim(number=3)) == 1
 
 
 async def test_asking_for_work_moves_between_active_and_idle(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:

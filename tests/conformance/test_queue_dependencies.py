@@ -133,3 +133,11 @@ async def test_rows_inserted_by_hand_wait_for_a_task_that_is_inserted_later(
     assert task["id"] == late
     await agent.complete(task)
     assert [task["id"] for task in await agent.claim()] == [early]
+
+
+async def test_a_batch_behind_a_task_that_has_failed_fails_as_a_whole(fleet: Fleet) -> None:
+    """Also what waits for another one of the same batch: it must not wait for ever."""
+    (lost,) = await fleet.submit()
+    await fleet.call("task_cancel", p_id=lost)
+    first, second, third = await fleet.submit({"depends_on": [lost]}, {"depends_on": ["#0"]}, {"depends_on": ["#1"]})
+    assert [(await fleet.task(task_id))["status"] for task_id in (first, second, third)] == ["Failed"] * 3

@@ -114,6 +114,8 @@ async def test_another_fleets_money_is_its_own(fleet: Fleet) -> None:
 
 async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
     """The newest last: promoted, or with cause and code; a later end of a promoted worker does not change it."""
+    fleet.now = datetime.now(UTC)  # the store asks by the real clock
+    fleet.term = (await fleet.lead())["term"]
     good = await fleet.agent(State.TERMINATED, release="image@1")
     fleet.wait(10)
     bad = await fleet.spawn(release="image@2", pool="b")

@@ -220,7 +220,8 @@ async def test_events_are_never_changed(fleet: Fleet, hand: AsyncConnection[Dict
 
 async def test_a_heartbeat_is_never_assumed(hand: AsyncConnection[DictRow]) -> None:
     """A row that nobody filled has none."""
-    query = "select column_default as value from information_schema.columns where column_name = 'last_heartbeat'"
+    query = """select column_default as value from information_schema.columns
+                where column_name = 'last_heartbeat' and table_name = 'workers'"""
     assert await (await hand.execute(query)).fetchall() == [{"value": None}]
 
 

@@ -131,7 +131,7 @@ def pod_of(one: Worker, **changes: Any) -> Pod:
 
 
 def absent(seconds: float, lists: int = 2) -> Absence:
-    return Absence(lists, ago(seconds))
+    return Absence(lists, ago(seconds), NOW)
 
 
 def cooling(offer: Offer, seconds: float, **changes: Any) -> OfferState:

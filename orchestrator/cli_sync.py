@@ -1,0 +1,125 @@
+"""`sync`: RunPod's list against the rows, and having the difference mended by the loop's own means."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from orchestrator.cli_errand import PATIENCE_S, carried_out, opened_cloud
+from orchestrator.cli_render import Output, json_option, span, usd
+from orchestrator.cli_session import opened_store, runs, settings_for, utcnow
+from orchestrator.cli_tables import table
+from orchestrator.core.errands import Errand
+from orchestrator.diagnostics.drift import Drift, drift
+from orchestrator.diagnostics.errors import NOT_IN_TIME, Failure
+from orchestrator.ports import PortError
+
+if TYPE_CHECKING:
+    from orchestrator.adapters.runpod import RunPodCloud
+    from orchestrator.adapters.store import SqlStore
+    from orchestrator.settings import Settings
+
+ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
+
+
+@click.command()
+@click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE)
+@click.option("--force", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@runs
+async def sync(output: Output, action: str, force: bool) -> int:
+    """Compare RunPod with the database. Only this fleet's pods are looked at.
+
+    analyze: show pods without rows, with what they cost, and rows without pods; exit 1 if there are any.
+    terminate_orphaned: delete the pods that no live worker names. update_database: end the rows whose pods are gone.
+    Both through the orchestrator that leads, or by this command where none does.
+    """
+    settings = settings_for("database", "cloud")
+    async with opened_store() as store, opened_cloud(settings) as cloud:
+        seen = await _compared(store, cloud, settings)
+        if action != ANALYZE:
+            seen = await _mended(store, cloud, settings, output, action, seen, force=force)
+    if output.json:
+        found = dataclasses.asdict(seen)
+        differs = {"pods_without_rows": found["orphans"], "rows_without_pods": found["bereft"]}
+        output.document(action=action, consistent=not seen, pods=seen.pods, usd_per_hour=seen.usd_per_hour, **differs)
+    else:
+        _show(output, seen)
+    return 1 if seen else 0
+
+
+async def _compared(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings") -> Drift:
+    """The list first: a worker that is newer than it is not missed (see observe.py)."""
+    pods = await cloud.list_pods()
+    return drift(pods, await store.workers(), settings.fleet_id, utcnow())
+
+
+async def _mended(
+    store: "SqlStore",
+    cloud: "RunPodCloud",
+    settings: "Settings",
+    output: Output,
+    action: str,
+    seen: Drift,
+    *,
+    force: bool,
+) -> Drift:
+    """Have it done; what there is afterwards. Raises Failure if it is not done in time."""
+    wrong = _wrong(action, seen)
+    if not wrong:
+        return seen
+    question = {
+        TERMINATE: f"Delete {len(wrong)} pod(s) that no live worker names, {usd(seen.usd_per_hour)}/h",
+        UPDATE: f"End {len(wrong)} worker(s) whose pods are gone, and queue again what they held",
+    }[action]
+    output.confirm(f"{question}: {', '.join(wrong)}?", force=force)
+
+    async def left() -> Sequence[str]:
+        nonlocal seen
+        try:
+            seen = await _compared(store, cloud, settings)
+        except PortError as error:  # not to be seen is not gone
+            return [f"RunPod's list ({type(error).__name__}: {error})"]
+        return _wrong(action, seen)
+
+    errand = {TERMINATE: Errand.REAP, UPDATE: Errand.FORGET}[action]
+    rest = await carried_out(store, settings, output, errand, left)
+    if rest:
+        why = f"after {span(PATIENCE_S)} there is still: {', '.join(rest)}"
+        raise Failure(
+            NOT_IN_TIME, what="RunPod and the database do not agree yet", why=why, fix="python -m orchestrator plan"
+        )
+    output.say(f"Done: {', '.join(wrong)}.")
+    return seen
+
+
+def _wrong(action: str, seen: Drift) -> list[str]:
+    if action == TERMINATE:
+        return [orphan.pod_id for orphan in seen.orphans]
+    return [worker.worker_id for worker in seen.bereft]
+
+
+def _show(output: Output, seen: Drift) -> None:
+    if not seen:
+        output.show(f"RunPod and the database agree: {seen.pods} pod(s) of this fleet, each named by its worker.")
+    if seen.orphans:
+        output.show(f"Pods without rows: {len(seen.orphans)}, {usd(seen.usd_per_hour)}/h", _orphans(seen))
+        output.say("fix: python -m orchestrator sync terminate_orphaned")
+    if seen.bereft:
+        rows = table("worker", "state", "pod", "RunPod says")
+        for row in seen.bereft:
+            rows.add_row(row.worker_id, row.status, row.pod_id, row.pod_status or "not listed")
+        output.show(f"Rows without pods: {len(seen.bereft)}", rows)
+        output.say("fix: python -m orchestrator sync update_database")
+    if seen.foreign:
+        output.say(f"{seen.foreign} other pod(s) in the account are not this fleet's and were left alone.")
+
+
+def _orphans(seen: Drift) -> Table:
+    rows = table("pod", "status", "$/h", "its environment names")
+    for orphan in seen.orphans:
+        rows.add_row(orphan.pod_id, orphan.status, usd(orphan.usd_per_hour), orphan.worker_id or "–")
+    return rows

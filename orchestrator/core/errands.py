@@ -1,0 +1,44 @@
+"""What a command may do that leads for an operator's errand, while no orchestrator does: ends, never beginnings.
+
+It observes and thinks as the loop does, and carries out the part of the loop's own plan that the errand is about. What
+it leaves is there for the next leader, as after any other change of lead.
+"""
+
+from dataclasses import replace
+from enum import StrEnum
+
+from orchestrator.core import plan as loop
+from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Reap, Rescue, Terminate
+from orchestrator.core.lifecycle import DEAD
+from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.states import ExitCause, FailureCode
+
+ORPHAN_GRACE_S = 10.0  # the operator has asked; what is recorded before its pod is asked for is no orphan anyway
+LOST = frozenset({FailureCode.POD_MISSING, *DEAD.values()})
+FOLLOWING = (Flush, Delete, Bury, Rescue)  # the rest of an end that has begun
+
+
+class Errand(StrEnum):
+    """What an operator wants done."""
+
+    END_ALL = "end every worker and pod"
+    REAP = "delete the pods that no worker names"
+    FORGET = "end the workers whose pods are gone"
+
+
+def plan(errand: Errand, snapshot: Snapshot, policy: Policy) -> Plan:
+    """The loop's plan, without what the errand is not about; no decision on sizes is made."""
+    made = loop.plan(snapshot, replace(policy, orphan_grace_s=ORPHAN_GRACE_S))
+    return Plan(tuple(action for action in made.actions if _belongs(errand, action)), ())
+
+
+def _belongs(errand: Errand, action: Action) -> bool:
+    match errand:
+        case Errand.END_ALL:
+            asked = isinstance(action, Terminate) and action.cause is ExitCause.MANUAL
+            return asked or isinstance(action, (*FOLLOWING, Reap))
+        case Errand.REAP:
+            return isinstance(action, Reap)
+        case Errand.FORGET:
+            lost = isinstance(action, Terminate) and action.code in LOST
+            return lost or isinstance(action, FOLLOWING)

@@ -1,0 +1,43 @@
+"""`DatabaseClient`, as operators' own snippets import it: the Supabase client, and the workers of this fleet.
+
+Nothing in the orchestrator itself uses it. It reads the same environment as every command.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.settings import load
+
+if TYPE_CHECKING:
+    from supabase import Client
+
+
+class DatabaseClient:
+    """One fleet's database. Raises SettingsError where the environment cannot be used."""
+
+    def __init__(self) -> None:
+        self._settings = load()
+
+    @cached_property
+    def supabase(self) -> "Client":
+        """The synchronous Supabase client. Raises SettingsError without SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY."""
+        from supabase import create_client  # noqa: PLC0415  half a second that get_workers() does not need
+
+        from orchestrator.problems import Problem, SettingsError  # noqa: PLC0415
+
+        url, key = self._settings.supabase_url, self._settings.supabase_service_role_key
+        if not url or key is None:
+            missing = [
+                name for name in ("supabase_url", "supabase_service_role_key") if not getattr(self._settings, name)
+            ]
+            why = "a plain Postgres has no Supabase client: `await get_workers()` and the commands work with both"
+            raise SettingsError(Problem(f"{name.upper()} is missing", why, f"set {name.upper()}") for name in missing)
+        return create_client(url, key.get_secret_value())
+
+    async def get_workers(self) -> Sequence[Mapping[str, Any]]:
+        """The live workers, newest first, with tasks and costs; over Supabase or Postgres, whichever is set."""
+        from orchestrator import wiring  # noqa: PLC0415
+
+        async with wiring.open_store(self._settings) as store:
+            return await store.workers()

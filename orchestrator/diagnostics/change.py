@@ -1,0 +1,45 @@
+"""What changed between two saved reports."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+
+
+def changes(before: Report, after: Report) -> dict[str, Any]:
+    """Problems come and gone, workers come, gone and moved, tasks and dollars."""
+    old, new = _issues(before), _issues(after)
+    then, now = _states(before), _states(after)
+    return {
+        "since": before["timestamp"],
+        "new_issues": [issue for issue in new if issue not in old],
+        "solved_issues": [issue for issue in old if issue not in new],
+        "workers_come": sorted(now.keys() - then.keys()),
+        "workers_gone": sorted(then.keys() - now.keys()),
+        "workers_moved": {n: [then[n], now[n]] for n in sorted(now.keys() & then.keys()) if then[n] != now[n]},
+        "tasks": _difference(_counts(before), _counts(after)),
+        "usd_per_hour": round(_hourly(after) - _hourly(before), 4),
+    }
+
+
+def _issues(report: Report) -> list[str]:
+    return [advice["issue"] for advice in report["recommendations"]]
+
+
+def _states(report: Report) -> dict[str, str]:
+    known = {name: one for name, one in report["workers"].items() if "database_record" in one}
+    return {name: one["database_record"]["status"] for name, one in known.items()}
+
+
+def _counts(report: Report) -> Mapping[str, int]:
+    counts: Mapping[str, int] = report["database_state"].get("task_counts", {})
+    return counts
+
+
+def _hourly(report: Report) -> float:
+    return float(report["runpod_state"].get("total_hourly_cost") or 0)
+
+
+def _difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    both = {name: after.get(name, 0) - before.get(name, 0) for name in sorted({*before, *after})}
+    return {name: change for name, change in both.items() if change}

@@ -1,0 +1,77 @@
+"""RunPod's list against our rows: pods that no row names, rows whose pod is not there, rows whose pod has ended.
+
+Only this fleet's pods count; ownership is what the loop goes by (core/presence.py, core/orphans.py).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from orchestrator.core.lifecycle import DEAD
+from orchestrator.core.model import Pod
+from orchestrator.core.presence import LISTING_LAG_S
+from orchestrator.core.states import READY, State
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A pod that costs money and that no live worker names."""
+
+    pod_id: str
+    worker_id: str | None  # that its environment names
+    status: str
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bereft:
+    """A worker that should have a pod and has none that runs."""
+
+    worker_id: str
+    status: str
+    pod_id: str
+    pod_status: str | None  # None: RunPod does not list it
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What does not agree."""
+
+    orphans: tuple[Orphan, ...]
+    bereft: tuple[Bereft, ...]
+    pods: int  # of this fleet
+    foreign: int  # of others in the account; nobody's business here
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What the orphans cost."""
+        return sum(orphan.usd_per_hour or 0 for orphan in self.orphans)
+
+    def __bool__(self) -> bool:
+        return bool(self.orphans or self.bereft)
+
+
+def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, now: datetime) -> Drift:
+    """Compare a complete list with the live rows; a pod so new that it may not be listed yet is not missed."""
+    listed = tuple(pods)
+    ours = [pod for pod in listed if pod.fleet_id == fleet_id]
+    live = [row for row in rows if row["status"] != State.TERMINATED]
+    pod_of = {row["id"]: row.get("pod_id") for row in live}
+    named = set(pod_of.values())
+    orphans = [
+        Orphan(pod.id, pod.worker_id, pod.status.value, pod.price_usd_per_hour)
+        for pod in ours
+        if pod.id not in named and pod_of.get(pod.worker_id or "", "") is not None
+    ]
+    here = {pod.id: pod for pod in ours}
+    bereft = []
+    for row in live:
+        pod = here.get(row.get("pod_id") or "")
+        young = (now - datetime.fromisoformat(row["created_at"])).total_seconds() <= LISTING_LAG_S
+        wanted = row["status"] in READY | {State.SPAWNING} and row.get("pod_id")
+        if wanted and (pod.status in DEAD if pod else not young):
+            bereft.append(Bereft(row["id"], row["status"], row["pod_id"], pod.status.value if pod else None))
+    return Drift(tuple(orphans), tuple(bereft), len(ours), len(listed) - len(ours))

@@ -1,0 +1,36 @@
+"""`get_pod_ssh_details`, as operators' own snippets import it. Nothing in the orchestrator itself uses it."""
+
+import os
+from typing import TypedDict
+
+import requests
+import runpod
+from runpod.error import RunPodError
+
+from orchestrator.adapters.runpod_replies import Malformed, port_error, ssh_address
+from orchestrator.ports import ApiAuth
+from orchestrator.settings import load
+
+
+class SshDetails(TypedDict):
+    """Where a pod's sshd can be reached."""
+
+    ip: str
+    port: int
+
+
+def get_pod_ssh_details(pod_id: str, api_key: str | None) -> SshDetails | None:
+    """Where the pod's port 22 is public; None while RunPod says of no such place, and for a pod it does not know.
+
+    Raises ports.ApiAuth for a key that is missing or refused, and ports.Unavailable where RunPod gives no clear answer.
+    """
+    if not api_key:
+        raise ApiAuth("get_pod_ssh_details: no API key; fix: set RUNPOD_API_KEY")
+    os.environ["RUNPOD_API_BASE_URL"] = load().runpod_api_base_url  # the SDK reads it at each call
+    doing = f"look at pod {pod_id}"
+    try:
+        record = runpod.get_pod(pod_id, api_key=api_key)
+        host, port = (None, None) if record is None else ssh_address(record)
+    except (RunPodError, requests.RequestException, Malformed, ValueError) as error:
+        raise port_error(error, doing) from error
+    return None if host is None or port is None else SshDetails(ip=host, port=port)

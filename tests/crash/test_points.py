@@ -1,0 +1,27 @@
+"""A process that is killed at any of its calls leaves nothing behind that the next one does not put right."""
+
+import sys
+
+from tests.crash.points import Point, killed_at, walk
+
+OPERATIONS = {"tick", "spawn", "climb", "ship", "flush", "delete", "claim", "heartbeat", "complete", "fail"}
+
+
+def _of_each_kind(points: list[Point]) -> list[Point]:
+    """The first point of each kind: whose operation it is, and what is called."""
+    return list({(point.operation, point.call): point for point in reversed(points)}.values())
+
+
+def test_a_kill_at_every_kind_of_call_is_put_right() -> None:
+    """Before its effect and after it, with a new process half a second later; `./run soak crash` has every call."""
+    points = walk()
+    chosen = _of_each_kind(points)
+    assert {point.operation for point in points} >= OPERATIONS
+    broken = [
+        (point, "after" if after else "before", violation)
+        for point in chosen
+        for after in (False, True)
+        if (violation := killed_at(point, after=after))
+    ]
+    sys.stdout.write(f"{len(chosen)} kinds of {len(points)} points, {2 * len(chosen)} kills\n")
+    assert not broken

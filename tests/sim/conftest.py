@@ -1,0 +1,19 @@
+"""A server of the real functions for the drift test."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.migrate import migrate
+
+
+@pytest.fixture(scope="session")
+async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresDb]:
+    """The schema on a server of its own."""
+    async with EmbeddedPostgres(tmp_path_factory.mktemp("sim") / "data", durable=False, keep=False) as server:
+        await migrate(server.url)
+        db = await PostgresDb.open(server.url, call_timeout_s=30)
+        yield db
+        await db.close()

@@ -1,0 +1,55 @@
+"""Dice and faults: every bad thing that happens is drawn here, from the seed, and counted by its name."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+# What may become of one call: nothing was done and it says so; nothing or all was done and no answer comes, soon or in
+# time; it is carried out after the caller has given up.
+FATES = ("refused", "lost_before", "lost_after", "hung_before", "hung_after", "late")
+HANGS_S = 45.0  # a call that hangs, and what waits for it
+LASTS_S = 105.0  # the longest outage or frozen orchestrator, and then a call that hangs
+CALM, BURST = 1.0, 8.0  # times the rates below
+RATES = {"db": 0.01, "cloud": 0.08, "ssh": 0.04, "s3": 0.1, "rpc": 0.06}  # of calls, on an ordinary day
+
+
+class Faults:
+    """The seed's bad luck."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(f"faults of {seed}")
+        self.count: Counter[str] = Counter()
+        self.active = True
+        self.level = CALM
+        self.over_s = -1e9  # when the last one will be over, by the kernel's clock
+        self.clock: Callable[[], float] = lambda: 0.0
+
+    def note(self, name: str, lasts_s: float = HANGS_S) -> None:
+        """Count one; for so long it is felt."""
+        self.count[name] += 1
+        self.over_s = max(self.over_s, self.clock() + lasts_s)
+
+    def happens(self, name: str, chance: float) -> bool:
+        """Whether it happens this time."""
+        if not self.active or self.dice.random() >= min(0.9, chance * self.level):
+            return False
+        self.note(name)
+        return True
+
+    def fate(self, link: str) -> str:
+        """What becomes of a call over a link; "ok" mostly."""
+        if not self.active or self.dice.random() >= min(0.9, RATES[link] * self.level):
+            return "ok"
+        fate = self.dice.choice(FATES)
+        self.note(f"{link}_{fate}")
+        return fate
+
+    def between(self, low: float, high: float) -> float:
+        """A number."""
+        return self.dice.uniform(low, high)
+
+    def one_of(self, things: Sequence[T]) -> T:
+        """One of them."""
+        return self.dice.choice(things)

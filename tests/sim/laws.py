@@ -1,0 +1,278 @@
+"""The invariants I1 to I8, as far as a world can tell, asked at every commit and at every effect on the provider."""
+
+import gzip
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import launch
+from orchestrator.core.states import FAILURES
+from tests.sim.provider import FLEET, SimPod
+from worker.protocol import STREAMS
+
+if TYPE_CHECKING:
+    from tests.sim.agents import Agent
+    from tests.sim.world import World
+
+LEAK_S = 120.0  # I1, without any other fault meanwhile
+STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
+RACE_S = 8.0  # decisions made before a refusal was written down
+OVERDUE_S = 120.0
+CALM_S = 20.0  # over the flush's own deadline
+OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
+SECRET = "SECRET"
+PLANNED = ("idle_timeout", "scale_down")
+
+
+class Laws:
+    """Watches, and writes down what was broken."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.claims: dict[tuple[str, int], tuple[Agent, float]] = {}
+        self.completed: Counter[str] = Counter()
+        self._made: Counter[str] = Counter()
+        self._within_s = 0.0  # when there were last no more workers than allowed
+
+    def broken(self, law: str, what: str) -> None:
+        """A violation."""
+        self._world.violations.append(f"{law}: {what} (at {self._world.kernel.now:.3f} s)")
+
+    # --- the database
+
+    def changed(self, table: str, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
+        """A row was written."""
+        if table == "workers":
+            self._worker(old, new)
+        elif table == "worker_events":
+            if not new["reason"] or new["reason"] == "changed by hand" or not new["actor"]:
+                self.broken("I7", f"{new['worker_id']} went {new['from_stage']} > {new['to_stage']} without a reason")
+        elif table == "tasks" and old is not None:
+            self._task(old, new)
+
+    def _worker(self, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
+        if new["status"] != "terminated":
+            for name in ("waiting_on", "deadline_at", "next_attempt_at"):
+                if new[name] is None:
+                    self.broken("I7", f"{new['id']} is {new['status']} with no {name}")
+        if old is None:
+            return
+        if new["pod_id"] is not None and new["pod_id"] != old["pod_id"]:
+            self._given(new)
+        if new["stage"] == "pod_created" and old["stage"] != "pod_created":
+            self._probe(new)
+        if new["stage"] == "flushing" and old["stage"] != "flushing":
+            self._flushed_early(new)
+        if new["status"] != old["status"]:
+            self._moved(old, new)
+
+    def _given(self, new: Mapping[str, Any]) -> None:
+        pod = self._world.provider.pods.get(new["pod_id"])
+        if pod is None or not pod.ours or pod.worker_id != new["id"]:
+            self.broken("I1", f"{new['id']} was given {new['pod_id']}, which is not its pod")
+
+    def _moved(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        now, pod = self._world.kernel.now, self._world.provider.pods.get(new["pod_id"] or "")
+        if new["status"] == "active" and old["status"] == "spawning":
+            agent = pod.agents.get(new["nonce"]) if pod else None
+            if agent is None or new["last_heartbeat"] is None or not agent.spoke:
+                self.broken("I8", f"{new['id']} was promoted without a heartbeat of its launch")
+        elif new["status"] == "terminated":
+            for one in self._world.provider.own():
+                if one.worker_id == new["id"] and one.visible_s < now - STALE_LIST_S:
+                    self.broken("I1", f"{new['id']} is terminated and its pod {one.id} is there")
+        elif new["status"] == "terminating":
+            self._ended(old, new, pod)
+
+    def _ended(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
+        now, code = self._world.kernel.now, new["failure_code"]
+        if code == "POD_MISSING" and pod is not None and pod.exists():
+            self.broken("I8", f"{new['id']} was ended as POD_MISSING and {pod.id} is there")
+        if code == "POD_EXITED" and pod is not None and pod.exists() and pod.dead_s is None:
+            self.broken("I8", f"{new['id']} was ended as POD_EXITED and {pod.id} runs")
+        if new["exit_cause"] == "heartbeat_lost":
+            agent = pod.agents.get(new["nonce"]) if pod and pod.exists() else None
+            heard = agent.beaten_s if agent is not None and agent.lives else None
+            if heard is not None and now - heard < self._world.policy.heartbeat_timeout_s - 1:
+                self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
+        if new["exit_cause"] in PLANNED and self._world.db.running.get(new["id"]):
+            self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
+
+    def _flushed_early(self, new: Mapping[str, Any]) -> None:
+        failed = new["exit_cause"] in FAILURES or new["stop_requested_at"] is not None
+        here_s = (self._world.kernel.moment() - new["state_since"]).total_seconds()
+        if not failed and self._world.db.running.get(new["id"]) and here_s < self._world.policy.drain_grace_s - 1:
+            self.broken("I2", f"{new['id']} was stopped {here_s:.1f} s into its drain, with a task running")
+
+    def _probe(self, new: Mapping[str, Any]) -> None:
+        key = str(new["metadata"].get("offer"))
+        offer = self._world.db.offers.get((FLEET, key))
+        moment = self._world.kernel.moment()
+        asking = [
+            w
+            for w in self._world.db.workers.values()
+            if w["status"] == "spawning" and w["stage"] == "pod_created" and w["metadata"].get("offer") == key
+        ]
+        if offer is None or offer["last_refusal"] is None or moment - offer["last_refusal"] < timedelta(seconds=RACE_S):
+            return
+        if offer["cooldown_until"] is not None and offer["cooldown_until"] > moment:
+            self.broken("market", f"{new['id']} asks for {key}, which cools down")
+        since = offer["last_refusal"] + timedelta(seconds=RACE_S)
+        probing = sum(w["stage_since"] >= since for w in asking)
+        if probing > offer["probe_budget"]:
+            self.broken("market", f"{probing} ask for {key} at once, its probe budget is {offer['probe_budget']}")
+
+    def _task(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if new["status"] == old["status"]:
+            return
+        if old["status"] == "Complete":
+            self.broken("I3", f"task {new['id']} was Complete and is {new['status']}")
+        if new["status"] == "Complete":
+            self.completed[new["id"]] += 1
+            if self.completed[new["id"]] > 1 or old["status"] != "In Progress":
+                self.broken("I3", f"task {new['id']} was completed {self.completed[new['id']]} times")
+        if new["failure_code"] == "LEASE_EXPIRED" and old["status"] == "In Progress":
+            agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
+            now = self._world.kernel.now
+            held = agent is not None and agent.lives and new["id"] in agent.held and now - since > 20
+            if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:
+                self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
+
+    def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
+        """A transaction is done."""
+        if function == "fleet_log_lost":
+            self._given_up(self._world.db.workers[args["p_worker_id"]])
+        if function == "fleet_log_begin":
+            pieces = self._world.db.log_objects[args["p_worker_id"], args["p_boot_id"], args["p_stream"]]
+            for one, following in itertools.pairwise(pieces):
+                if one["last_byte"] != following["first_byte"]:
+                    self.broken("I5", f"a gap in the ledger of {args['p_worker_id']}")
+
+    def _given_up(self, row: Mapping[str, Any]) -> None:
+        now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")
+        calm_s = now - self._world.faults.over_s
+        if pod is not None and pod.runs(now) and calm_s > self._world.policy.flush_deadline_s + CALM_S:
+            self.broken("I5", f"logs of {row['id']} are declared lost and {pod.id} runs, without a fault meanwhile")
+
+    # --- the provider, S3, and what is said to them
+
+    def asked(self, name: str, offer: str) -> None:
+        """A create call arrives."""
+        row = self._world.db.workers.get(name)
+        if row is None:
+            self.broken("I1", f"a pod is asked for {name}, of which there is no row")
+            return
+        policy, spent = self._world.policy, None
+        self._world.db.now = self._world.kernel.moment()
+        if row["status"] == "spawning" and policy.hourly_budget_usd is not None:
+            spent = self._world.db.spent(FLEET, None)
+            over = spent["hourly_usd"] > policy.hourly_budget_usd + 1e-6
+            daily = policy.daily_budget_usd
+            over |= daily is not None and spent["today_usd"] + spent["committed_usd"] > daily + 0.01
+            if over:
+                self.broken("I4", f"{name} is asked for with {spent} against {policy.hourly_budget_usd}/h, {daily}/day")
+
+    def created(self, pod: SimPod) -> None:
+        """A pod begins."""
+        self._made[pod.name] += 1
+        if self._made[pod.name] > 1:
+            self.broken("I1", f"{self._made[pod.name]} pods were made for {pod.name}")
+
+    def deleting(self, pod: SimPod) -> None:
+        """A delete call arrives for a pod that is there."""
+        if not pod.ours:
+            self.broken("I1", f"{pod.id} ({pod.name}) is not ours and is deleted")
+            return
+        row = self._world.db.workers.get(pod.worker_id or "")
+        if row is not None and row["status"] in ("spawning", "active", "idle") and row["pod_id"] in (None, pod.id):
+            self.broken("I8", f"{pod.id} is deleted and its worker {row['id']} is {row['status']}")
+        for nonce, agent in pod.agents.items():
+            if pod.runs(self._world.kernel.now):
+                self._logs_safe(agent, nonce)
+
+    def _logs_safe(self, agent: "Agent", nonce: str) -> None:
+        for stream in STREAMS:
+            content = agent.pod.files.get(f"{launch.run_dir(nonce)}/logs/{stream}.log", b"")
+            pieces = self._world.db.log_objects.get((agent.worker_id, nonce, stream), [])
+            shipped = max((p["last_byte"] for p in pieces if p["shipped_at"]), default=0)
+            declared = any(p["declared_lost"] and p["last_byte"] is None for p in pieces)
+            if shipped < len(content) and not declared:
+                left = len(content) - shipped
+                self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}")
+
+    def stored(self, key: str, content: bytes) -> None:
+        """An object arrives in S3."""
+        if self._world.bucket.get(key, content) != content:
+            self.broken("I5", f"{key} is overwritten with other bytes")
+
+    def clean(self, value: Any, where: str) -> None:
+        """Something leaves for a place where secrets must not be."""
+        if SECRET in str(value):
+            self.broken("I6", f"a token is in {where}")
+
+    # --- time
+
+    def look(self) -> None:
+        """Once a second."""
+        now, quiet = self._world.kernel.now, self._world.faults.over_s
+        workers = self._world.db.workers
+        for pod in self._world.provider.own():
+            row = workers.get(pod.worker_id or "")
+            since = max(pod.visible_s, quiet)
+            if row is not None and row["status"] == "terminated":
+                since = max(since, (row["terminated_at"] - self._world.kernel.moment()).total_seconds() + now)
+            live = row is not None and row["status"] != "terminated"
+            if not live and now - since > LEAK_S:
+                self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
+        self._limit(now, quiet)
+        for row in workers.values():
+            late_s = (self._world.kernel.moment() - row["deadline_at"]).total_seconds()
+            if row["status"] == "spawning" and min(late_s, now - quiet) > OVERDUE_S:
+                self.broken("I7", f"{row['id']} is {row['stage']} {late_s:.0f} s after its deadline")
+
+    def _limit(self, now: float, quiet: float) -> None:
+        """A tick writes its ends and its spawns side by side, so that it is more than the limit for a moment."""
+        pool = self._world.policy.pools[0]
+        live = sum(w["status"] in ("spawning", "active", "idle") for w in self._world.db.workers.values())
+        if live <= pool.max_active:
+            self._within_s = now
+        elif now - max(self._within_s, quiet) > OVER_S:
+            self.broken("I4", f"{live} workers live, MAX_ACTIVE_GPUS={pool.max_active}")
+
+    def at_the_end(self) -> None:
+        """The faults have stopped long ago."""
+        world = self._world
+        for task in world.db.tasks.values():
+            if task["status"] not in ("Complete", "Failed", "Cancelled"):
+                self.broken("I2", f"task {task['id']} ({task['params']}) is still {task['status']}")
+        for row in world.db.workers.values():
+            if row["status"] != "terminated":
+                why = f"{row['stage']}, waits for {row['waiting_on']}: {row['waiting_for']}"
+                self.broken("I2", f"{row['id']} is still {row['status']}, {why}")
+        for pod in world.provider.own():
+            self.broken("I1", f"{pod.id} of {pod.name} is still there")
+        for error in world.kernel.errors:
+            self.broken("crash", error)
+        self._ledger()
+
+    def _ledger(self) -> None:
+        bucket = self._world.bucket
+        for pod in self._world.provider.pods.values():
+            for nonce, agent in pod.agents.items():
+                for stream in STREAMS:
+                    content = bytes(pod.files.get(f"{launch.run_dir(nonce)}/logs/{stream}.log", b""))
+                    pieces = self._world.db.log_objects.get((agent.worker_id, nonce, stream), [])
+                    known: int | None = 0
+                    for piece in pieces:
+                        if piece["first_byte"] != known:
+                            self.broken("I5", f"a gap at {known} in {stream}.log of {agent.worker_id}")
+                        known = piece["last_byte"]
+                        if piece["shipped_at"] is None:
+                            if not piece["declared_lost"]:
+                                self.broken("I5", f"piece {piece['seq']} of {agent.worker_id} was left begun")
+                        elif gzip.decompress(bucket[piece["key"]]) != content[piece["first_byte"] : known]:
+                            self.broken("I5", f"{piece['key']} is not what was written")
+                    if known is not None and known < len(content):
+                        self.broken("I5", f"{len(content) - known} bytes of {stream}.log of {agent.worker_id} are lost")

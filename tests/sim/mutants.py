@@ -1,0 +1,216 @@
+"""Planted bugs: each a small change of the product, applied to a copy of it, that the simulation must catch.
+
+A mutant is a file, a text that stands in it once, what takes its place, and the law that this breaks. It is caught when a
+seed ends with a violation; one that survives its seeds is a fault that the world lacks, or a rule that nothing needs.
+A text that is not found (any more) is an error: the mutant has to follow the code. Those of the SQL functions are laid
+on the model of them, which the drift test holds equal to the migrations.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SEEDS = 60  # after so many without a violation a mutant has survived
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    name: str
+    law: str  # what it breaks; a violation of another one catches it as well
+    path: str
+    old: str
+    new: str
+
+
+EXEC, RENT, TEAR = "orchestrator/execute.py", "orchestrator/renting.py", "orchestrator/teardown.py"
+LIFE, SHIP, OBS = "orchestrator/core/lifecycle.py", "orchestrator/shipping.py", "orchestrator/observe.py"
+CAP, SCALE, SQL = "orchestrator/core/capacity.py", "orchestrator/core/scaling.py", "tests/sim/sql"
+MUTANTS = (
+    Mutant("no intent row before the create call", "I2", EXEC,
+           "        if not await self._store.spawn(term, intent):\n            raise LostRace(",
+           "        if False:\n            raise LostRace("),
+    Mutant("create before it is written that it is asked for", "I1", RENT,
+           "        await self._asking(term, worker_id, pool, offer, usd_per_hour)\n",
+           ""),
+    Mutant("a lost create reply counts as a refusal", "I1", RENT,
+           'outcome = "lost" if isinstance(error, Unavailable) else "failed"',
+           'outcome = "failed"'),
+    Mutant("POST is tried again after a 5xx", "I1", "orchestrator/adapters/runpod.py",
+           "isinstance(meant, Unavailable) and not only_rate_limit",
+           "isinstance(meant, Unavailable)"),
+    Mutant("adopt by the prefix of the name", "I1", LIFE,
+           "named.get(worker.id)",
+           "next((p for p in pods.values() if p.name.startswith('gpu-')), None)"),
+    Mutant("ownership is a prefix of the name", "I1", "orchestrator/adapters/runpod_replies.py",
+           "        fleet_id=_text(env, FLEET_VARIABLE),",
+           '        fleet_id="default" if name.startswith("gpu-") else None,'),
+    Mutant("no orphan is ever reaped", "I1", "orchestrator/core/orphans.py",
+           "    return reaps", "    return []"),
+    Mutant("a lost reply is never adopted", "I2", LIFE,
+           "        return Adopt(worker.id, pod.id, why) if pod else None",
+           "        return None"),
+    Mutant("an unreadable list is an empty one", "I8", "orchestrator/adapters/runpod_replies.py",
+           '        raise Malformed(f"{collection} is not a list")\n    pagination',
+           "        return [], None\n    pagination"),
+    Mutant("no list of pods is an empty one", "I8", OBS,
+           "error=type(error).__name__)\n            return False",
+           "error=type(error).__name__)\n            self._pods = ()\n            return True"),
+    Mutant("one page is the whole list", "I8", "orchestrator/adapters/runpod_replies.py",
+           'return records, _text(pagination, "nextCursor") if more else None',
+           "return records, None"),
+    Mutant("one list proves absence", "I8", LIFE,
+           "gone.lists >= 2 and gone.until - gone.since >= timedelta(seconds=age_s)", "gone.lists >= 1"),
+    Mutant("a list that hangs goes on proving absence", "I1", LIFE,
+           "gone.until - gone.since >=", "snapshot.now - gone.since >="),
+    Mutant("a launch that ended is forgotten", "I5", SHIP,
+           '        launches |= set(worker.metadata.get("launches", ()))', "        launches |= set()"),
+    Mutant("a pod that was never listed is absent at once", "I1", "orchestrator/core/presence.py",
+           "        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):",
+           "        if missing:"),
+    Mutant("buried as soon as the delete was sent", "I1", LIFE,
+           '    return Bury(worker.id, "two complete lists do not show its pod") if _absent(worker, snapshot, age_s) else None',
+           '    return Bury(worker.id, "sent")'),
+    Mutant("a delete is believed", "I1", LIFE,
+           "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:",
+           "    if pod is not None and sent:\n        return Bury(worker.id, 'deleted')\n"
+           "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:"),
+    Mutant("a delete is never repeated", "I2", LIFE,
+           "        if sent and snapshot.now < worker.next_attempt_at:",
+           "        if sent:"),
+    Mutant("delete before flush", "I5", LIFE,
+           "    if worker.stage is Stage.DELETING:\n        return _deleting(worker, pod, snapshot, policy)",
+           "    if worker.pod_id and pod:\n        return Delete(worker.id, worker.pod_id, 'now')\n"
+           "    if worker.stage is Stage.DELETING:\n        return _deleting(worker, pod, snapshot, policy)"),
+    Mutant("logs are not finished before the delete", "I5", TEAR,
+           "            await self._finish_logs(term, worker, action.reachable)\n", "            pass\n"),
+    Mutant("what was lost with a host is not declared", "I5", SHIP,
+           "                await self._declare(term, worker)\n",
+           "                pass\n"),
+    Mutant("a piece is put before its row", "I5", SHIP,
+           "            await self._store.log_begin(term, piece)\n",
+           "            await self._blobs.put(piece.key, packed, content_type=CONTENT_TYPE)\n"
+           "            await self._store.log_begin(term, piece)\n            continue\n"),
+    Mutant("a begun piece is not finished first", "I5", SHIP,
+           "                    if end.begun is not None:\n                        shipped +=",
+           "                    if False:\n                        shipped +="),
+    Mutant("a shipment goes on from memory after it broke", "I5", SHIP,
+           "            self._ledgers.pop(worker.id, None)  # how far it got stands in the database\n            raise",
+           "            raise"),
+    Mutant("promote before the heartbeat", "I8", "orchestrator/proofs.py",
+           "            (Stage.HEARTBEAT, self.heartbeat, True),",
+           "            (Stage.HEARTBEAT, self.heartbeat, False),"),
+    Mutant("the climb forgets the pod's identity", "I1", LIFE,
+           "        return Adopt(worker.id, pod.id, why) if pod else None",
+           "        found = next((p for p in snapshot.pods or () if p.fleet_id), None)\n"
+           "        return Adopt(worker.id, found.id, 'some pod') if found else None"),
+    Mutant("a busy worker is idle", "I2", SCALE,
+           "idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]",
+           "idle = [w for w in ready if w.id not in snapshot.in_flight]"),
+    Mutant("a drain has no grace", "I2", LIFE,
+           "        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:\n            return None",
+           "        pass"),
+    Mutant("a worker's silence counts while we were away", "I8", LIFE,
+           "    heard = max(beat, snapshot.steady_since, snapshot.knocked.get(worker.id, beat))",
+           "    heard = worker.state_since"),
+    Mutant("silent workers are kept", "I2", LIFE,
+           "    if silent_s > policy.heartbeat_timeout_s:",
+           "    if False:"),
+    Mutant("tasks of silent workers are not rescued", "I2", "orchestrator/core/rescue.py",
+           "    return [Rescue(", "    return [][:0] and [Rescue("),
+    Mutant("a task that stands still is left", "I2", LIFE,
+           "    if still_s < policy.task_stuck_s:", "    if True:"),
+    Mutant("the limit is forgotten", "I4", SCALE,
+           "    target = max(0, min(wanted, pool.max_active))", "    target = max(0, wanted + 1)"),
+    Mutant("spawning workers do not count", "I4", SCALE,
+           "    missing = target - len(ready) - len(spawning)", "    missing = target - len(ready)"),
+    Mutant("the cool-down is forgotten", "market", CAP,
+           "    if known.cooldown_until and known.cooldown_until > self._now:".replace("    if", "        if"),
+           "        if False:"),
+    Mutant("the probe budget is forgotten", "market", CAP,
+           "        budget = known.probe_budget if probing else None", "        budget = None"),
+    Mutant("an intent reserves no money", "I4", "orchestrator/core/budget.py",
+           "    rate = usd_per_hour or 0.0\n", "    rate = 0.0\n"),
+    Mutant("idle workers stay", "I2", SCALE,
+           "        if idle_s >= pool.idle_timeout_s:", "        if False:"),
+    Mutant("the stage watchdog sleeps", "I7", LIFE,
+           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):",
+           "    elif False:"),
+    Mutant("the leader takes itself for overslept", "I2", "orchestrator/daemon.py",
+           "        return time.monotonic() - self._led_at_s > LEASE_TTL_S", "        return True"),
+    Mutant("the token is part of a command", "I6", "orchestrator/remote.py",
+           "    done = await run(session, launch.start_command(python, agent_sha, nonce), stdin=config, timeout_s=timeout_s)",
+           "    command = launch.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"
+           "    done = await run(session, command, stdin=config, timeout_s=timeout_s)"),
+    Mutant("SQL: a stale term may write", "I1", f"{SQL}/fleet.py",
+           "        if term is None or known != term:", "        if term is None:"),
+    Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
+           '        if task is not None and task["attempts"] == attempt:',
+           '        if self.tasks[task_id]["status"] in ("Queued", "In Progress", "Complete"):'),
+    Mutant("SQL: a claim takes what somebody runs", "I3", f"{SQL}/queue.py",
+           '            and t["status"] == "Queued"\n            and not t["blocked"]',
+           '            and t["status"] in ("Queued", "Complete")\n            and not t["blocked"]'),
+    Mutant("SQL: a move checks no state", "I7", f"{SQL}/fleet.py",
+           '        if row["status"] not in [str(state) for state in p_from]:', "        if False:"),
+    Mutant("SQL: a heartbeat renews no lease", "I8", f"{SQL}/queue.py",
+           'renewed.append((task, {"lease_expires_at": lease} | told))', "renewed.append((task, told))"),
+    Mutant("SQL: a dependant of a failed task waits", "I2", f"{SQL}/tables.py",
+           "        if ended and not settling:\n            self.settle_dependants(ended)",
+           "        if False:\n            self.settle_dependants(ended)"),
+)  # fmt: skip
+
+
+def caught(mutant: Mutant, seeds: int) -> tuple[int | None, str]:
+    """(the seeds it took, the violation), on a copy of the product; (None, …) if it survived."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
+        copy = Path(directory)
+        for name in ("orchestrator", "worker", "tests/sim"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        file = copy / mutant.path
+        text = file.read_text()
+        if text.count(mutant.old) != 1:
+            raise ValueError(f"{mutant.name!r}: its text stands {text.count(mutant.old)} times in {mutant.path}")
+        file.write_text(text.replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "tests.sim", "--seeds", str(seeds), "--processes", "0"]
+        done = subprocess.run(
+            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
+            timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        said = next((line for line in done.stdout.splitlines() if line.startswith("seed ")), "")
+        if done.returncode == 0:
+            return None, "survived"
+        number, _, violation = said.removeprefix("seed ").partition(": ")
+        if not number.isdigit():
+            raise ValueError(f"{mutant.name!r}: {done.stdout[-500:]} {done.stderr[-1500:]}")
+        return int(number) + 1, violation
+
+
+def main() -> int:
+    """The table; 1 if one survived."""
+    parser = argparse.ArgumentParser(prog="./run mutants", description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", help="only those whose name contains one of these")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    told = parser.parse_args()
+    chosen = [m for m in MUTANTS if not told.names or any(name in m.name for name in told.names)]
+    survived = 0
+    with ThreadPoolExecutor(told.processes) as pool:
+        for mutant, (seeds, how) in zip(chosen, pool.map(lambda m: caught(m, told.seeds), chosen), strict=True):
+            survived += seeds is None
+            after = "SURVIVED" if seeds is None else f"{seeds:3d} seed{'s' if seeds > 1 else ' '}"
+            print(f"{mutant.name:52s} {mutant.law:7s} {after}  {how[:110]}", flush=True)
+    print(f"{len(chosen)} mutants, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""One orchestrator process: the product's own parts, put together as service.py does it, on simulated ports."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.adapters.lines import SshLines
+from orchestrator.adapters.runpod import RunPodCloud
+from orchestrator.adapters.store import SqlStore
+from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.catalog import Catalog
+from orchestrator.core.model import Policy
+from orchestrator.daemon import Daemon
+from orchestrator.execute import Executor, Terms
+from orchestrator.last_look import look
+from orchestrator.metrics import Metrics
+from orchestrator.observe import Observer
+from orchestrator.ports import NotFound, Unavailable
+from orchestrator.shipping import Shipper
+from orchestrator.web.health import Health
+from tests.sim.clock import SimLoop
+from tests.sim.provider import FLEET
+from tests.sim.shell import SECRET, SimShell
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+DB_TIMEOUT_S = 15.0
+S3_TIMEOUT_S = 20.0
+
+
+class SimDb:
+    """The transport, with the network in between."""
+
+    def __init__(self, world: "World", loop: SimLoop) -> None:
+        self._world, self._loop = world, loop
+        self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        self._world.laws.clean(args, f"the arguments of {function}")
+
+        def carried_out() -> Any:
+            return self._world.commit(function, args, by=self._loop.name)
+
+        return await self._world.carry(self._loop, "db", carried_out, timeout_s=DB_TIMEOUT_S)
+
+    async def notifications(self) -> AsyncIterator[tuple[str, str]]:
+        yield "connected", ""
+        while True:
+            yield await self.news.get()
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimCloud(RunPodCloud):
+    """The adapter itself, with the world in place of its threads."""
+
+    def __init__(self, world: "World", loop: SimLoop) -> None:
+        super().__init__("key", base_url="http://runpod")
+        self._world, self._loop = world, loop
+
+    async def _in_thread(self, request: Callable[[], Any]) -> Any:
+        return await self._world.carry(self._loop, "cloud", request, timeout_s=3600)
+
+    async def pod_log(self, pod_id: str) -> str:
+        def text() -> str:
+            return self._world.faults.one_of(("pulling image", "image pulled"))
+
+        said: str = await self._world.carry(self._loop, "cloud", text, timeout_s=20)
+        return said
+
+
+class SimBlobs:
+    """S3; what it keeps is the world's."""
+
+    def __init__(self, world: "World", loop: SimLoop) -> None:
+        self._world, self._loop = world, loop
+
+    async def put(self, key: str, content: bytes, *, content_type: str) -> None:
+        def kept() -> None:
+            self._world.laws.stored(key, content)
+            self._world.bucket[key] = content
+
+        await self._world.carry(self._loop, "s3", kept, timeout_s=S3_TIMEOUT_S)
+
+    async def get(self, key: str) -> bytes:
+        def content() -> bytes:
+            if key not in self._world.bucket:
+                raise NotFound(key)
+            return self._world.bucket[key]
+
+        found: bytes = await self._world.carry(self._loop, "s3", content, timeout_s=S3_TIMEOUT_S)
+        return found
+
+    async def size(self, key: str) -> int:
+        return len(await self.get(key))
+
+    def sign_get(self, key: str, *, expires_s: int) -> str:
+        raise Unavailable("nobody asks for a URL here")
+
+    def sign_put(self, key: str, *, expires_s: int) -> str:
+        raise Unavailable("nobody asks for a URL here")
+
+    def location(self, key: str) -> str:
+        return f"s3://bucket/{key}"
+
+    def key_of(self, location: str) -> str | None:
+        return location.removeprefix("s3://bucket/")
+
+
+class Replica:
+    """A process and its parts."""
+
+    def __init__(self, world: "World", name: str, policy: Policy) -> None:
+        self.world, self.name = world, name
+        self.loop = SimLoop(world.kernel, name)  # type: ignore[abstract]
+        self.ended = False
+        self.db: SimDb | None = None
+        self.observer: Observer | None = None
+        self.health: Health | None = None
+        self._stop: asyncio.Event | None = None
+        self.loop.create_task(self._run(policy))
+
+    @property
+    def up(self) -> bool:
+        """Whether it answers."""
+        return not (self.loop.dead or self.loop.frozen or self.ended)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self._stop is not None:
+            self.loop.call_soon(self._stop.set)
+
+    def hears(self, channel: str, payload: str) -> None:
+        """A NOTIFY arrives."""
+        if self.db is not None and not self.loop.dead:
+            self.loop.call_soon(self.db.news.put_nowait, (channel, payload))
+
+    def knocked(self, worker_id: str) -> None:
+        """The gateway could not answer a worker."""
+        if self.observer is not None and self.up:
+            self.loop.call_soon(self.observer.knocked, worker_id)
+
+    async def _run(self, policy: Policy) -> None:
+        self._stop = asyncio.Event()
+        daemon = self._build(policy)
+        await daemon.run(self._stop)
+        self.ended = True
+        self.loop.kill()  # asyncio.run would cancel what is left, and the process ends
+
+    def _build(self, policy: Policy) -> Daemon:
+        world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_timeout_s / 3
+        db = self.db = SimDb(world, loop)
+        store, cloud, blobs = SqlStore(db, FLEET), SimCloud(world, loop), SimBlobs(world, loop)
+        shell = SimShell(world, loop)
+        lines, catalog = SshLines(shell), Catalog(cloud, policy)
+        shipper, pods, workers = Shipper(store, lines, blobs), PodView(), WorkerView()
+        launch = LaunchConfig(
+            api_url="http://door",
+            heartbeat_s=heartbeat_s,
+            lease_s=policy.heartbeat_timeout_s,
+            spawning_timeout_s=policy.spawning_timeout_s,
+            images={pool.name: pool.image for pool in policy.pools},
+        )
+        bringup = BringUp(
+            store, lines, shell, world.bundle, pods, workers, launch,
+            token_for=lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", pod_log=cloud.pod_log,
+        )  # fmt: skip
+        self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s)
+        self.health = Health(started_at_s=world.kernel.now)
+        return Daemon(
+            store=store,
+            db=db,
+            observer=self.observer,
+            catalog=catalog,
+            executor=lambda wake: Executor(
+                store,
+                store,
+                cloud,
+                climb=bringup.climb,
+                look=partial(look, lines),
+                finish_logs=shipper.finish,
+                hang_up=lines.drop,
+                catalog=catalog,
+                policy=policy,
+                terms=Terms(heartbeat_s, policy.heartbeat_timeout_s, own_program=False),
+                wake=wake,
+            ),
+            shipper=shipper,
+            pods=pods,
+            workers=workers,
+            health=self.health,
+            metrics=Metrics(),
+            policy=policy,
+            poll_s=world.poll_s,
+            holder=self.name,
+            on_notify=lambda *_: None,
+        )

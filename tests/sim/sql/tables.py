@@ -1,0 +1,312 @@
+"""The tables and their triggers, as the migrations have them: what follows from a change, whoever makes it.
+
+Rows are dicts of Python values; `jsonable` makes of them what to_jsonb would. A function checks all that it may refuse
+before it writes anything: there is no rolling back.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from orchestrator.adapters.store import refusal
+from orchestrator.core.states import TRANSITIONS
+
+Row = dict[str, Any]
+LIVE_TASK = ("Queued", "In Progress")
+ENDED_TASK = ("Complete", "Failed", "Cancelled")
+KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating": "draining"}
+IDS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+EARLIER = re.compile(r"^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )", re.DOTALL)
+PLAIN = frozenset({str, int, float, bool, type(None)})
+LEGAL = {(str(a), str(b)) for a, b in TRANSITIONS}
+
+
+def refuse(code: str, what: str, why: str = "", fix: str = "") -> None:
+    """Raise what the transport would raise for this SQLSTATE."""
+    raise refusal(code, what, why or None, fix or None)
+
+
+def greatest(*values: datetime | None) -> datetime | None:
+    """SQL's greatest: nulls do not count."""
+    return max((v for v in values if v is not None), default=None)
+
+
+def least(*values: datetime | None) -> datetime | None:
+    """SQL's least."""
+    return min((v for v in values if v is not None), default=None)
+
+
+def jsonable(value: Any) -> Any:
+    """What to_jsonb makes of a value; always a copy."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is dict:
+        return {key: one if type(one) in PLAIN else jsonable(one) for key, one in value.items()}
+    if kind is list or kind is tuple:
+        return [jsonable(one) for one in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {key: jsonable(one) for key, one in value.items()}
+    return value
+
+
+def check_id(value: Any, what: str) -> None:
+    """internal_check_id."""
+    if not isinstance(value, str) or not IDS.fullmatch(value):
+        refuse("OR007", f"{what} is not a valid id")
+
+
+def check_keys(value: Any, allowed: Iterable[str], what: str) -> None:
+    """internal_check_keys."""
+    if not isinstance(value, Mapping):
+        refuse("OR007", f"{what} must be a JSON object")
+    unknown = sorted(set(value) - set(allowed))
+    if unknown:
+        refuse("OR007", f"{what} has an unknown key '{unknown[0]}'")
+
+
+class Tables:
+    """All rows of one database, and its clock in the present call."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2000, 1, 1, tzinfo=UTC)
+        self.tasks: dict[str, Row] = {}
+        self.task_attempts: dict[tuple[str, int], Row] = {}
+        self.workers: dict[str, Row] = {}
+        self.worker_events: list[Row] = []
+        self.worker_attempts: dict[int, Row] = {}
+        self.attempts_of: dict[str, list[Row]] = {}  # worker -> its rows of worker_attempts
+        self.costs: list[Row] = []
+        self.leases: dict[str, Row] = {}
+        self.decisions: list[Row] = []
+        self.offers: dict[tuple[str, str], Row] = {}
+        self.hosts: dict[tuple[str, str], Row] = {}
+        self.log_objects: dict[tuple[str, str, str], list[Row]] = {}
+        self.settings: dict[tuple[str, str], Row] = {}
+        self.releases: dict[tuple[str, str], datetime] = {}
+        self.task_types: dict[str, Row] = {}
+        self.notified: dict[tuple[str, str], None] = {}  # of the present transaction, each once
+        self.running: dict[str, dict[str, Row]] = {}  # worker -> the tasks In Progress that name it
+        self.watch: Callable[[str, Row | None, Row], None] = lambda *_: None  # (table, old, new) of every change
+
+    def notify(self, channel: str, payload: str) -> None:
+        """pg_notify."""
+        self.notified[channel, payload] = None
+
+    # --- workers
+
+    def insert_worker(self, row: Row, reason: str, actor: str, term: int | None) -> None:
+        """An intent."""
+        row |= {"state_since": self.now, "stage_since": self.now, "state_reason": reason}
+        self.workers[row["id"]] = row
+        self._worker_changed(None, row, reason, actor, term)
+
+    def update_worker(
+        self, row: Row, changes: Mapping[str, Any], reason: str = "", actor: str = "", term: int | None = None
+    ) -> Row:
+        """Change a row, with all that its triggers do; in place."""
+        old = dict(row)
+        row |= changes
+        if "status" in changes and row["status"] != old["status"]:
+            if (old["status"], row["status"]) not in LEGAL:
+                row.clear()
+                row |= old
+                refuse("OR007", f"{old['id']} cannot go from {old['status']} to {changes['status']}")
+            self._end_billing(old, row)
+            row |= {"state_since": self.now, "state_reason": reason}
+            if row["status"] == "terminated":
+                row |= {"terminated_at": self.now, "token_jti": None}
+        if row["stage"] != old["stage"]:
+            row["stage_since"] = self.now
+        if row["nonce"] != old["nonce"]:
+            row |= {"last_heartbeat": None, "claim_no": 0}
+        if old["status"] == "spawning" and row["status"] != "spawning":
+            self._climbed(row)
+        watched = ("status", "stage", "drain_requested_at", "stop_requested_at")
+        if any(old[name] != row[name] for name in watched):
+            self._worker_changed(old, row, reason, actor, term)
+        self.watch("workers", old, row)
+        return row
+
+    def _climbed(self, row: Row) -> None:
+        row["climb_ended_at"] = self.now
+        if row["status"] == "active":
+            row["promoted_at"] = self.now
+            if row["release"] is not None:
+                key = (row["fleet"], row["release"])
+                known = self.releases.get(key)
+                if known is None or known < self.now - timedelta(minutes=1):
+                    self.releases[key] = self.now
+
+    def _end_billing(self, old: Row, new: Row) -> None:
+        if new["billing_since"] is None or new["status"] not in ("terminating", "terminated"):
+            return
+        done = [a for a in self.attempts_of.get(new["id"], ()) if a["outcome"] == "ok"]
+        proven = greatest(*(a["ended_at"] for a in done if a["stage"] != "deleting"))
+        deletes = (a for a in done if a["stage"] == "deleting" and (a["evidence"] or {}).get("known") is True)
+        deleted = greatest(*(a["ended_at"] for a in deletes))
+        if new["failure_code"] == "POD_MISSING" and new["billing_until"] is None:
+            claimed = old["state_since"] if old["status"] in ("active", "idle") else None
+            new["billing_until"] = greatest(new["billing_since"], new["last_heartbeat"], proven, claimed)
+        if new["status"] == "terminated":
+            new["billing_until"] = least(new["billing_until"], deleted)
+
+    def _worker_changed(self, old: Row | None, new: Row, reason: str, actor: str, term: int | None) -> None:
+        if old is not None and old["status"] != new["status"] and new["billing_since"] is not None:
+            self._book(old, new)
+        if old is None or old["status"] != new["status"] or old["stage"] != new["stage"]:
+            self._event(old or {"status": None, "stage": None}, new, reason or "changed by hand", actor, term)
+        self.notify("orchestrator_fleet", new["id"])
+
+    def _event(self, old: Mapping[str, Any], new: Row, reason: str, actor: str, term: int | None) -> None:
+        detail = {name: new[name] for name in ("exit_cause", "failure_code", "pod_id", "waiting_for")}
+        self.add_event(
+            new, old["status"], old["stage"], reason, actor, term, {k: v for k, v in detail.items() if v is not None}
+        )
+
+    def add_event(
+        self, row: Row, from_state: Any, from_stage: Any, reason: str, actor: str, term: int | None, detail: Row
+    ) -> None:
+        """A row of worker_events."""
+        event = {
+            "id": len(self.worker_events) + 1,
+            "worker_id": row["id"],
+            "fleet": row["fleet"],
+            "from_state": from_state,
+            "to_state": row["status"],
+            "from_stage": from_stage,
+            "to_stage": row["stage"],
+            "reason": reason,
+            "term": term,
+            "actor": actor,
+            "at": self.now,
+            "detail": detail,
+        }
+        self.worker_events.append(event)
+        self.watch("worker_events", None, event)
+
+    def _book(self, old: Row, new: Row) -> None:
+        began = greatest(old["state_since"], new["billing_since"])
+        assert began is not None
+        ended, until = new["state_since"], new["billing_until"]
+        if not began < ended or (until is not None and began >= until):
+            return
+        usd = (new["price_usd_per_hour"] or 0) * (ended - began).total_seconds() / 3600
+        if until is not None and ended > until:
+            usd, ended = usd * (until - began) / (ended - began), until
+        self.costs.append(
+            {
+                "worker_id": old["id"],
+                "fleet": old["fleet"],
+                "kind": KINDS[old["status"]],
+                "from_at": began,
+                "to_at": ended,
+                "usd": usd,
+            }
+        )
+
+    # --- tasks
+
+    def update_tasks(self, changes: Iterable[tuple[Row, Mapping[str, Any]]], *, settling: bool = False) -> None:
+        """Change rows in one statement, with what follows from it."""
+        was: list[Row] = []
+        rows: list[Row] = []
+        for row, change in changes:
+            was.append(dict(row))
+            row.update(change, updated_at=self.now)
+            rows.append(row)
+        for old, new in zip(was, rows, strict=True):
+            self._index(old, new)
+            self.watch("tasks", old, dict(new))
+        ended = [n["id"] for o, n in zip(was, rows, strict=True) if _ended_now(o, n)]
+        waiting = [
+            n["id"]
+            for o, n in zip(was, rows, strict=True)
+            if n["status"] == "Queued"
+            and (n["depends_on"] != o["depends_on"] or (o["status"] != "Queued" and n["depends_on"]))
+        ]
+        pools = [n["pool"] for o, n in zip(was, rows, strict=True) if _freed(o, n)]
+        lost = [o["worker_id"] for o, n in zip(was, rows, strict=True) if _was_running(o, n)]
+        if ended and not settling:
+            self.settle_dependants(ended)
+        if waiting:
+            self.settle(waiting)
+        for pool in pools:
+            self.notify("orchestrator_tasks", pool)
+        for worker_id in lost:
+            if worker_id is not None:
+                self.notify("orchestrator_fleet", worker_id)
+
+    def _index(self, old: Row, new: Row) -> None:
+        if old.get("status") == "In Progress" and old["worker_id"] is not None:
+            self.running.get(old["worker_id"], {}).pop(old["id"], None)
+        if new["status"] == "In Progress" and new["worker_id"] is not None:
+            self.running.setdefault(new["worker_id"], {})[new["id"]] = new
+
+    def settle(self, ids: Iterable[str]) -> None:
+        """internal_settle: fail queued tasks of which a dependency failed; work out `blocked` of the others."""
+        queued = [self.tasks[i] for i in dict.fromkeys(ids) if self.tasks[i]["status"] == "Queued"]
+        failing = []
+        for task in queued:
+            bad = next((d for d in self._dependencies(task) if d["status"] in ("Failed", "Cancelled")), None)
+            if bad is not None:
+                change = {"status": "Failed", "blocked": False, "failure_code": "DEPENDENCY_FAILED"}
+                failing.append((task, change | {"error_message": _because(bad)}))
+        self.update_tasks(failing, settling=True)
+        turning = []
+        for task in queued:
+            if task["status"] != "Queued":
+                continue
+            known = [self.tasks.get(i) for i in task["depends_on"]]
+            blocked = any(d is None or d["status"] != "Complete" for d in known)
+            if blocked != task["blocked"]:
+                turning.append((task, {"blocked": blocked}))
+        self.update_tasks(turning, settling=True)
+        if failing:
+            self.settle_dependants([task["id"] for task, _ in failing])
+
+    def settle_dependants(self, ids: Iterable[str]) -> None:
+        """internal_settle_dependants."""
+        ended = set(ids)
+        while ended:
+            waiting = [
+                t["id"]
+                for t in self.tasks.values()
+                if t["blocked"] and t["status"] == "Queued" and not ended.isdisjoint(t["depends_on"])
+            ]
+            if not waiting:
+                return
+            self.settle(sorted(waiting))
+            ended = {i for i in waiting if self.tasks[i]["status"] == "Failed"}
+
+    def _dependencies(self, task: Row) -> list[Row]:
+        return [self.tasks[i] for i in task["depends_on"] if i in self.tasks]
+
+
+def _ended_now(old: Row, new: Row) -> bool:
+    return new["status"] in ENDED_TASK and new["status"] != old["status"]
+
+
+def _freed(old: Row, new: Row) -> bool:
+    """Whether somebody who waits for work should look."""
+    if new["status"] != "Queued" or new["blocked"]:
+        return False
+    sooner = old["run_after"] is not None and (new["run_after"] is None or old["run_after"] > new["run_after"])
+    return old["status"] != "Queued" or old["blocked"] or sooner
+
+
+def _was_running(old: Row, new: Row) -> bool:
+    return bool(old["status"] == "In Progress" != new["status"])
+
+
+def _because(bad: Row) -> str:
+    """Why a dependant fails."""
+    code, message = bad["failure_code"], bad["error_message"]
+    if code == "DEPENDENCY_FAILED" and message is not None:
+        message = EARLIER.sub(r"\1", message, count=1)
+    head = f"Dependency {bad['id']} ({bad['task_type']}) ended as {bad['status']}"
+    parts = [head, None if code == "DEPENDENCY_FAILED" else code, message]
+    return ": ".join(part for part in parts if part is not None)[:4000]
