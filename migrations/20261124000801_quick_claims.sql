@@ -92,9 +92,10 @@ begin
 end
 $$;
 
--- A claim number stands for one claim: repeated, it gets the same tasks; after a higher one it gets nothing new, so that
--- a delayed copy of an old request cannot take tasks that nobody will run. A claim that got something has its number in
--- its attempts; only one that got nothing writes it into the worker's row, which would otherwise have a version for each.
+-- A claim number stands for one claim: repeated, it gets the same tasks; after a higher one it gets nothing new, and one
+-- that was answered with nothing is spent: a copy of it that the network kept must not take a task, of which its agent,
+-- which has heard the answer and asks under the next number, would never know. Only the gateway holds a question open and
+-- asks again under its number, and p_wait_s tells how long it still will.
 create or replace function public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int,
                                                p_wait_s numeric, p_now timestamptz default null)
 returns jsonb language plpgsql security definer set search_path = '' as $$
@@ -102,9 +103,9 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, true);
     v_wanted text := public.internal_wanted(v_worker);
-    v_claim_no bigint;
     v_tasks jsonb;
     v_status text := v_worker.status;
+    v_claim_no bigint := v_worker.claim_no;
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
@@ -113,24 +114,33 @@ begin
         perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
             format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
     end if;
-    select a.claim_no into v_claim_no from public.task_attempts a
-     where a.worker_id = p_worker_id and a.nonce = p_nonce order by a.claim_no desc limit 1;
-    if p_claim_no <= v_claim_no or p_claim_no < v_worker.claim_no or v_wanted <> 'run'
-       or v_worker.status not in ('active', 'idle') then
+    if v_wanted <> 'run' or v_worker.status not in ('spawning', 'active', 'idle') or p_claim_no < v_claim_no
+       or p_claim_no = v_claim_no and exists (
+              select from public.task_attempts a
+               where a.worker_id = p_worker_id and a.nonce = p_nonce and a.claim_no = p_claim_no) then
         v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
     else
-        v_tasks := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
-        if v_tasks is not null then
-            v_status := 'active';
-        elsif v_worker.status = 'active' and not exists (
-                select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
-            v_status := 'idle';
+        v_claim_no := p_claim_no;
+        if v_worker.status <> 'spawning' then
+            v_tasks := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
+            if v_tasks is not null then
+                v_status := 'active';
+            elsif v_worker.status = 'active' and not exists (
+                    select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
+                v_status := 'idle';
+            end if;
         end if;
-        if v_status <> v_worker.status or v_tasks is null and p_claim_no > v_worker.claim_no then
+        if v_tasks is null and (coalesce(p_wait_s, 0) <= 0
+                                or public.internal_is_pod() and public.internal_is_over_postgrest()) then
+            v_claim_no := p_claim_no + 1;
+        end if;
+        if v_status <> v_worker.status then
             perform public.internal_because('worker', null, case v_status
-                when 'active' then format('claimed %s of pool %s', coalesce(jsonb_array_length(v_tasks), 0), v_worker.pool)
+                when 'active' then format('claimed %s of pool %s', jsonb_array_length(v_tasks), v_worker.pool)
                 else format('asked for work of pool %s and there was none', v_worker.pool) end);
-            update public.workers w set status = v_status, claim_no = p_claim_no where w.id = p_worker_id;
+        end if;
+        if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
+            update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker_id;
         end if;
     end if;
     return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
