@@ -10,7 +10,13 @@ from typing import Any
 
 from orchestrator.demo.stack import ROOT
 
-REQUIREMENTS = ("procrastinate==3.10.0", "pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0", "psycopg[binary,pool]==3.3.9")
+REQUIREMENTS = (
+    "procrastinate==3.10.0",
+    "pgqueuer==1.6.0",
+    "asyncpg==0.32.0",
+    "uvloop==0.23.0",
+    "psycopg[binary,pool]==3.3.9",
+)
 INSTALL_TIMEOUT_S = 300.0
 RUN_TIMEOUT_S = 300.0
 
@@ -36,7 +42,13 @@ async def drive(python: Path, peer: str, url: str, *args: str | int) -> Any:
 
 async def _run(command: list[str], timeout_s: float) -> str:
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, timeout=timeout_s, stdin=subprocess.DEVNULL
+        subprocess.run,
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
     )
     if done.returncode:
         raise RuntimeError(f"{command[1]} ended with {done.returncode}: {done.stderr[-2000:]}")

@@ -2,148 +2,25 @@
 
 The floor is the least that a queue in Postgres can do: one narrow table with one partial index, an UPDATE … FOR UPDATE
 SKIP LOCKED … RETURNING and an UPDATE, from the same client over the same connections in the same batches. The peers run
-their own workers, in a process of their own, with the settings that their documentation gives for speed.
+their own workers, in a process of their own, with the settings that their documentation gives for speed. Postgres is as
+it comes, with synchronous_commit on.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
-
-import psycopg
-from psycopg.rows import TupleRow
-from psycopg.types.json import Jsonb
+from typing import Any
 
 from bench import peers
-from bench.pickup import WORKER
-from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.adapters.store import SqlStore
-from orchestrator.core.states import Stage, State
+from bench.queues import Floor, Ours, Peer, Side, database
 from orchestrator.emulator.postgres import EmbeddedPostgres
-from orchestrator.migrate import migrate
 
 TRIES = 3  # rounds; the figures are medians of them
-DEPTHS = (10_000,)
-SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (32, 50))  # connections, batch
-COUNTS = {1: 1_500, 50: 8_000}  # tasks of one measurement, by batch
-PEERS = {"procrastinate": {1: 600, 50: 1_500}, "pgqueuer": {1: 600, 50: 8_000}}
-PEER_SHAPES = ((1, 1), (8, 1), (1, 50), (8, 50))
-Connection = psycopg.AsyncConnection[TupleRow]
-
-
-class Side(Protocol):
-    """One queue."""
-
-    async def fill(self, count: int) -> None:
-        """Queue so many more."""
-        ...
-
-    async def work(self, connections: int, batch: int, count: int) -> float:
-        """Claim and complete so many over so many connections; the seconds."""
-        ...
-
-
-class Floor:
-    """The barest queue."""
-
-    CLAIM = (
-        "update floor set state = 1 where ctid = any (array(select ctid from floor where state = 0 order by id "
-        "limit %s for update skip locked)) returning id"
-    )
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.connections: list[Connection] = []
-
-    async def open(self, stack: AsyncExitStack, connections: int) -> None:
-        self.connections = await _connect(stack, self.url, connections)
-        await self.connections[0].execute("create table floor (id bigserial primary key, state smallint default 0)")
-        await self.connections[0].execute("create index floor_claim on floor (id) where state = 0")
-
-    async def fill(self, count: int) -> None:
-        await self.connections[0].execute("insert into floor select from generate_series(1, %s)", (count,))
-        await self.connections[0].execute("vacuum analyze floor")
-
-    async def work(self, connections: int, batch: int, count: int) -> float:
-        async def turn(connection: Connection, _: int) -> None:
-            rows = await (await connection.execute(self.CLAIM, (batch,))).fetchall()
-            await connection.execute("update floor set state = 2 where id = any (%s)", ([row[0] for row in rows],))
-
-        return await _turns(self.connections[:connections], turn, count // batch)
-
-
-class Ours:
-    """Through the functions that a worker calls: one worker for each connection."""
-
-    CLAIM = "select worker_claim(%s, %s, %s, %s, 0)"
-    COMPLETE = "select worker_complete(%s, %s, %s, %s, null, null)"
-    EXCHANGE = "select worker_exchange(%s, %s, %s, %s, %s, 0)"
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.connections: list[Connection] = []
-        self.workers: list[tuple[str, str]] = []
-        self.claims = 0
-
-    async def open(self, stack: AsyncExitStack, connections: int) -> None:
-        await migrate(self.url)
-        db = await PostgresDb.open(self.url, pool_size=1)
-        store = SqlStore(db, "default")
-        term = (await store.lead("bench", 3_600)).term
-        for number in range(connections):
-            name = f"gpu-{number}"
-            await store.spawn(term, {"id": name, "pool": "default", **WORKER})
-            here = (State.SPAWNING,)
-            await store.move(term, name, from_states=here, reason="bench", fields={"nonce": name, "token_jti": name})
-            await store.move(
-                term, name, from_states=here, to_state=State.ACTIVE, stage=Stage.PROMOTED, reason="bench"
-            )
-            self.workers.append((name, name))
-        await db.close()
-        self.connections = await _connect(stack, self.url, connections)
-
-    async def fill(self, count: int) -> None:
-        await self.connections[0].execute("insert into tasks (task_type) select 'x' from generate_series(1, %s)", (count,))
-        await self.connections[0].execute("vacuum analyze tasks, task_attempts")
-
-    async def work(self, connections: int, batch: int, count: int) -> float:
-        held: dict[int, list[dict[str, Any]]] = {}
-
-        async def exchange(connection: Connection, place: int) -> None:
-            self.claims += 1
-            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in held.get(place, ())])
-            args = (*self.workers[place], done, self.claims, batch)
-            held[place] = (await _one(connection, self.EXCHANGE, args))["tasks"]
-
-        async def turn(connection: Connection, place: int) -> None:
-            self.claims += 1
-            tasks = (await _one(connection, self.CLAIM, (*self.workers[place], self.claims, batch)))["tasks"]
-            for task in tasks:
-                await _one(connection, self.COMPLETE, (*self.workers[place], task["id"], task["attempt"]))
-
-        each = exchange if batch > 1 else turn
-        took_s = await _turns(self.connections[:connections], each, count // batch)
-        for place in held:  # what the last exchange left; one completion too many for each connection is within the noise
-            self.claims += 1
-            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in held[place]])
-            await _one(self.connections[place], self.EXCHANGE, (*self.workers[place], done, 1, 1))
-        return took_s
-
-
-class Peer:
-    """Somebody else's queue, in a process of its own."""
-
-    def __init__(self, name: str, python: Path, url: str) -> None:
-        self.name, self.python, self.url = name, python, url
-
-    async def fill(self, count: int) -> None:
-        await peers.drive(self.python, self.name, self.url, "fill", count)
-
-    async def work(self, connections: int, batch: int, count: int) -> float:
-        return float(await peers.drive(self.python, self.name, self.url, "work", connections, batch, count))
+DEPTH = 10_000  # `./run bench depth` goes to a million
+SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (8, 100), (32, 50))  # connections, batch
+COUNTS = {1: 1_000, 50: 6_000, 100: 6_000}  # tasks of one measurement, by batch
+PEER_COUNTS = {"procrastinate": {1: 400, 50: 400, 100: 400}, "pgqueuer": {1: 400, 50: 6_000, 100: 6_000}}
+PEER_SHAPES = ((1, 1), (8, 1), (1, 50), (8, 100))
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:
@@ -152,70 +29,40 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {}
     async with AsyncExitStack() as stack:
         postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres"))
-        most = max(connections for connections, _ in SHAPES)
-        for depth in DEPTHS:
-            floor, ours = Floor(await database(postgres, f"floor_{depth}")), Ours(await database(postgres, f"ours_{depth}"))
-            await floor.open(stack, most)
-            await ours.open(stack, most)
-            sides: dict[str, Side] = {"floor": floor, "ours": ours}
-            for name in PEERS:
-                sides[name] = Peer(name, python, await database(postgres, f"{name}_{depth}"))
-            for side in sides.values():
-                await side.fill(depth)
-            for _ in range(tries):
-                for connections, batch in SHAPES:
-                    for name, side in sides.items():
-                        if name in PEERS and (connections, batch) not in PEER_SHAPES:
-                            continue
-                        count = PEERS.get(name, COUNTS)[batch]
-                        took_s = await side.work(connections, batch, count)
-                        rates.setdefault(f"{name} {depth} {connections}x{batch}", []).append(count / took_s)
-                        await side.fill(count)
+        sides = await _sides(stack, postgres, python)
+        for side in sides.values():
+            await side.fill(DEPTH)
+        for _ in range(tries):
+            for connections, batch in SHAPES:
+                for name, side in sides.items():
+                    if (name == "ours" and batch > 1) or (
+                        name in PEER_COUNTS and (connections, batch) not in PEER_SHAPES
+                    ):
+                        continue  # nobody completes a batch one by one; the peers take their time
+                    count = PEER_COUNTS.get(name, COUNTS)[batch]
+                    rate = count / await side.work(connections, batch, count)
+                    rates.setdefault(f"{name} {connections}x{batch}", []).append(rate)
+                    await side.fill(count)
     return _figures({key: median(values) for key, values in rates.items()})
 
 
+async def _sides(stack: AsyncExitStack, postgres: EmbeddedPostgres, python: Path) -> dict[str, Side]:
+    most = max(connections for connections, _ in SHAPES)
+    floor = Floor(await database(postgres, "floor"))
+    ours = Ours(await database(postgres, "ours"), exchange=False)
+    exchange = Ours(await database(postgres, "exchange"), exchange=True)
+    for side in (floor, ours, exchange):
+        await side.open(stack, most)
+    theirs = {name: Peer(name, python, await database(postgres, name)) for name in PEER_COUNTS}
+    return {"floor": floor, "ours": ours, "exchange": exchange, **theirs}
+
+
 def _figures(rates: dict[str, float]) -> dict[str, Any]:
+    """What each did, and for the others what share of it ours is: of two calls, and of one for both."""
     figures: dict[str, Any] = {}
     for key, rate in rates.items():
-        name, rest = key.split(" ", 1)
-        ratio = "" if name == "ours" else f", ours {rates[f'ours {rest}'] / rate:.2f} of it"
-        figures[key] = f"{rate:,.0f}/s{ratio}"
+        name, shape = key.split(" ", 1)
+        mine = {own: rates[f"{own} {shape}"] / rate for own in ("ours", "exchange") if f"{own} {shape}" in rates}
+        shares = "".join(f", {own} {share:.2f} of it" for own, share in mine.items())
+        figures[key] = f"{rate:,.0f}/s" + (shares if name not in mine else "")
     return figures
-
-
-async def database(postgres: EmbeddedPostgres, name: str) -> str:
-    """A new database of the server; its address."""
-    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
-        await connection.execute(f'create database "{name}"'.encode())
-    return postgres.url_of(name)
-
-
-async def _connect(stack: AsyncExitStack, url: str, count: int) -> list[Connection]:
-    return [
-        await stack.enter_async_context(
-            await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=1)
-        )
-        for _ in range(count)
-    ]
-
-
-async def _turns(
-    connections: list[Connection], turn: Callable[[Connection, int], Awaitable[None]], total: int
-) -> float:
-    left = total
-
-    async def loop(connection: Connection, place: int) -> None:
-        nonlocal left
-        while left > 0:
-            left -= 1
-            await turn(connection, place)
-
-    began_s = time.perf_counter()
-    await asyncio.gather(*(loop(connection, place) for place, connection in enumerate(connections)))
-    return time.perf_counter() - began_s
-
-
-async def _one(connection: Connection, statement: str, args: tuple[Any, ...]) -> Any:
-    row = await (await connection.execute(statement.encode(), args)).fetchone()
-    assert row is not None  # noqa: S101  a function answers
-    return row[0]

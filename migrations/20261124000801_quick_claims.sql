@@ -49,10 +49,11 @@ alter table public.task_attempts set (
 );
 
 -- Takes tasks for a worker, and answers with them; sequential scans and sorts are off, so that a plan made while the queue
--- was short cannot stay on when it is long.
+-- was short cannot stay on when it is long; and it is made once, since making it takes longer than claiming a task.
 drop function public.internal_take(public.workers, bigint, int, timestamptz);
 create function public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch int, p_now timestamptz)
-returns jsonb language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+returns jsonb language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan as $$
 declare
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
@@ -151,7 +152,7 @@ $$;
 -- Ends attempts of one worker that completed. p_done: [{id, attempt, output_location, result_data}]; the outcome of each,
 -- in the same order: ok, already, fenced, or what worker_complete says while an output is unseen.
 create function public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     v_ids uuid[];

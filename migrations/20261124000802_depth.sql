@@ -209,9 +209,10 @@ end
 $$;
 
 -- Takes tasks for a worker, and answers with them; sequential scans and sorts are off, so that a plan made while the queue
--- was short cannot stay on when it is long.
+-- was short cannot stay on when it is long; and it is made once, since making it takes longer than claiming a task.
 create or replace function public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch int, p_now timestamptz)
-returns jsonb language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+returns jsonb language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan as $$
 declare
     v_rows tid[];
     v_plain int;

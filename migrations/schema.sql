@@ -1571,6 +1571,8 @@ $$;
 CREATE FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
@@ -2016,6 +2018,7 @@ CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint,
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     v_rows tid[];

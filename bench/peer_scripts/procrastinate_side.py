@@ -24,7 +24,7 @@ async def fill(url: str, count: int) -> None:
 
 
 async def work(url: str, connections: int, batch: int, count: int) -> float:
-    """Run `count` no-ops one by one (it has no batches); the seconds from the worker's start to the last job's start."""
+    """Run `count` no-ops one by one (it has no batches); seconds from its start to the last job's."""
     del batch
     app, _ = _app(url, connections, count)
     async with app.open_async():

@@ -103,7 +103,8 @@ async def test_a_count_that_went_wrong_is_mended(fleet: Fleet, hand: AsyncConnec
 
 async def test_many_differences_become_few(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """By the observation that finds them."""
-    await hand.execute("insert into task_counts select 'default', 'plain', d from generate_series(1, 600) g, (values (1), (-1)) v(d)")
+    up_and_down = "select 'default', 'plain', d from generate_series(1, 600), (values (1), (-1)) v (d)"
+    await hand.execute(f"insert into task_counts {up_and_down}".encode())
     await fleet.submit(count=3)
     await agrees(fleet, hand)
     rows = await (await hand.execute("select count(*) as n from task_counts")).fetchone()
