@@ -28,12 +28,13 @@ async def fill(url: str, count: int) -> None:
 
 
 async def work(url: str, connections: int, batch: int, count: int) -> float:
-    """Run `count` no-ops; the seconds from the start of the workers to the last job's start."""
+    """Run `count` no-ops; the seconds from the first job's start to the last one's."""
     managers = [QueueManager(Queries(AsyncpgDriver(await asyncpg.connect(url)))) for _ in range(connections)]
-    done, ended_s = 0, 0.0
+    done, began_s, ended_s = 0, 0.0, 0.0
 
     async def noop(_: Job) -> None:
-        nonlocal done, ended_s
+        nonlocal done, began_s, ended_s
+        began_s = began_s or time.perf_counter()
         done += 1
         if done == count:
             ended_s = time.perf_counter()
@@ -42,7 +43,6 @@ async def work(url: str, connections: int, batch: int, count: int) -> float:
 
     for manager in managers:
         manager.entrypoint("noop")(noop)
-    began_s = time.perf_counter()
     await asyncio.gather(*(manager.run(batch_size=batch) for manager in managers))
     return ended_s - began_s
 

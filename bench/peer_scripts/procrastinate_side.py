@@ -24,15 +24,16 @@ async def fill(url: str, count: int) -> None:
 
 
 async def work(url: str, connections: int, batch: int, count: int) -> float:
-    """Run `count` no-ops one by one (it has no batches); seconds from its start to the last job's."""
+    """Run `count` no-ops one by one (it has no batches); seconds from the first job to the last."""
     del batch
     app, _ = _app(url, connections, count)
     async with app.open_async():
-        began_s = time.perf_counter()
         worker = asyncio.create_task(
             app.run_worker_async(concurrency=connections, install_signal_handlers=False, listen_notify=True)
         )
         async with asyncio.timeout(DEADLINE_S):
+            await started.wait()
+            began_s = time.perf_counter()
             await finished.wait()
         took_s = time.perf_counter() - began_s
         worker.cancel()
@@ -41,7 +42,7 @@ async def work(url: str, connections: int, batch: int, count: int) -> float:
     return took_s
 
 
-finished = asyncio.Event()
+started, finished = asyncio.Event(), asyncio.Event()
 
 
 def _app(url: str, connections: int, count: int = 0) -> tuple[procrastinate.App, procrastinate.tasks.Task]:
@@ -52,6 +53,7 @@ def _app(url: str, connections: int, count: int = 0) -> tuple[procrastinate.App,
     async def noop() -> None:
         nonlocal done
         done += 1
+        started.set()
         if done == count:
             finished.set()
 
