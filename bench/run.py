@@ -18,7 +18,8 @@ from rich.table import Table
 
 from orchestrator.demo.stack import ROOT
 
-BENCHES = ("agent_start", "pickup", "reaction", "bringup", "shipping", "thousand")  # the quick ones first
+# The quick ones first.
+BENCHES = ("agent_start", "pickup", "queue", "depth", "held", "reaction", "bringup", "shipping", "thousand")
 
 
 @click.command()

@@ -905,6 +905,7 @@ begin
         select o.id from public.worker_attempts o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
     get diagnostics v_attempts = row_count;
+    perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end
 $$;
@@ -945,7 +946,11 @@ declare
     v_paused jsonb := public.internal_pauses(p_fleet, v_now);
     v_avoid jsonb := '{}';
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
+    c_differences constant int := 1000;  -- more rows than that are rolled up first
 begin
+    if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
+        perform public.internal_roll_up(false);
+    end if;
     if to_regclass('public.hosts') is not null then  -- it comes with a later migration
         select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') into v_avoid
           from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
@@ -959,14 +964,25 @@ begin
             select r.worker_id, sum(r.n) as n, min(r.progress_at) as progress_at,
                    (array_agg(r.slowest order by r.progress_at))[1] as slowest
               from running r where r.worker_id is not null group by r.worker_id
+        ), counts as (
+            select c.pool, c.kind, sum(c.n) as n from public.task_counts c group by c.pool, c.kind
+        ), due as (  -- what has come due since it was put off
+            select c.pool, count(t.run_after) as n, min(t.created_at) as oldest
+              from counts c
+              left join public.tasks t on t.pool = c.pool and t.status = 'Queued' and not t.blocked
+                                      and t.run_after is not null and t.run_after <= v_now
+             where c.kind = 'timed' and c.n > 0 group by c.pool
         ), queued as (
-            select t.pool,
-                   count(*) as total,
-                   count(*) filter (where t.blocked) as dependencies,
-                   count(*) filter (where not t.blocked and t.run_after > v_now) as scheduled,
-                   count(*) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as ready,
-                   min(t.created_at) filter (where not t.blocked and coalesce(t.run_after <= v_now, true)) as oldest
-              from public.tasks t where t.status = 'Queued' group by t.pool
+            select c.pool, c.total, c.dependencies, c.timed - coalesce(d.n, 0) as scheduled,
+                   c.plain + coalesce(d.n, 0) as ready,
+                   least(d.oldest, case when c.plain > 0 then (
+                       select min(t.created_at) from public.tasks t
+                        where t.pool = c.pool and t.status = 'Queued' and not t.blocked and t.run_after is null) end) as oldest
+              from (select pool, sum(n) as total, coalesce(sum(n) filter (where kind = 'blocked'), 0) as dependencies,
+                           coalesce(sum(n) filter (where kind = 'timed'), 0) as timed,
+                           coalesce(sum(n) filter (where kind = 'plain'), 0) as plain
+                      from counts group by pool having sum(n) <> 0) c
+              left join due d on d.pool = c.pool
         ), demand as (
             select p.pool, v_paused ?| array['*', p.pool] as paused, coalesce(q.ready, 0) as ready,
                    coalesce(r.n, 0) as running, coalesce(q.dependencies, 0) as dependencies,
@@ -1562,6 +1578,58 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_ids uuid[];
+    v_ended uuid[];
+    v_outcomes jsonb;
+begin
+    if p_worker.nonce is distinct from p_nonce then
+        return (select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', 'fenced')), '[]')
+                  from jsonb_array_elements(p_done) d);
+    end if;
+    select array_agg(l.id) into v_ids from (
+        select t.id from jsonb_array_elements(p_done) d
+          join public.tasks t on t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
+         where t.status = 'In Progress' and t.worker_id = p_worker.id
+         order by t.id for update of t) l;
+    if v_ids is not null then
+        perform set_config('orchestrator.minded', 'on', true);  -- who waits is seen to below
+        with done as (
+            update public.tasks t
+               set status = 'Complete', output_location = d->>'output_location',
+                   result_data = case when d->'result_data' = 'null' then null else d->'result_data' end,
+                   generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
+                   updated_at = p_now
+              from jsonb_array_elements(p_done) d
+             where t.id = any (v_ids) and t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
+            returning t.id, t.attempts
+        ), noted as (
+            update public.task_attempts a
+               set ended_at = p_now, outcome = 'complete', log_last = v_log_last
+              from done d where a.task_id = d.id and a.attempt = d.attempts
+        )
+        select array_agg(d.id) into v_ended from done d;
+        perform set_config('orchestrator.minded', '', true);
+        perform public.internal_settle_dependants(v_ended);
+    end if;
+    select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', case
+               when (d->>'id')::uuid = any (v_ended) then 'ok'
+               when exists (select from public.task_attempts a
+                             where a.task_id = (d->>'id')::uuid and a.attempt = (d->>'attempt')::int
+                               and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
+               else 'fenced' end) order by n), '[]')
+      into v_outcomes from jsonb_array_elements(p_done) with ordinality e (d, n);
+    return v_outcomes;
+end
+$$;
+
 CREATE FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1648,11 +1716,13 @@ CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
 $$;
 
 CREATE FUNCTION public.internal_is_pod() RETURNS boolean
-    LANGUAGE sql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
+begin
     -- Inside a security definer function current_user is the owner; the role that the request runs under is still here.
-    select coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker'
+    return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
+end
 $$;
 
 CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
@@ -1664,10 +1734,12 @@ CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time z
 $$;
 
 CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select coalesce(nullif(current_setting('orchestrator.now', true), '')::timestamptz, clock_timestamp())
+begin
+    return coalesce(nullif(current_setting('orchestrator.now', true), '')::timestamptz, clock_timestamp());
+end
 $$;
 
 CREATE FUNCTION public.internal_open_interval(p_worker public.workers, p_now timestamp with time zone) RETURNS TABLE(kind text, from_at timestamp with time zone, to_at timestamp with time zone, usd numeric)
@@ -1775,6 +1847,25 @@ begin
                 'point', 'Processing', 'exit_class', 'lost'), true, false, p_now));
     end loop;
     return v_tasks;
+end
+$$;
+
+CREATE FUNCTION public.internal_roll_up(p_anew boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    lock table public.task_counts in share update exclusive mode;  -- one at a time; inserts go on
+    if p_anew then
+        with gone as (delete from public.task_counts)
+        insert into public.task_counts (pool, kind, n)
+        select t.pool, case when t.blocked then 'blocked' when t.run_after is not null then 'timed' else 'plain' end, count(*)
+          from public.tasks t where t.status = 'Queued' group by 1, 2;
+    else
+        with gone as (delete from public.task_counts returning pool, kind, n)
+        insert into public.task_counts (pool, kind, n)
+        select g.pool, g.kind, sum(g.n) from gone g group by 1, 2 having sum(g.n) <> 0;
+    end if;
 end
 $$;
 
@@ -1932,37 +2023,59 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) RETURNS integer
+CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
-    v_taken int;
+    v_rows tid[];
+    v_plain int;
+    v_tasks jsonb;
+    v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
 begin
+    select array_agg(l.ctid), count(*) filter (where l.run_after is null) into v_rows, v_plain from (
+        select q.ctid, q.run_after from public.tasks q
+         where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
+           and (q.run_after is null or q.run_after <= p_now)
+         order by q.priority desc, q.created_at, q.id
+         limit p_batch for update skip locked) l;
+    if v_rows is null then
+        return null;
+    end if;
+    perform set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
     with taken as (
         update public.tasks t
-           set status = 'In Progress', worker_id = p_worker.id, attempts = t.attempts + 1,
+           set status = 'In Progress', worker_id = p_worker.id, attempts = t.attempts + 1, updated_at = p_now,
                lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
                progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
                failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
-         where t.id = any (array(
-                   select q.id from public.tasks q
-                    where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
-                      and (q.run_after is null or q.run_after <= p_now)
-                    order by q.priority desc, q.created_at, q.id
-                    limit p_batch for update skip locked))
-        returning t.id, t.attempts
+         where t.ctid = any (v_rows)
+        returning t.id, t.task_type, t.params, t.attempts, t.max_attempts, t.timeout_s, t.depends_on, t.priority, t.created_at
     ), noted as (
         insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
-        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now,
-               (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint
-          from taken k
-        returning 1
+        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first from taken k
+    ), counted as (
+        insert into public.task_counts (pool, kind, n)
+        select p_worker.pool, c.kind, -c.n
+          from (values ('plain', v_plain), ('timed', cardinality(v_rows) - v_plain)) c (kind, n) where c.n > 0
     )
-    select count(*) into v_taken from noted;
-    return v_taken;
+    select jsonb_agg(jsonb_build_object(
+               'id', k.id, 'task_type', k.task_type, 'params', k.params, 'attempt', k.attempts,
+               'max_attempts', k.max_attempts, 'timeout_s', k.timeout_s,
+               'output_prefix', 'outputs/' || k.id || '/' || k.attempts || '/',
+               'dependencies', case when k.depends_on = '{}' then '[]' else coalesce((
+                   select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
+                                                       'output_location', d.output_location,
+                                                       'result_data', d.result_data) order by n.place)
+                     from unnest(k.depends_on) with ordinality n (id, place)
+                     join public.tasks d on d.id = n.id), '[]') end)
+               order by k.priority desc, k.created_at, k.id)
+      into v_tasks from taken k;
+    perform set_config('orchestrator.minded', '', true);
+    return v_tasks;
 end
 $$;
 
@@ -2062,14 +2175,51 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
-    LANGUAGE sql IMMUTABLE
+CREATE FUNCTION public.internal_tasks_counted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select case when p_worker.stop_requested_at is not null then 'stop'
+begin
+    if tg_op = 'TRUNCATE' then
+        delete from public.task_counts;
+    elsif tg_op = 'INSERT' then
+        insert into public.task_counts (pool, kind, n)
+        select a.pool, k.kind, count(*)
+          from added a cross join lateral (
+              select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
+         where a.status = 'Queued' group by 1, 2;
+    elsif tg_op = 'DELETE' then
+        insert into public.task_counts (pool, kind, n)
+        select a.pool, k.kind, -count(*)
+          from removed a cross join lateral (
+              select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
+         where a.status = 'Queued' group by 1, 2;
+    else
+        insert into public.task_counts (pool, kind, n)
+        select c.pool, c.kind, sum(c.n)
+          from (select a.pool, case when a.blocked then 'blocked' when a.run_after is not null then 'timed'
+                                    else 'plain' end as kind, 1 as n
+                  from changed a where a.status = 'Queued'
+                union all
+                select b.pool, case when b.blocked then 'blocked' when b.run_after is not null then 'timed'
+                                    else 'plain' end, -1
+                  from was b where b.status = 'Queued') c
+         group by 1, 2 having sum(c.n) <> 0;
+    end if;
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+begin
+    return case when p_worker.stop_requested_at is not null then 'stop'
                 when p_worker.status = 'terminating' and p_worker.stage in ('flushing', 'deleting', 'gone') then 'stop'
                 when p_worker.status = 'terminating' or p_worker.drain_requested_at is not null then 'drain'
-                else 'run' end
+                else 'run' end;
+end
 $$;
 
 CREATE FUNCTION public.internal_worker_billing() RETURNS trigger
@@ -2347,7 +2497,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, true);
     v_wanted text := public.internal_wanted(v_worker);
-    v_taken int := 0;
+    v_tasks jsonb;
     v_status text := v_worker.status;
     v_claim_no bigint := v_worker.claim_no;
 begin
@@ -2358,34 +2508,37 @@ begin
         perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
             format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
     end if;
-    if v_wanted = 'run' and v_worker.status in ('spawning', 'active', 'idle')
-       and (p_claim_no > v_claim_no
-            or p_claim_no = v_claim_no
-               and not exists (select from public.task_attempts a where a.worker_id = p_worker_id
-                                  and a.nonce = p_nonce and a.claim_no = p_claim_no)) then
+    if v_wanted <> 'run' or v_worker.status not in ('spawning', 'active', 'idle') or p_claim_no < v_claim_no
+       or p_claim_no = v_claim_no and exists (
+              select from public.task_attempts a
+               where a.worker_id = p_worker_id and a.nonce = p_nonce and a.claim_no = p_claim_no) then
+        v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
+    else
+        v_claim_no := p_claim_no;
         if v_worker.status <> 'spawning' then
-            v_taken := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
-            if v_taken > 0 then
+            v_tasks := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
+            if v_tasks is not null then
                 v_status := 'active';
             elsif v_worker.status = 'active' and not exists (
                     select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
                 v_status := 'idle';
             end if;
         end if;
-        v_claim_no := p_claim_no;
-        if v_taken = 0 and (coalesce(p_wait_s, 0) <= 0
-                            or public.internal_is_pod() and public.internal_is_over_postgrest()) then
+        if v_tasks is null and (coalesce(p_wait_s, 0) <= 0
+                                or public.internal_is_pod() and public.internal_is_over_postgrest()) then
             v_claim_no := p_claim_no + 1;
         end if;
-        if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
+        if v_status <> v_worker.status then
             perform public.internal_because('worker', null, case v_status
-                when 'active' then format('claimed %s of pool %s', v_taken, v_worker.pool)
+                when 'active' then format('claimed %s of pool %s', jsonb_array_length(v_tasks), v_worker.pool)
                 else format('asked for work of pool %s and there was none', v_worker.pool) end);
+        end if;
+        if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
             update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker_id;
         end if;
     end if;
     return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
-                              'tasks', public.internal_claimed(p_worker_id, p_nonce, p_claim_no));
+                              'tasks', coalesce(v_tasks, '[]'));
 end
 $$;
 
@@ -2396,11 +2549,19 @@ CREATE FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_started_at timestamptz;
     v_outcome text;
     v_answer jsonb;
+    -- Commits that notify go one by one through the whole server. The end of a task that took no longer than this is told
+    -- only of a worker that is wanted gone: any other claims again at once, and is idle, which is told, or has the next.
+    c_moment constant interval := '20 milliseconds';
 begin
-    perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
-    perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
+    if p_result_data is not null then
+        perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
+    end if;
+    if p_output_location is not null then
+        perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
+    end if;
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']);
     if v_outcome = 'held' and p_output_location like 's3://%'
        and public.internal_is_pod() and public.internal_is_over_postgrest() then
@@ -2412,19 +2573,55 @@ begin
         end if;
     end if;
     if v_outcome = 'held' then
+        perform set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
         update public.tasks t
            set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
-               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null
+               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
+               updated_at = v_now
          where t.id = p_task_id;
+        perform set_config('orchestrator.minded', '', true);
         update public.task_attempts a
            set ended_at = v_now, outcome = 'complete',
                log_last = (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint
-         where a.task_id = p_task_id and a.attempt = p_attempt;
+         where a.task_id = p_task_id and a.attempt = p_attempt returning a.started_at into v_started_at;
+        perform public.internal_settle_dependants(array[p_task_id]);
+        if v_started_at < v_now - c_moment or public.internal_wanted(v_worker) <> 'run' then
+            perform pg_notify('orchestrator_fleet', p_worker_id);
+        end if;
         v_outcome := 'ok';
     end if;
     return jsonb_build_object('outcome', v_outcome);
 end
 $$;
+
+CREATE FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_done jsonb := coalesce(nullif(p_done, 'null'), '[]');
+    v_outcomes jsonb;
+begin
+    if jsonb_typeof(v_done) <> 'array' or jsonb_array_length(v_done) > 100 then
+        perform public.internal_refuse('OR007', 'p_done must be a list of at most 100 {id, attempt, …}');
+    elsif exists (select from jsonb_array_elements(v_done) d
+                   where jsonb_typeof(d) <> 'object' or coalesce(d->>'id', '') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+                      or coalesce(d->>'attempt', '') !~ '^[0-9]{1,9}$'
+                      or octet_length((d->'result_data')::text) > 1048576
+                      or octet_length(d->>'output_location') > 4096) then
+        perform public.internal_refuse('OR007', 'p_done has an entry without id and attempt, or one that is too large', '',
+            'a result of at most 1 MiB, a location of at most 4096 bytes');
+    elsif public.internal_is_pod() and v_done @? '$[*] ? (@.output_location starts with "s3://")' then
+        perform public.internal_refuse('OR007', 'an output in the bucket is completed with worker_complete', '',
+            'somebody has to look for it first');
+    end if;
+    v_outcomes := public.internal_finish(v_worker, p_nonce, v_done, v_now);
+    return public.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, p_wait_s, p_now)
+        || jsonb_build_object('done', v_outcomes);
+end
+$_$;
 
 CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2874,7 +3071,8 @@ CREATE TABLE public.task_attempts (
     log_last bigint,
     CONSTRAINT task_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
     CONSTRAINT task_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['complete'::text, 'failed'::text, 'cancelled'::text, 'released'::text, 'lost'::text])))
-);
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
 
 CREATE TABLE public.worker_attempts (
     id bigint NOT NULL,
@@ -2966,6 +3164,16 @@ CREATE TABLE public.schema_migrations (
     checksum text NOT NULL,
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+CREATE TABLE public.task_counts (
+    pool text NOT NULL,
+    kind text NOT NULL,
+    n bigint NOT NULL,
+    CONSTRAINT task_counts_kind_check CHECK ((kind = ANY (ARRAY['plain'::text, 'timed'::text, 'blocked'::text])))
+)
+WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON TABLE public.task_counts IS 'Differences; the sum for a pool and kind is the number of its queued tasks';
 
 CREATE VIEW public.task_queue_analysis WITH (security_invoker='true') AS
  SELECT pool,
@@ -3152,9 +3360,13 @@ CREATE UNIQUE INDEX tasks_dedupe ON public.tasks USING btree (dedupe_key) WHERE 
 
 CREATE INDEX tasks_dependants ON public.tasks USING gin (depends_on) WHERE blocked;
 
+CREATE INDEX tasks_oldest ON public.tasks USING btree (pool, created_at) WHERE ((status = 'Queued'::text) AND (NOT blocked) AND (run_after IS NULL));
+
 CREATE INDEX tasks_recent ON public.tasks USING btree (created_at DESC);
 
 CREATE INDEX tasks_running ON public.tasks USING btree (worker_id) WHERE (status = 'In Progress'::text);
+
+CREATE INDEX tasks_timed ON public.tasks USING btree (pool, run_after) INCLUDE (created_at) WHERE ((status = 'Queued'::text) AND (NOT blocked) AND (run_after IS NOT NULL));
 
 CREATE UNIQUE INDEX worker_asks_once ON public.worker_asks USING btree (worker_id, method, md5(subject));
 
@@ -3174,13 +3386,21 @@ CREATE TRIGGER costs_booking BEFORE INSERT ON public.costs FOR EACH ROW EXECUTE 
 
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
-CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
+CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_tasks_changed();
+
+CREATE TRIGGER tasks_counted_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
+
+CREATE TRIGGER tasks_counted_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_tasks_counted();
+
+CREATE TRIGGER tasks_counted_removed AFTER DELETE ON public.tasks REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
+
+CREATE TRIGGER tasks_counted_truncated AFTER TRUNCATE ON public.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
 
 CREATE TRIGGER tasks_rerouted BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN (((new.status = 'Queued'::text) AND (old.status <> 'Queued'::text) AND new.pool_by_type)) EXECUTE FUNCTION public.internal_task_rerouted();
 
 CREATE TRIGGER tasks_routed BEFORE INSERT ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_routed();
 
-CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_touched();
+CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN ((NOT (new.updated_at IS DISTINCT FROM old.updated_at))) EXECUTE FUNCTION public.internal_task_touched();
 
 CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
 
@@ -3216,6 +3436,8 @@ ALTER TABLE public.releases ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.schema_migrations ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_attempts ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.task_counts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_types ENABLE ROW LEVEL SECURITY;
 
@@ -3373,6 +3595,8 @@ REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
@@ -3401,6 +3625,8 @@ REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why te
 
 REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_settle(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle_dependants(p_ids uuid[]) FROM PUBLIC;
@@ -3422,6 +3648,8 @@ REVOKE ALL ON FUNCTION public.internal_task_touched() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_tasks_counted() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 
@@ -3461,6 +3689,10 @@ GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_clai
 REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;
@@ -3519,6 +3751,8 @@ GRANT SELECT ON TABLE public.recent_task_activity TO service_role;
 GRANT ALL ON TABLE public.releases TO service_role;
 
 GRANT ALL ON TABLE public.schema_migrations TO service_role;
+
+GRANT ALL ON TABLE public.task_counts TO service_role;
 
 GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
 

@@ -243,6 +243,7 @@ async def test_changes_of_workers_are_told(db: PostgresDb, fleet: Fleet) -> None
     await fleet.submit()
     assert await ear.next() == ("orchestrator_tasks", "default")
     (task,) = await agent.claim()
+    fleet.wait(1)
     await agent.complete(task)
     assert await ear.next() == ("orchestrator_fleet", agent.id)
     args = {"p_fleet": "default", "p_worker_id": agent.id, "p_reason": "r", "p_now_not_drain": False}

@@ -1,0 +1,181 @@
+"""Queues for the benchmarks, each filled and worked in the same way: the floor, ours, and the peers."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
+
+from bench import peers
+from bench.pickup import WORKER
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.states import Stage, State
+from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.migrate import migrate
+
+Connection = psycopg.AsyncConnection[TupleRow]
+
+
+class Side(Protocol):
+    """One queue."""
+
+    async def fill(self, count: int) -> None:
+        """Queue so many more."""
+        ...
+
+    async def work(self, connections: int, batch: int, count: int) -> float:
+        """Claim and complete so many over so many connections; the seconds."""
+        ...
+
+
+class Floor:
+    """The barest queue."""
+
+    CLAIM = (
+        "update floor set state = 1 where ctid = any (array(select ctid from floor where state = 0 order by id "
+        "limit %s for update skip locked)) returning id"
+    )
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connections: list[Connection] = []
+
+    async def open(self, stack: AsyncExitStack, connections: int) -> None:
+        """Make its table, and its connections."""
+        self.connections = await _connect(stack, self.url, connections)
+        await self.connections[0].execute("create table floor (id bigserial primary key, state smallint default 0)")
+        await self.connections[0].execute("create index floor_claim on floor (id) where state = 0")
+
+    async def fill(self, count: int) -> None:
+        """Queue so many more."""
+        await self.connections[0].execute("insert into floor select from generate_series(1, %s)", (count,))
+        await self.connections[0].execute("vacuum analyze floor")
+
+    async def work(self, connections: int, batch: int, count: int) -> float:
+        """Claim and complete so many."""
+
+        async def turn(connection: Connection, _: int) -> None:
+            rows = await (await connection.execute(self.CLAIM, (batch,))).fetchall()
+            await connection.execute("update floor set state = 2 where id = any (%s)", ([row[0] for row in rows],))
+
+        return await _turns(self.connections[:connections], turn, count // batch)
+
+
+class Ours:
+    """Through the functions that a worker calls: one worker for each connection."""
+
+    CLAIM = "select worker_claim(%s, %s, %s, %s, 0)"
+    COMPLETE = "select worker_complete(%s, %s, %s, %s, null, null)"
+    EXCHANGE = "select worker_exchange(%s, %s, %s, %s, %s, 0)"
+
+    def __init__(self, url: str, *, exchange: bool) -> None:
+        """With `exchange`, completions and the next claim are one call; without, one call for each of them."""
+        self.url = url
+        self.exchange = exchange
+        self.connections: list[Connection] = []
+        self.workers: list[tuple[str, str]] = []
+        self.claims = 0
+
+    async def open(self, stack: AsyncExitStack, connections: int) -> None:
+        """Migrate, and verify a worker for each connection."""
+        await migrate(self.url)
+        db = await PostgresDb.open(self.url, pool_size=1)
+        store = SqlStore(db, "default")
+        term = (await store.lead("bench", 3_600)).term
+        for number in range(connections):
+            name = f"gpu-{number}"
+            await store.spawn(term, {"id": name, "pool": "default", **WORKER})
+            here = (State.SPAWNING,)
+            await store.move(term, name, from_states=here, reason="bench", fields={"nonce": name, "token_jti": name})
+            await store.move(term, name, from_states=here, to_state=State.ACTIVE, stage=Stage.PROMOTED, reason="bench")
+            self.workers.append((name, name))
+        await db.close()
+        self.connections = await _connect(stack, self.url, connections)
+
+    async def fill(self, count: int) -> None:
+        """Queue so many more."""
+        every = "insert into tasks (task_type) select 'x' from generate_series(1, %s)"
+        await self.connections[0].execute(every, (count,))
+        await self.connections[0].execute("vacuum analyze tasks, task_attempts")
+
+    async def work(self, connections: int, batch: int, count: int) -> float:
+        """Claim and complete so many."""
+        held: dict[int, list[dict[str, Any]]] = {}
+
+        async def exchange(connection: Connection, place: int) -> None:
+            self.claims += 1
+            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in held.get(place, ())])
+            args = (*self.workers[place], done, self.claims, batch)
+            held[place] = (await _one(connection, self.EXCHANGE, args))["tasks"]
+
+        async def turn(connection: Connection, place: int) -> None:
+            self.claims += 1
+            tasks = (await _one(connection, self.CLAIM, (*self.workers[place], self.claims, batch)))["tasks"]
+            for task in tasks:
+                await _one(connection, self.COMPLETE, (*self.workers[place], task["id"], task["attempt"]))
+
+        each = exchange if self.exchange else turn
+        took_s = await _turns(self.connections[:connections], each, count // batch)
+        for place, tasks in held.items():  # what the last exchange of each connection left
+            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in tasks])
+            await _one(self.connections[place], self.EXCHANGE, (*self.workers[place], done, 1, 1))
+        return took_s
+
+
+class Peer:
+    """Somebody else's queue, in a process of its own."""
+
+    def __init__(self, name: str, python: Path, url: str) -> None:
+        self.name, self.python, self.url = name, python, url
+
+    async def fill(self, count: int) -> None:
+        """Queue so many more."""
+        await peers.drive(self.python, self.name, self.url, "fill", count)
+
+    async def work(self, connections: int, batch: int, count: int) -> float:
+        """Run so many in its own worker."""
+        return float(await peers.drive(self.python, self.name, self.url, "work", connections, batch, count))
+
+
+async def database(postgres: EmbeddedPostgres, name: str) -> str:
+    """A new database of the server; its address."""
+    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
+        await connection.execute(f'create database "{name}"'.encode())
+    return postgres.url_of(name)
+
+
+async def _connect(stack: AsyncExitStack, url: str, count: int) -> list[Connection]:
+    return [
+        await stack.enter_async_context(
+            await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=1)
+        )
+        for _ in range(count)
+    ]
+
+
+async def _turns(
+    connections: list[Connection], turn: Callable[[Connection, int], Awaitable[None]], total: int
+) -> float:
+    left = total
+
+    async def loop(connection: Connection, place: int) -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await turn(connection, place)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(loop(connection, place) for place, connection in enumerate(connections)))
+    return time.perf_counter() - began_s
+
+
+async def _one(connection: Connection, statement: str, args: tuple[Any, ...]) -> Any:
+    row = await (await connection.execute(statement.encode(), args)).fetchone()
+    assert row is not None  # noqa: S101  a function answers
+    return row[0]
