@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Self
 
@@ -123,6 +123,20 @@ class SimTask(asyncio.Task[Any]):
         return self is other
 
 
+class Due(asyncio.TimerHandle):
+    """A callback that is due, or will be: the quarter of asyncio's handle that a simulated process uses."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: "SimLoop", context: Context | None
+    ) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = context or copy_context()
+        self._cancelled = self._scheduled = False
+        self._source_traceback = self._repr = None
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """One process."""
 
@@ -180,9 +194,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Due(0.0, callback, args, self, context)
         self.ready.append(handle)
-        self.kernel.wants_to_run(self)
+        if not self.queued:
+            self.kernel.wants_to_run(self)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -195,7 +210,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = Due(when, callback, args, self, context)
 
         def due() -> None:
             if not self.dead and not handle.cancelled():
@@ -248,7 +263,7 @@ def virtual(kernel: Kernel) -> Iterator[None]:
     class Moment(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return kernel.moment()  # in UTC, which is all that is asked for
+            return kernel.moment() if tz is UTC else kernel.moment().astimezone(tz)
 
     def uuid4() -> uuid.UUID:
         return uuid.UUID(int=kernel.ids.getrandbits(128), version=4)

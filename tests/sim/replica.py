@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import requests
+
 from orchestrator.adapters.lines import SshLines
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
@@ -70,7 +72,10 @@ class SimCloud(RunPodCloud):
         def text() -> str:
             return self._world.faults.one_of(("pulling image", "image pulled"))
 
-        said: str = await self._world.carry(self._loop, "cloud", text, timeout_s=20)
+        try:
+            said: str = await self._world.carry(self._loop, "cloud", text, timeout_s=20)
+        except requests.ConnectionError as error:
+            raise Unavailable("the log was cut") from error
         return said
 
 
