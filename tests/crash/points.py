@@ -128,7 +128,7 @@ def killed_at(point: Point, *, after: bool) -> str | None:
 
 
 class Terminated(World):
-    """A quiet world whose orchestrator is told to end while it asks for its first worker."""
+    """A quiet world whose orchestrator is told to end while it writes its first decision."""
 
     def __init__(self) -> None:
         super().__init__(SEED)
@@ -140,15 +140,15 @@ class Terminated(World):
         return replace(policy, pools=(replace(policy.pools[0], max_active=2, tasks_per_gpu=1),), hourly_budget_usd=None)
 
     async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
-        """The call; with the first intent on its way, SIGTERM comes."""
-        if self.told_s is None and _name(act).startswith("fleet_spawn"):
+        """The call; with the first decision on its way, SIGTERM comes."""
+        if self.told_s is None and _name(act).startswith("fleet_record_decision"):
             self.told_s = self.kernel.now
             self.replicas[0].terminate()
         return await super().carry(loop, link, act, timeout_s=timeout_s)
 
 
 def spawned_at_sigterm() -> tuple[int, float]:
-    """How many workers a process has written down that is told to end at the first, and how long its end took."""
+    """How many workers a process intends that is told to end while it decides on two, and how long its end took."""
     world = Terminated()
 
     def story(_: World) -> None:

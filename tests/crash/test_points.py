@@ -28,7 +28,7 @@ def test_a_kill_at_every_kind_of_call_is_put_right() -> None:
 
 
 def test_a_process_told_to_end_finishes_the_writes_of_its_tick() -> None:
-    """SIGTERM at the first of two intents: the second is written too, then the lease is given back, all within 1 s."""
+    """SIGTERM while it decides on two workers: both intents are written, the lease is given back, within 1 s."""
     spawned, took_s = spawned_at_sigterm()
     assert spawned == 2
     assert took_s < 1

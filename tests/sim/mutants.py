@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,8 @@ CAP, SCALE, SQL = "orchestrator/core/capacity.py", "orchestrator/core/scaling.py
 MUTANTS = (
     Mutant("no intent row before the create call", "I1", EXEC,
            "        if not await self._store.spawn(term, intent):\n            raise LostRace(",
-           "        if False:\n            raise LostRace("),
+           "        await self._cloud.create_pod(await self._renter._spec(action.worker_id, pool, action.offer))\n"
+           "        if not await self._store.spawn(term, intent):\n            raise LostRace("),
     Mutant("create before it is written that it is asked for", "I1", RENT,
            "        await self._asking(term, worker_id, pool, offer, usd_per_hour)\n",
            ""),
@@ -67,19 +68,16 @@ MUTANTS = (
            '        fleet_id="default" if name.startswith("gpu-") else None,'),
     Mutant("no orphan is ever reaped", "I1", "orchestrator/core/orphans.py",
            "    return reaps", "    return []"),
-    Mutant("a lost reply is never adopted", "I2", LIFE,
-           "        return Adopt(worker.id, pod.id, why) if pod else None",
-           "        return None"),
-    Mutant("an unreadable list is an empty one", "I8", "orchestrator/adapters/runpod_replies.py",
+    Mutant("an unreadable list is an empty one", "I8 I1", "orchestrator/adapters/runpod_replies.py",
            '        raise Malformed(f"{collection} is not a list")\n    pagination',
            "        return [], None\n    pagination"),
-    Mutant("no list of pods is an empty one", "I8", OBS,
+    Mutant("no list of pods is an empty one", "I8 I1", OBS,
            "error=type(error).__name__)\n            return False",
            "error=type(error).__name__)\n            self._pods = ()\n            return True"),
-    Mutant("one page is the whole list", "I8", "orchestrator/adapters/runpod_replies.py",
+    Mutant("one page is the whole list", "I8 I1", "orchestrator/adapters/runpod_replies.py",
            'return records, _text(pagination, "nextCursor") if more else None',
            "return records, None"),
-    Mutant("one list proves absence", "I8", LIFE,
+    Mutant("one list proves absence", "I8 I1", LIFE,
            "gone.lists >= 2 and gone.until - gone.since >= timedelta(seconds=age_s)", "gone.lists >= 1"),
     Mutant("a list that hangs goes on proving absence", "I1", LIFE,
            "gone.until - gone.since >=", "snapshot.now - gone.since >="),
@@ -249,13 +247,14 @@ def main() -> int:
     chosen = [m for m in MUTANTS if not told.names or any(name in m.name for name in told.names)]
     began, trials = time.monotonic(), list[Trial]()
     with ThreadPoolExecutor(told.processes) as pool:
-        for trial in pool.map(lambda mutant: tried(mutant, told.seeds), chosen):
-            trials.append(trial)
+        for done in as_completed([pool.submit(tried, mutant, told.seeds) for mutant in chosen]):
+            trials.append(trial := done.result())
             after = "SURVIVED" if trial.seeds is None else f"{trial.seeds:3d} seed{'s' if trial.seeds > 1 else ' '}"
             sys.stdout.write(f"{trial.mutant.name:52s} {trial.mutant.law:7s} {after}  {trial.how[:110]}\n")
             sys.stdout.flush()
     most = max((trial.seeds or 0 for trial in trials), default=0)
     wrong = unmutated(most, told.processes)
+    trials.sort(key=lambda trial: chosen.index(trial.mutant))
     took_s, survived = time.monotonic() - began, sum(trial.seeds is None for trial in trials)
     if told.write:
         (ROOT / "docs" / "mutants.md").write_text(
