@@ -1,4 +1,4 @@
-"""`./run soak crash`: every process killed at every call, before and after its effect; cuts around COMMIT and of migrations."""
+"""`./run soak crash`: processes killed at every call, before and after its effect; cuts around COMMIT and of migrations."""
 
 import asyncio
 import sys
