@@ -1,4 +1,4 @@
-"""`./run soak crash`: processes killed at every call, before and after its effect; cuts around COMMIT and of migrations."""
+"""`./run soak crash`: kills at every call of every process, before and after; cuts around COMMIT and of migrations."""
 
 import asyncio
 import sys
