@@ -124,8 +124,6 @@ MUTANTS = (
     Mutant("silent workers are kept", "I2", LIFE,
            "    if silent_s > policy.heartbeat_timeout_s:",
            "    if False:"),
-    Mutant("tasks of silent workers are not rescued", "I2", "orchestrator/core/rescue.py",
-           "    return [Rescue(", "    return [][:0] and [Rescue("),
     Mutant("a task that stands still is left", "I2", LIFE,
            "    if still_s < policy.task_stuck_s:", "    if True:"),
     Mutant("the limit is forgotten", "I4", SCALE,
@@ -150,7 +148,7 @@ MUTANTS = (
            "    done = await run(session, launch.start_command(python, agent_sha, nonce), stdin=config, timeout_s=timeout_s)",
            "    command = launch.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"
            "    done = await run(session, command, stdin=config, timeout_s=timeout_s)"),
-    Mutant("SQL: a stale term may write", "I1", f"{SQL}/fleet.py",
+    Mutant("SQL: a stale term may write", "fence", f"{SQL}/fleet.py",
            "        if term is None or known != term:", "        if term is None:"),
     Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
            '        if task is not None and task["attempts"] == attempt:',
