@@ -38,7 +38,7 @@ class Story:
             self._kernel.after(dice.uniform(0, 300), self._submit)
         self._submit()
         ends_s = dice.uniform(300, 600)
-        self._kernel.after(dice.expovariate(1 / 7), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
         self._kernel.run(lambda: bool(world.violations), ends_s)
         self._heal()
@@ -112,7 +112,7 @@ class Story:
         weights = [weight * self._faults.often(act.__name__) for weight, act in acts]
         if any(weights):
             dice.choices([act for _, act in acts], weights)[0]()
-        self._kernel.after(dice.expovariate(1 / 7), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
 
     def _note(self, name: str) -> None:
         self._faults.note(name, LASTS_S)
