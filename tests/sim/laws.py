@@ -39,6 +39,7 @@ class Laws:
         self._world = world
         self.claims: dict[tuple[str, int], tuple[Agent, float]] = {}
         self.completed: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
         self._made: Counter[str] = Counter()
         self._within_s = 0.0  # when there were last no more workers than allowed
 
@@ -153,6 +154,10 @@ class Laws:
         term, leads = args.get("p_term"), self._world.db.leases.get(FLEET, {}).get("term")
         if term is not None and function != "fleet_resign" and term != leads:
             self.broken("fence", f"{function} was carried out for term {term}, and {leads} leads")
+        if function == "worker_complete" and answer["outcome"] == "ok":
+            self._accepted[args["p_task_id"]] += 1
+            if self._accepted[args["p_task_id"]] > 1:
+                self.broken("I3", f"a second completion of task {args['p_task_id']} was accepted")
         if function == "fleet_log_lost":
             self._given_up(self._world.db.workers[args["p_worker_id"]])
         if function == "fleet_log_begin":
