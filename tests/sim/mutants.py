@@ -79,7 +79,7 @@ MUTANTS = (
            "return records, None"),
     Mutant("one list proves absence", "I8 I1", LIFE,
            "gone.lists >= 2 and gone.until - gone.since >= timedelta(seconds=age_s)", "gone.lists >= 1"),
-    Mutant("a pod that was never listed is absent at once", "I1", "orchestrator/core/presence.py",
+    Mutant("a pod that was never listed is absent at once", "I8 I1", "orchestrator/core/presence.py",
            "        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):",
            "        if missing:"),
     Mutant("buried as soon as the delete was sent", "I1", LIFE,
