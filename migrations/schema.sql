@@ -645,7 +645,8 @@ begin
        set refusals = case when p_refused then o.refusals + 1 else 0 end,
            cooldown_until = case when p_refused
                                  then v_now + least(30 * 2 ^ least(o.refusals, 10), 600) * interval '1 second' end,
-           probe_budget = case when p_refused then 1 else least(o.probe_budget * 2, 1024) end,
+           probe_budget = case when p_refused then 1
+                                when o.probe_budget is not null then least(o.probe_budget * 2, 1024) end,
            last_refusal = coalesce(excluded.last_refusal, o.last_refusal),
            last_code = coalesce(excluded.last_code, o.last_code),
            last_success = coalesce(excluded.last_success, o.last_success);

@@ -2,13 +2,14 @@
 
 APScheduler owns the timers: the lease (every LEAD_EVERY_S), the tick (every ORCHESTRATOR_POLL_SEC, every TRANSITION_S
 while somebody is coming or going, at once on a NOTIFY), log shipping and retention. A standby does nothing but ask for
-the lease. SIGTERM: no new decisions, finish the write at hand, give the lease back, leave the pods alone.
+the lease. SIGTERM: no new decisions, finish the writes at hand (at most SETTLE_S), give the lease back, leave the pods
+alone.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -85,7 +86,8 @@ class Daemon:
         self._lease: Lease | None = None
         self._led_at_s = time.monotonic()  # when the lease was last answered for
         self._stopping = False
-        self._ticking = False
+        self._at_rest = asyncio.Event()  # no tick is under way
+        self._at_rest.set()
         self._woken = False
         self._tick_s = 0.0  # how long the last tick took
         self._rested_at = datetime.now(UTC)  # the next one is not before that
@@ -102,10 +104,11 @@ class Daemon:
             self._stopping = True
             self._health.stops()
             self._metrics.plays("stopping")
+            self._rounds.stop()
+            self._executor.stop_climbing()
+            left_s = await self._finish_tick(SETTLE_S)
         listening.cancel()
-        self._rounds.stop()
-        self._executor.stop_climbing()
-        await self._executor.settle(SETTLE_S)
+        await self._executor.settle(left_s)
         if self._lease and self._lease.leader:
             try:
                 async with asyncio.timeout(RESIGN_S):
@@ -113,6 +116,14 @@ class Daemon:
             except (PortError, TimeoutError) as error:
                 log.warning("lease_kept", message=f"the lease ends by itself: {error}")
         await asyncio.wait({listening}, timeout=LAST_WORDS_S)
+
+    async def _finish_tick(self, timeout_s: float) -> float:
+        """Let the tick under way write what it has decided; how much of the time is left then."""
+        began_s = time.monotonic()
+        with suppress(TimeoutError):  # cut off, it is as if this process had crashed
+            async with asyncio.timeout(timeout_s):
+                await self._at_rest.wait()
+        return max(0.0, timeout_s - (time.monotonic() - began_s))
 
     async def once(self) -> Plan | None:
         """One tick with all its effects finished; None if another orchestrator leads."""
@@ -128,7 +139,7 @@ class Daemon:
     def wake(self) -> None:
         """Let the next tick come at once."""
         self._woken = True
-        if self._ticking or self._stopping or not self._scheduler.running:
+        if not self._at_rest.is_set() or self._stopping or not self._scheduler.running:
             return
         job = self._scheduler.get_job("tick")
         if job is not None:
@@ -236,7 +247,8 @@ class Daemon:
         self._metrics.last_tick.set_to_current_time()
         if self._stopping or not self._lease or not self._lease.leader or self._overslept():
             return
-        self._ticking, self._woken = True, False
+        self._at_rest.clear()
+        self._woken = False
         try:
             await self._tick_as_leader(self._lease.term)
             self._health.recovered()
@@ -245,7 +257,7 @@ class Daemon:
             self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
         finally:
-            self._ticking = False
+            self._at_rest.set()
             self._schedule_next()
 
     def _schedule_next(self) -> None:
@@ -275,8 +287,8 @@ class Daemon:
         made = self._think(snapshot, self._policy)
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
-        await self._journal.record(term, made)
         if not self._stopping:
+            await self._journal.record(term, made)
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
         self._journal.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)

@@ -366,6 +366,13 @@ def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
 
 
+def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> None:
+    """Two lists a second apart prove a second, however long no list has come since."""
+    one, gone = busy("gpu-1", last_heartbeat=ago(60)), absent(11)
+    assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})), Terminate)
+    assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(gone, until=ago(10))})), Wait)
+
+
 def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:
     """The provider's listing lags behind its creates."""
     fresh = spawning("gpu-1", stage_since=ago(5))

@@ -1,4 +1,4 @@
-"""`./run soak crash`: a kill at every call of every process, before and after its effect; then cuts around COMMIT."""
+"""`./run soak crash`: kills at every call of every process, before and after; cuts around COMMIT and of migrations."""
 
 import asyncio
 import sys
@@ -14,12 +14,14 @@ from orchestrator.migrate import migrate
 from tests.conformance.builders import START
 from tests.crash.cuts import cut_often
 from tests.crash.points import killed_at, walk
+from tests.crash.upgrades import cut_migrations
 
 
 @click.command()
 @click.option("--cuts", default=1_000, show_default=True, help="Before COMMIT, and as many after it.")
 @click.option("--kills/--no-kills", default=True, help="Whether processes are killed at all of their calls.")
-def main(cuts: int, kills: bool) -> None:
+@click.option("--upgrades/--no-upgrades", default=True, help="Whether every migration is cut at all of its messages.")
+def main(cuts: int, kills: bool, upgrades: bool) -> None:
     """The coverage by operation, and exit 1 if something broke."""
     if kills and not _kill_everywhere():
         sys.exit(1)
@@ -27,6 +29,11 @@ def main(cuts: int, kills: bool) -> None:
     for name, number in asyncio.run(_cut(cuts)).items():
         sys.stdout.write(f"{name:<12} {number:>4} cuts around COMMIT resolved right\n")
     sys.stdout.write(f"{cuts} cuts before and {cuts} after COMMIT in {time.monotonic() - began:.0f} s\n")
+    if upgrades:
+        began, made = time.monotonic(), asyncio.run(cut_migrations())
+        sys.stdout.write(
+            f"{made} cuts of migrations, each finished by the next one, in {time.monotonic() - began:.0f} s\n"
+        )
 
 
 def _kill_everywhere() -> bool:

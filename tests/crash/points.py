@@ -12,9 +12,10 @@ import re
 import uuid
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.core.model import Policy
 from tests.sim.clock import Killed, SimLoop
 from tests.sim.provider import FLEET
 from tests.sim.world import Outcome, World
@@ -124,6 +125,42 @@ def killed_at(point: Point, *, after: bool) -> str | None:
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         gc.collect()  # what the killed left open is closed here and now: later it would be in somebody else's way
     return violation
+
+
+class Terminated(World):
+    """A quiet world whose orchestrator is told to end while it writes its first decision."""
+
+    def __init__(self) -> None:
+        super().__init__(SEED)
+        self.faults.active = False
+        self.told_s: float | None = None
+
+    def _policy(self) -> Policy:
+        policy = super()._policy()
+        return replace(policy, pools=(replace(policy.pools[0], max_active=2, tasks_per_gpu=1),), hourly_budget_usd=None)
+
+    async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
+        """The call; with the first decision on its way, SIGTERM comes."""
+        if self.told_s is None and _name(act).startswith("fleet_record_decision"):
+            self.told_s = self.kernel.now
+            self.replicas[0].terminate()
+        return await super().carry(loop, link, act, timeout_s=timeout_s)
+
+
+def spawned_at_sigterm() -> tuple[int, float]:
+    """How many workers a process intends that is told to end while it decides on two, and how long its end took."""
+    world = Terminated()
+
+    def story(_: World) -> None:
+        world.start_replica(0)
+        ids = (str(uuid.UUID(int=number)) for number in range(1, 5))
+        tasks = [{"id": one, "task_type": "t", "params": {"kind": "ok", "work_s": WORK_S}} for one in ids]
+        world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
+        world.kernel.run(lambda: world.replicas[0].ended, LIMIT_S)
+
+    world.run(story)
+    assert world.told_s is not None
+    return len(world.db.workers), world.kernel.now - world.told_s
 
 
 def _is_over(world: World) -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.crash.points import Point, killed_at, walk
+from tests.crash.points import Point, killed_at, spawned_at_sigterm, walk
 
 OPERATIONS = {"tick", "spawn", "climb", "ship", "flush", "delete", "claim", "heartbeat", "complete", "fail"}
 
@@ -25,3 +25,10 @@ def test_a_kill_at_every_kind_of_call_is_put_right() -> None:
     ]
     sys.stdout.write(f"{len(chosen)} kinds of {len(points)} points, {2 * len(chosen)} kills\n")
     assert not broken
+
+
+def test_a_process_told_to_end_finishes_the_writes_of_its_tick() -> None:
+    """SIGTERM while it decides on two workers: both intents are written, the lease is given back, within 1 s."""
+    spawned, took_s = spawned_at_sigterm()
+    assert spawned == 2
+    assert took_s < 1

@@ -1,6 +1,7 @@
 """Log bytes end to end: without a gap, never twice, and what is lost is declared."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -177,6 +178,16 @@ async def test_what_went_with_its_host_is_declared_with_its_size(hauling: Haulin
     assert "1700 bytes" in known["reason"]
     assert [(r["first"], r["last"]) for r in await hauling.pieces("handler")] == [(0, 40), (40, None)]
     assert [(r["first"], r["last"]) for r in await hauling.pieces("system")] == [(0, None)]
+
+
+async def test_a_launch_that_ended_before_anything_of_it_was_shipped_is_declared_too(hauling: Hauling) -> None:
+    """Its row remembers it: neither the ledger nor a heartbeat has ever named it."""
+    hauling.worker = replace(hauling.worker, metadata={"launches": ["an-earlier-launch"]})
+    await hauling.sshd.stop()
+    await hauling.shipper().finish(hauling.rig.term, hauling.worker, reachable=False)
+    for stream in STREAMS:
+        (lost,) = await hauling.pieces(stream, "an-earlier-launch")
+        assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, None, True)
 
 
 async def test_a_piece_that_had_arrived_before_the_host_was_lost_is_not_lost(hauling: Hauling) -> None:

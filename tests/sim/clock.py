@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Self
 
@@ -50,10 +50,13 @@ class Kernel:
         self._runnable: deque[SimLoop] = deque()
         self.ids = random.Random(f"ids of {seed}")
         self.steps = 0
+        self._read_s, self._moment = 0.0, EPOCH  # the clock was last read then, and showed that
 
     def moment(self) -> datetime:
         """The clock on every wall of the world."""
-        return EPOCH + timedelta(seconds=self.now)
+        if self._read_s != self.now:
+            self._read_s, self._moment = self.now, EPOCH + timedelta(seconds=self.now)
+        return self._moment
 
     def after(self, delay_s: float, event: Callable[[], None]) -> None:
         """Let something happen."""
@@ -120,6 +123,20 @@ class SimTask(asyncio.Task[Any]):
         return self is other
 
 
+class Due(asyncio.TimerHandle):
+    """A callback that is due, or will be: the quarter of asyncio's handle that a simulated process uses."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: "SimLoop", context: Context | None
+    ) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = context or copy_context()
+        self._cancelled = self._scheduled = False
+        self._source_traceback = self._repr = None
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """One process."""
 
@@ -177,9 +194,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Due(0.0, callback, args, self, context)
         self.ready.append(handle)
-        self.kernel.wants_to_run(self)
+        if not self.queued:
+            self.kernel.wants_to_run(self)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -192,7 +210,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = Due(when, callback, args, self, context)
 
         def due() -> None:
             if not self.dead and not handle.cancelled():
@@ -245,7 +263,7 @@ def virtual(kernel: Kernel) -> Iterator[None]:
     class Moment(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return kernel.moment().astimezone(tz)
+            return kernel.moment() if tz is UTC else kernel.moment().astimezone(tz)
 
     def uuid4() -> uuid.UUID:
         return uuid.UUID(int=kernel.ids.getrandbits(128), version=4)

@@ -23,6 +23,12 @@ OVERDUE_S = 120.0
 CALM_S = 20.0  # over the flush's own deadline
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
 SECRET = "SECRET"
+STAGES = {
+    "active": ("promoted",),
+    "idle": ("promoted",),
+    "terminating": ("draining", "flushing", "deleting"),
+    "terminated": ("gone",),
+}
 PLANNED = ("idle_timeout", "scale_down")
 
 
@@ -33,6 +39,7 @@ class Laws:
         self._world = world
         self.claims: dict[tuple[str, int], tuple[Agent, float]] = {}
         self.completed: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
         self._made: Counter[str] = Counter()
         self._within_s = 0.0  # when there were last no more workers than allowed
 
@@ -57,6 +64,8 @@ class Laws:
             for name in ("waiting_on", "deadline_at", "next_attempt_at"):
                 if new[name] is None:
                     self.broken("I7", f"{new['id']} is {new['status']} with no {name}")
+        if new["stage"] not in STAGES.get(new["status"], (new["stage"],)):
+            self.broken("I7", f"{new['id']} is {new['status']} and at {new['stage']}")
         if old is None:
             return
         if new["pod_id"] is not None and new["pod_id"] != old["pod_id"]:
@@ -142,6 +151,13 @@ class Laws:
 
     def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
         """A transaction is done."""
+        term, leads = args.get("p_term"), self._world.db.leases.get(FLEET, {}).get("term")
+        if term is not None and function != "fleet_resign" and term != leads:
+            self.broken("fence", f"{function} was carried out for term {term}, and {leads} leads")
+        if function == "worker_complete" and answer["outcome"] == "ok":
+            self._accepted[args["p_task_id"]] += 1
+            if self._accepted[args["p_task_id"]] > 1:
+                self.broken("I3", f"a second completion of task {args['p_task_id']} was accepted")
         if function == "fleet_log_lost":
             self._given_up(self._world.db.workers[args["p_worker_id"]])
         if function == "fleet_log_begin":

@@ -34,11 +34,11 @@ class Story:
         world.start_replica(0)
         world.start_replica(1)
         world.kernel.after(1.0, self._look)
-        for _ in range(dice.randint(1, 4)):
-            self._kernel.after(dice.uniform(0, 240), self._submit)
+        for _ in range(dice.randint(2, 5)):
+            self._kernel.after(dice.uniform(0, 300), self._submit)
         self._submit()
-        ends_s = dice.uniform(350, 800)
-        self._kernel.after(dice.expovariate(1 / 8), self._mischief)
+        ends_s = dice.uniform(300, 600)
+        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
         self._kernel.run(lambda: bool(world.violations), ends_s)
         self._heal()
@@ -69,7 +69,7 @@ class Story:
         dice = self._faults.dice
         tasks: list[dict[str, Any]] = []
         for index in range(dice.randint(1, 8)):
-            params = {"kind": dice.choice(KINDS), "work_s": dice.choice((2, 10, 30, 60))}
+            params = {"kind": dice.choice(KINDS), "work_s": dice.choice((2, 5, 10, 20, 45))}
             task: dict[str, Any] = {
                 "id": str(uuid.UUID(int=self._ids.getrandbits(128), version=4)),
                 "task_type": "t",
@@ -109,8 +109,10 @@ class Story:
             (4, self._operator),
         )
         dice = self._faults.dice
-        dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
-        self._kernel.after(dice.expovariate(1 / 10), self._mischief)
+        weights = [weight * self._faults.often(act.__name__) for weight, act in acts]
+        if any(weights):
+            dice.choices([act for _, act in acts], weights)[0]()
+        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
 
     def _note(self, name: str) -> None:
         self._faults.note(name, LASTS_S)

@@ -10,12 +10,13 @@ import pytest
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from tests.sim.drift import drift
-from tests.sim.mutants import MUTANTS, ROOT
+from tests.sim.mutants import MUTANTS, ROOT, tried
 
 LOTS, SEEDS = 5, 100  # of them in each
 FAULTS = 10_000  # in each
 DEADLINE_S = 240.0
 STEPS = 5_000
+QUICK = ("no intent row before the create call", "ownership is a prefix of the name", "a piece is put before its row")
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +48,13 @@ async def test_the_model_of_the_sql_functions_has_not_drifted(real: PostgresDb) 
     assert calls.total() >= STEPS
     refused = {name.split()[1] for name in calls}
     assert refused >= {"ok", "NotLeader", "LostRace", "OverBudget", "UnknownWorker", "BadArgument"}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    """Three of those that `./run mutants` tries, so that the test run itself shows that it bites."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    assert tried(mutant, seeds=3).seeds is not None
 
 
 def test_every_mutant_still_finds_its_text() -> None:

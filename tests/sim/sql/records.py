@@ -67,7 +67,6 @@ class Records(Database):
 
     def fleet_note_offer(self, p_fleet: str, p_term: int, p_key: str, p_refused: bool, p_code: str | None) -> Json:
         self._check_term(p_fleet, p_term, "fleet_note_offer")
-        first = (p_fleet, p_key) not in self.offers
         fresh = {"key": p_key, "refusals": 0, "probe_budget": None, "cooldown_until": None}
         fresh |= dict.fromkeys(("last_refusal", "last_code", "last_success"))
         offer = self.offers.setdefault((p_fleet, p_key), fresh)
@@ -78,7 +77,7 @@ class Records(Database):
         else:
             budget = offer["probe_budget"]
             offer |= {"refusals": 0, "cooldown_until": None, "last_success": self.now}
-            offer["probe_budget"] = None if first else 1024 if budget is None else min(budget * 2, 1024)
+            offer["probe_budget"] = None if budget is None else min(budget * 2, 1024)
         return {}
 
     def fleet_strike(
