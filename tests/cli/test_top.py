@@ -1,14 +1,16 @@
 """`top`, driven as a person drives it, on a real database."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from orchestrator.core.states import State
 from orchestrator.top import Told, Top
-from tests.cli.builders import Cli, Fleet
+from tests.cli.builders import Cli, Fleet, run
 from tests.core.build import policy
 
 WAIT_S = 10.0
@@ -71,3 +73,27 @@ async def test_completion_is_a_script_for_each_shell(cli: Cli) -> None:
         ran = await cli("completion", shell, DATABASE_URL=None)
         assert ran.code == 0, ran.err
         assert "_ORCHESTRATOR_COMPLETE" in ran.out
+
+
+async def test_l_shows_what_the_worker_left_in_the_database(
+    fleet: Fleet, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `logs` itself, which says which place it used."""
+    for name in ("DATABASE_URL", "FLEET_ID"):
+        monkeypatch.setenv(name, str(cli.environment[name]))
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    app = Top(fleet.store, POLICY, every_s=0.2)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await until(pilot, lambda: app.query_one(DataTable).row_count == 1)
+        await pilot.press("l")
+        await until(pilot, lambda: isinstance(app.screen, Told) and "from the database" in said(app, "#told"))
+        assert worker_id in said(app, "#told")
+
+
+async def test_without_textual_top_says_what_to_install() -> None:
+    """The extra is named, and what does without it."""
+    absent = "import sys; sys.modules['textual'] = None; from orchestrator.cli import main; main(['top'])"
+    ran = await run(sys.executable, "-c", absent)
+    assert ran.code == 4
+    assert "textual, which is not installed" in ran.err
+    assert "gpu-orchestrator[top]" in ran.err
