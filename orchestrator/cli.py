@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Workers": {
         "list": ("orchestrator.cli_fleet:list_workers", "The workers, one line each."),
+        "top": ("orchestrator.cli_top:top", "The queue, the workers, cost and decisions, live on the whole screen."),
         "status": ("orchestrator.cli_fleet:status", "Everything known about one worker."),
         "logs": ("orchestrator.cli_logs:logs", "A worker's logs, from S3; also after its end."),
         "shutdown": (
@@ -71,6 +72,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("orchestrator.cli_doctor:doctor", "Check every part: settings, database, RunPod, SSH, S3, clock."),
         "migrate": ("orchestrator.cli_loop:migrate", "Bring the database's schema up to this version."),
         "demo": ("orchestrator.cli_loop:demo", "The whole thing on this machine, with an emulated RunPod."),
+        "completion": ("orchestrator.cli_completion:completion", "The script that completes commands in your shell."),
     },
 }
 
@@ -79,6 +81,7 @@ EXAMPLES = (
     ("python -m orchestrator migrate", "prepare the database in DATABASE_URL"),
     ("python -m orchestrator run", "the daemon"),
     ("python -m orchestrator list --watch", "the workers, as they change"),
+    ("python -m orchestrator top", "queue, workers and cost, live"),
     ("python -m orchestrator explain <worker>", "why a worker is where it is"),
     ("python -m orchestrator explain scaling", "why there are as many as there are"),
     ("python -m orchestrator logs <worker> -f", "what it says"),

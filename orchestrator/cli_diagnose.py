@@ -18,7 +18,7 @@ from orchestrator.cli_tables import facts, table
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.environment import NEVER
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, Failure
-from orchestrator.redaction import Redactor, redact
+from orchestrator.redaction import PRIVATE_KEYS, Redactor, redact
 
 SAVED = "diagnostic_report_*.json"
 LAST = "last"
@@ -145,7 +145,8 @@ def _save(report: Mapping[str, Any], *, sensitive: bool) -> Path:
     from orchestrator.settings import as_given
 
     path = Path.cwd() / f"diagnostic_report_{utcnow():%Y%m%d_%H%M%S}.json"
-    cleaned = Redactor(as_given().get(name, "") for name in NEVER).redact(report) if sensitive else redact(report)
+    keys = Redactor((as_given().get(name, "") for name in NEVER), PRIVATE_KEYS)
+    cleaned = keys.redact(report) if sensitive else redact(report)
     text = json.dumps({"schema_version": SCHEMA_VERSION, **cleaned}, default=str, ensure_ascii=False, indent=2)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o600)

@@ -44,12 +44,14 @@ SHAPES = tuple(
         ("sb_secret_", r"\bsb_secret_[\w-]{16,}", HIDDEN),
     )
 )
+PRIVATE_KEYS = SHAPES[:1]  # what stays hidden even where an operator asks for secrets
 
 
 class Redactor:
     """Hides secrets in text and in whatever is made of lists, mappings and text."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, secrets: Iterable[str] = (), shapes: tuple[Any, ...] = SHAPES) -> None:
+        self._shapes = shapes
         self._secrets: frozenset[str] = frozenset()
         self._needles: tuple[str, ...] = ()
         self.hide(secrets)
@@ -88,7 +90,7 @@ class Redactor:
         for needle in self._needles:
             if needle in text:
                 text = text.replace(needle, HIDDEN)
-        for marker, shape, stays in SHAPES if by_shape else ():
+        for marker, shape, stays in self._shapes if by_shape else ():
             if marker in text:
                 text = shape.sub(stays, text)
         return text

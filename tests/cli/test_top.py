@@ -1,0 +1,99 @@
+"""`top`, driven as a person drives it, on a real database."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+from orchestrator.core.states import State
+from orchestrator.top import Told, Top
+from tests.cli.builders import Cli, Fleet, run
+from tests.core.build import policy
+
+WAIT_S = 10.0
+POLICY = policy()
+
+
+async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
+    """Let the screen go on until this holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not true():
+            await pilot.pause(0.05)
+
+
+def said(app: Top, where: str) -> str:
+    """The text of one part of the screen."""
+    return str(app.screen.query_one(where, Static).render())
+
+
+async def test_the_screen_shows_the_fleet_and_explains_a_worker(fleet: Fleet) -> None:
+    """Queue, cost and workers; enter explains the one under the cursor, escape goes back, q quits."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    app = Top(fleet.store, POLICY, every_s=0.2)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await until(pilot, lambda: app.query_one(DataTable).row_count == 1)
+        assert "0 claimable" in said(app, "#queue")
+        assert "$0.44/h" in said(app, "#queue")
+        assert "leader the test" in said(app, "#age")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, Told) and "WAITING ON" in said(app, "#told"))
+        assert worker_id in said(app, "#told")
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, Told))
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_the_screen_survives_a_database_that_is_gone(fleet: Fleet) -> None:
+    """What was seen stays, and its age is said."""
+    await fleet.worker()
+    app = Top(fleet.store, POLICY, every_s=0.2)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.query_one(DataTable).row_count == 1)
+        await fleet.db.close()
+        await until(pilot, lambda: "the database does not answer" in said(app, "#age"))
+        assert said(app, "#age").startswith("seen ")
+        assert app.query_one(DataTable).row_count == 1
+
+
+async def test_top_without_a_terminal_names_what_to_type(cli: Cli) -> None:
+    """Off a terminal it is three lines, not a broken screen."""
+    ran = await cli("top")
+    assert ran.code == 2
+    assert "top needs a terminal" in ran.err
+    assert "fix: python -m orchestrator list" in ran.err
+
+
+async def test_completion_is_a_script_for_each_shell(cli: Cli) -> None:
+    """Printed without a database, and it knows the program's name."""
+    for shell in ("bash", "zsh", "fish"):
+        ran = await cli("completion", shell, DATABASE_URL=None)
+        assert ran.code == 0, ran.err
+        assert "_ORCHESTRATOR_COMPLETE" in ran.out
+
+
+async def test_l_shows_what_the_worker_left_in_the_database(
+    fleet: Fleet, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `logs` itself, which says which place it used."""
+    for name in ("DATABASE_URL", "FLEET_ID"):
+        monkeypatch.setenv(name, str(cli.environment[name]))
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    app = Top(fleet.store, POLICY, every_s=0.2)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await until(pilot, lambda: app.query_one(DataTable).row_count == 1)
+        await pilot.press("l")
+        await until(pilot, lambda: isinstance(app.screen, Told) and "from the database" in said(app, "#told"))
+        assert worker_id in said(app, "#told")
+
+
+async def test_without_textual_top_says_what_to_install() -> None:
+    """The extra is named, and what does without it."""
+    absent = "import sys; sys.modules['textual'] = None; from orchestrator.cli import main; main(['top'])"
+    ran = await run(sys.executable, "-c", absent)
+    assert ran.code == 4
+    assert "textual, which is not installed" in ran.err
+    assert "gpu-orchestrator[top]" in ran.err
