@@ -30,6 +30,7 @@ async def past(fleet: Fleet, hand: AsyncConnection[DictRow]) -> Agent:
     row = await (await hand.execute("select now() - interval '30 minutes' as at")).fetchone()
     assert row is not None
     fleet.now = row["at"]
+    fleet.term = (await fleet.lead())["term"]  # the views go by the real clock: the lease must not be over by it
     broken = await fleet.spawn()
     attempt = await fleet.fleet("attempt_open", p_worker_id=broken, p_stage=Stage.SSH_AUTH)
     evidence = {"error": "Permission denied", "cause": "pair_mismatch"}

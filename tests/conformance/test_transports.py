@@ -317,7 +317,7 @@ async def test_a_project_that_never_was_is_unavailable() -> None:
 async def test_what_changes_is_told_by_polling_too(db: Db, fleet: Fleet) -> None:
     """A spawn, an agent's first sign of life, a promotion, a request to end, tasks, a lease given back."""
     fleet.now = datetime.now(UTC)  # whether a lease is over, the poll tells by the database's clock
-    await fleet.lead()
+    fleet.term = (await fleet.lead())["term"]
     ear = Ear(db)
     await ear.until(("connected", ""))
     agent = await fleet.agent()
