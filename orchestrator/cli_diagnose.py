@@ -50,13 +50,13 @@ async def diagnose(
     if output.json:
         output.document(**report)
     else:
-        output.show(*shown(report))
+        output.show(*shown(report, narrow=output.narrow))
     if saved:
         output.say(f"saved: {saved}")
     return 0 if report["healthy"] else 1
 
 
-def shown(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:
     """The report for a person."""
     yield verdict(report)
     yield from advised(report)
@@ -66,16 +66,23 @@ def shown(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield facts({name: one_line(value) for name, value in told.items()} or {"": "nothing has changed"})
     yield Text("\nEvidence", style="bold")
     yield facts(dict(_evidence(report)))
-    rows = table("worker", "state", "stage", "SSH", "logs in S3", "waiting on / note")
+    if narrow:
+        rows = table("worker\nstate, stage, logs in S3", "SSH\nwaiting on / note")
+    else:
+        rows = table("worker", "state", "stage", "SSH", "logs in S3", "waiting on / note")
     for name, one in sorted(report["workers"].items()):
         if "error" in one:
-            rows.add_row(name, "–", "–", "–", "–", plain(one["error"]))
+            cells = (name, plain(one["error"])) if narrow else (name, "–", "–", "–", "–", plain(one["error"]))
+            rows.add_row(*cells)
             continue
         row, ssh, told = one["database_record"], one["ssh_analysis"], one["explanation"]
         logs = "yes" if one["log_analysis"].get("s3_logs_available") else "no"
         waits = f"{told['who']}: {told['what']}"
-        state = cli_tables.state(row["status"])
-        rows.add_row(name, state, row["stage"], one_line(ssh["connection_status"], 60), logs, one_line(waits, 120))
+        reached, waits = one_line(ssh["connection_status"], 60), one_line(waits, 120)
+        if narrow:
+            rows.add_row(f"{name}\n{row['status']}, {row['stage']}, {logs}", f"{reached}\n{waits}")
+        else:
+            rows.add_row(name, cli_tables.state(row["status"]), row["stage"], reached, logs, waits)
     if rows.row_count:
         yield rows
 

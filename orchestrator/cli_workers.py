@@ -60,12 +60,13 @@ def note(row: Mapping[str, Any], now: datetime) -> str:
     parts = list(flags(row, now))
     if row["status"] in {State.SPAWNING, State.TERMINATING}:
         parts.append(f"{row['stage']} {span(ago(row.get('stage_since'), now))}")
-    if waiting := waits_for(row):
+    running = row.get("tasks_running")
+    if (waiting := waits_for(row)) and not (running and waiting == "tasks"):
         parts.append(f"waits for {waiting}")
     if row.get("drain_requested_at") and row["status"] != State.TERMINATING:
         parts.append("asked to end")
-    if running := row.get("tasks_running"):
-        parts.append(f"{running} task{'s' if running > 1 else ''}")
+    if running:
+        parts.append(f"works on {running} task{'s' if running > 1 else ''}")
     return one_line("; ".join(parts))
 
 

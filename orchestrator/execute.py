@@ -64,12 +64,15 @@ class Executor:
         self._teardown = Teardown(acts, cloud, look=look, finish_logs=finish_logs, policy=policy)
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
+        self._reaped: dict[str, float] = {}  # pod id -> until when a list may still show it, on the loop's clock
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
 
     @property
     def in_flight(self) -> frozenset[str]:
-        """Worker and pod ids on which an action is under way."""
-        return frozenset(self._running)
+        """Worker and pod ids on which an action is under way, or was taken just now and cannot show yet."""
+        now_s = asyncio.get_running_loop().time()
+        self._reaped = {pod_id: until_s for pod_id, until_s in self._reaped.items() if until_s > now_s}
+        return frozenset(self._running) | frozenset(self._reaped)
 
     @property
     def climbing(self) -> frozenset[str]:
@@ -176,6 +179,7 @@ class Executor:
                 await self._hang_up(action.worker_id)
             case act.Reap():
                 deleted = await self._cloud.delete_pod(action.pod_id)
+                self._reaped[action.pod_id] = asyncio.get_running_loop().time() + self._policy.delete_retry_s
                 log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
             case _:
                 assert_never(action)
