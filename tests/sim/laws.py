@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAK_S = 120.0  # I1, without any other fault meanwhile
 STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
-RACE_S = 8.0  # decisions made before a refusal was written down
+RACE_S = 20.0  # decisions made before a refusal was written down, and writes that were late on the wire
 OVERDUE_S = 120.0
 CALM_S = 20.0  # over the flush's own deadline
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
