@@ -140,7 +140,7 @@ LOST: dict[str, tuple[Mangle, str]] = {
     "all masked": (lambda _: "*******", "masked"),
     "shortened by a display": (lambda pem: f"{pem[:80]}…", "masked or shortened"),
     "a path": (lambda _: "~/.ssh/id_ed25519", "path"),
-    "a path with dots": (lambda _: "/root/.ssh/id_rsa.pem", "path"),
+    "a path with dots": (lambda _: "/home/somebody/.ssh/id_rsa.pem", "path"),
     "a command that no shell ran": (lambda _: "$(cat ~/.ssh/id_ed25519)", "shell expression"),
     "a variable that no shell read": (lambda _: "${SSH_KEY}", "shell expression"),
     "a public key": (lambda _: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIC user@host", "public key"),
