@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-import shutil
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,8 +39,7 @@ asyncio.run(main())
 @pytest.fixture
 async def frozen_soon() -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
     """An SSH server's port, and its process."""
-    python = shutil.which("python") or "python3"
-    process = await asyncio.create_subprocess_exec(python, "-c", SERVER, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     port = int(await asyncio.wait_for(process.stdout.readline(), 20))
     yield port, process

@@ -248,6 +248,7 @@ class World:
         before = requests.request
         structlog.configure(processors=[self._heard], cache_logger_on_first_use=False)
         jobs = logging.getLogger("apscheduler")
+        jobs_before = (jobs.propagate, jobs.handlers)
         jobs.propagate, jobs.handlers = False, [_Crashes(self)]
         try:
             with virtual(self.kernel):
@@ -255,7 +256,7 @@ class World:
                 story(self)
         finally:
             requests.request = before
-            jobs.handlers = [logging.NullHandler()]
+            jobs.propagate, jobs.handlers = jobs_before
             self.kernel.clear()
             structlog.reset_defaults()
         violation = self.violations[0] if self.violations else None
