@@ -82,11 +82,13 @@ class Shipper:
     async def finish(self, term: int, worker: Worker, reachable: bool) -> None:
         """Stop the agent and ship everything, or declare the rest lost; raises Unavailable while neither is done."""
         async with self._gate(worker.id):
-            if reachable:
-                await self._drain(term, worker)
-            else:
-                await self._declare(term, worker)
-            self._ledgers.pop(worker.id, None)
+            try:
+                if reachable:
+                    await self._drain(term, worker)
+                else:
+                    await self._declare(term, worker)
+            finally:  # done, or cut off in the middle: then how far it got stands in the database alone
+                self._ledgers.pop(worker.id, None)
 
     def _gate(self, worker_id: str) -> asyncio.Lock:
         return self._gates.setdefault(worker_id, asyncio.Lock())
