@@ -256,8 +256,8 @@ class World:
                 story(self)
         finally:
             requests.request = before
-            jobs.propagate, jobs.handlers = jobs_before
             self.kernel.clear()
+            jobs.propagate, jobs.handlers = jobs_before
             structlog.reset_defaults()
         violation = self.violations[0] if self.violations else None
         return Outcome(
