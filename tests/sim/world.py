@@ -248,7 +248,6 @@ class World:
         before = requests.request
         structlog.configure(processors=[self._heard], cache_logger_on_first_use=False)
         jobs = logging.getLogger("apscheduler")
-        jobs_before = (jobs.propagate, jobs.handlers)
         jobs.propagate, jobs.handlers = False, [_Crashes(self)]
         try:
             with virtual(self.kernel):
@@ -256,8 +255,8 @@ class World:
                 story(self)
         finally:
             requests.request = before
+            jobs.handlers = [logging.NullHandler()]  # what is collected later still speaks
             self.kernel.clear()
-            jobs.propagate, jobs.handlers = jobs_before
             structlog.reset_defaults()
         violation = self.violations[0] if self.violations else None
         return Outcome(
