@@ -741,7 +741,7 @@ begin
               from public.tasks t group by t.pool
         ),
         attempts as (
-            select a.* from public.worker_attempts a join mine w on w.id = a.worker_id
+            select a.*, w.pool from public.worker_attempts a join mine w on w.id = a.worker_id
              where a.ended_at > v_day and a.outcome in ('failed', 'timeout', 'lost')
         ),
         failed as (
@@ -776,10 +776,13 @@ begin
                   from (select * from mine w order by w.created_at desc, w.id limit c_rows) w), '[]'),
             'failed_climbs', coalesce((
                 select jsonb_agg(to_jsonb(f) order by f.n desc, f.code)
-                  from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage,
+                  from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool,
                                upper(a.evidence ->> 'cause') as cause, count(*) as n, count(distinct a.worker_id) as workers,
-                               max(a.ended_at) as last_at
-                          from attempts a group by 1, 2, 3) f), '[]'),
+                               max(a.ended_at) as last_at,
+                               (select max(o.ended_at) from public.worker_attempts o join mine w on w.id = o.worker_id
+                                 where w.pool = a.pool and o.stage = a.stage and o.outcome = 'ok'
+                                   and o.ended_at > v_day) as ok_at
+                          from attempts a group by 1, 2, 3, 4) f), '[]'),
             'failed_tasks', coalesce((
                 select jsonb_agg(to_jsonb(f) order by f.n desc, f.task_type)
                   from (select f.task_type, f.failure_code as code, count(*) as n, max(f.updated_at) as last_at,

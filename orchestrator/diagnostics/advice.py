@@ -4,7 +4,7 @@ A fact that could not be had ({"error": …}) gives no advice beyond the one abo
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,6 +22,7 @@ DEAR_USD = 1.0  # below it nothing is an anomaly
 LAZY_SHARE = 0.1  # of a worker's money that bought work …
 LAZY_USD = 1.0  # … once it has cost this much
 DATABASE = 'psql "$DATABASE_URL" -c "select 1"'
+MENDED = "none needed; python -m orchestrator list --all shows which workers it was"
 SSH_CODES = ("TCP_REFUSED", "TCP_TIMEOUT", "NOT_SSH", "SSH_DETAILS_MISSING", "HOST_KEY_CHANGED")
 
 
@@ -152,24 +153,43 @@ def _silent(report: Report) -> Iterator[Recommendation]:
 
 
 def _ssh(report: Report) -> Iterator[Recommendation]:
+    """What pods refuse, and what does not answer; urgent only until the same pool has got through again."""
     refused = [n for n, w in _workers(report) if "Authentication failed" in w["ssh_analysis"]["connection_status"]]
-    state = _known(report, "database_state") or {"failed_climbs": ()}
-    climbs = [climb for climb in state["failed_climbs"] if climb["code"] == "AUTH_FAILED"]
-    if refused or climbs:
-        subcause = next((climb["cause"] for climb in climbs if climb["cause"]), None)
+    failed = (_known(report, "database_state") or {"failed_climbs": ()})["failed_climbs"]
+    denied = [climb for climb in failed if climb["code"] == "AUTH_FAILED"]
+    if standing := [climb for climb in denied if not _mended(climb)] or refused:
+        subcause = next((climb["cause"] for climb in denied if climb in standing and climb["cause"]), None)
         cause = causes.of("AUTH_FAILED", subcause)
-        detail = f"{sum(c['n'] for c in climbs)} attempt(s) within a day" + (
-            f"; now: {', '.join(refused)}" if refused else ""
-        )
-        means = cause.means if cause else ""
-        action = cause.fix if cause else "python -m orchestrator doctor"
+        detail = _attempts(denied, report) + (f"; now: {', '.join(refused)}" if refused else "")
+        means, action = (cause.means, cause.fix) if cause else ("", "python -m orchestrator doctor")
         yield Recommendation(HIGH, "SSH", f"SSH authentication fails: {means}", action, detail)
-    unreachable = [climb for climb in state["failed_climbs"] if climb["code"] in SSH_CODES]
-    if unreachable:
-        codes = ", ".join(sorted({climb["code"] for climb in unreachable}))
+    elif denied:
+        issue = "SSH authentication failed within a day, and works again"
+        yield Recommendation(LOW, "SSH", issue, MENDED, _attempts(denied, report))
+    unreachable = [climb for climb in failed if climb["code"] in SSH_CODES]
+    codes = ", ".join(sorted({climb["code"] for climb in unreachable}))
+    if standing := [climb for climb in unreachable if not _mended(climb)]:
+        action = f"python -m orchestrator explain {standing[0]['code']}"
         issue = f"SSH connections failed within a day: {codes}"
-        detail = f"{sum(climb['n'] for climb in unreachable)} attempt(s)"
-        yield Recommendation(MEDIUM, "SSH", issue, f"python -m orchestrator explain {unreachable[0]['code']}", detail)
+        yield Recommendation(MEDIUM, "SSH", issue, action, _attempts(unreachable, report))
+    elif unreachable:
+        issue = f"SSH connections failed within a day, and work again: {codes}"
+        yield Recommendation(LOW, "SSH", issue, MENDED, _attempts(unreachable, report))
+
+
+def _mended(climb: Mapping[str, Any]) -> bool:
+    """Whether the same stage was climbed in the same pool after its last failure."""
+    return climb["ok_at"] is not None and datetime.fromisoformat(climb["ok_at"]) > datetime.fromisoformat(
+        climb["last_at"]
+    )
+
+
+def _attempts(climbs: Sequence[Mapping[str, Any]], report: Report) -> str:
+    if not climbs:
+        return "no attempt within a day"
+    last_s = min(_ago(climb["last_at"], report) for climb in climbs)
+    since = "; a later one succeeded" if all(map(_mended, climbs)) else ""
+    return f"{sum(climb['n'] for climb in climbs)} attempt(s) within a day, the last {last_s / 60:.0f} min ago{since}"
 
 
 def _tasks(report: Report) -> Iterator[Recommendation]:

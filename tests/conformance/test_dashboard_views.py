@@ -101,6 +101,19 @@ async def test_the_report_reads_and_changes_nothing(past: Agent, fleet: Fleet, h
     assert report["leader"]["holder"] == "us"
 
 
+async def test_the_report_says_when_a_failed_stage_has_worked_since(fleet: Fleet) -> None:
+    """In the same pool: what another pool's pods accept says nothing of this one's."""
+    for pool, outcome, code in (("a", "failed", "AUTH_FAILED"), ("b", "failed", "AUTH_FAILED"), ("b", "ok", None)):
+        worker = await fleet.spawn(pool=pool)
+        attempt = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.SSH_AUTH)
+        fleet.wait(10)
+        evidence = {"p_exception_type": None, "p_evidence": {}}
+        await fleet.fleet("attempt_close", p_id=attempt["id"], p_outcome=outcome, p_failure_code=code, **evidence)
+    climbs = {climb["pool"]: climb for climb in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_climbs"]}
+    assert climbs["a"]["ok_at"] is None
+    assert climbs["b"]["ok_at"] > climbs["b"]["last_at"]
+
+
 async def test_efficiency_is_throughput_use_depth_and_price(past: Agent, fleet: Fleet) -> None:
     """Of one window; a window that is none is refused."""
     since = fleet.now - timedelta(hours=1)
