@@ -1,5 +1,5 @@
 -- A failure of bring-up in the report says when the same stage was last climbed in the same pool (`ok_at`): what has worked
--- since is no longer urgent.
+-- since is no longer urgent. Of each pool it says when the next of the tasks is due that wait for their time.
 
 create or replace function public.fleet_report(p_fleet text, p_now timestamptz default null)
 returns jsonb language plpgsql volatile security definer set search_path = '' as $$
@@ -16,6 +16,8 @@ begin
                                       and coalesce(t.run_after <= v_now, true)) as claimable,
                    count(*) filter (where t.status = 'Queued' and t.blocked) as dependencies,
                    count(*) filter (where t.status = 'Queued' and not t.blocked and t.run_after > v_now) as scheduled,
+                   min(t.run_after) filter (where t.status = 'Queued' and not t.blocked
+                                              and t.run_after > v_now) as next_due_at,
                    count(*) filter (where t.status = 'In Progress') as running,
                    count(*) filter (where t.status = 'Complete'
                                       and t.generation_processed_at > v_now - interval '1 hour') as completed_1h,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from orchestrator import cli_tables
 from orchestrator.cli_gather import gathered
+from orchestrator.cli_patience import leave
 from orchestrator.cli_render import SCHEMA_VERSION, Output, json_option, numbers, one_line, plain, usd
 from orchestrator.cli_session import runs, utcnow
 from orchestrator.cli_tables import facts, table
@@ -53,7 +54,7 @@ async def diagnose(
         output.show(*shown(report, narrow=output.narrow))
     if saved:
         output.say(f"saved: {saved}")
-    return 0 if report["healthy"] else 1
+    return leave(0 if report["healthy"] else 1)
 
 
 def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.states import READY
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.collect import CONNECTED
 
@@ -133,12 +134,20 @@ def _stuck(report: Report) -> Iterator[Recommendation]:
         yield Recommendation(HIGH, "Workers", issue, fix, ", ".join(names))
 
 
+def _unseen(report: Report) -> Iterator[Recommendation]:
+    found = {name: worker["error"] for name, worker in sorted(report["workers"].items()) if "error" in worker}
+    if found and _known(report, "database_state"):
+        issue = f"Of {len(found)} worker(s) nothing is known"
+        detail = "; ".join(f"{name}: {why}" for name, why in found.items())
+        yield Recommendation(MEDIUM, "Workers", issue, f"python -m orchestrator diagnose {min(found)}", detail)
+
+
 def _silent(report: Report) -> Iterator[Recommendation]:
     for name, worker in _workers(report):
         row, ssh = worker["database_record"], worker["ssh_analysis"]
-        if row["status"] not in {"active", "idle"}:
+        if row["status"] not in READY:
             continue
-        heard_s = _ago(row["last_heartbeat"] or row["state_since"], report)
+        heard_s = _heard_s(worker, report)
         agent = (ssh["processes"] or {}).get("exit_class")
         if ssh["connection_status"] == CONNECTED and agent in {"ended", "killed"}:
             issue = f"Worker {name}: SSH works, but its process is not running ({agent})"
@@ -157,8 +166,9 @@ def _ssh(report: Report) -> Iterator[Recommendation]:
     refused = [n for n, w in _workers(report) if "Authentication failed" in w["ssh_analysis"]["connection_status"]]
     failed = (_known(report, "database_state") or {"failed_climbs": ()})["failed_climbs"]
     denied = [climb for climb in failed if climb["code"] == "AUTH_FAILED"]
-    if standing := [climb for climb in denied if not _mended(climb)] or refused:
-        subcause = next((climb["cause"] for climb in denied if climb in standing and climb["cause"]), None)
+    standing = [climb for climb in denied if not _mended(climb)]
+    if standing or refused:
+        subcause = next((climb["cause"] for climb in standing if climb["cause"]), None)
         cause = causes.of("AUTH_FAILED", subcause)
         detail = _attempts(denied, report) + (f"; now: {', '.join(refused)}" if refused else "")
         means, action = (cause.means, cause.fix) if cause else ("", "python -m orchestrator doctor")
@@ -166,6 +176,18 @@ def _ssh(report: Report) -> Iterator[Recommendation]:
     elif denied:
         issue = "SSH authentication failed within a day, and works again"
         yield Recommendation(LOW, "SSH", issue, MENDED, _attempts(denied, report))
+    mute = {
+        name: worker["ssh_analysis"]["connection_status"].removeprefix("❌ ")
+        for name, worker in _workers(report)
+        if worker["ssh_analysis"]["connection_status"].startswith("❌")
+        and name not in refused
+        and worker["database_record"]["status"] in READY
+        and _heard_s(worker, report) <= SILENT_S
+    }
+    if mute:
+        issue = f"{len(mute)} worker(s) work, but cannot be reached over SSH: their logs wait on their pods"
+        detail = "; ".join(f"{name}: {why}" for name, why in mute.items())
+        yield Recommendation(MEDIUM, "SSH", issue, f"python -m orchestrator explain {min(mute)}", detail)
     unreachable = [climb for climb in failed if climb["code"] in SSH_CODES]
     codes = ", ".join(sorted({climb["code"] for climb in unreachable}))
     if standing := [climb for climb in unreachable if not _mended(climb)]:
@@ -206,7 +228,7 @@ def _tasks(report: Report) -> Iterator[Recommendation]:
     pools = {pool["pool"] for pool in state["queue"] if pool["claimable"]}
     for name, worker in _workers(report):
         row = worker["database_record"]
-        free = row["status"] in {"active", "idle"} and not row["tasks_running"] and row["pool"] in pools
+        free = row["status"] in READY and not row["tasks_running"] and row["pool"] in pools
         if free and _ago(row["state_since"], report) > UNCLAIMED_S:
             issue = f"Worker {name} is {row['status']} but does not claim tasks"
             action = f"python -m orchestrator logs {name}"
@@ -311,6 +333,7 @@ RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (
     _stopped,
     _stuck,
     _silent,
+    _unseen,
     _ssh,
     _tasks,
     _stitch,
@@ -332,6 +355,12 @@ def _workers(report: Report) -> Iterator[tuple[str, Any]]:
     for name, worker in sorted(report["workers"].items()):
         if "error" not in worker:
             yield name, worker
+
+
+def _heard_s(worker: Mapping[str, Any], report: Report) -> float:
+    """How long ago a ready worker was last heard."""
+    row = worker["database_record"]
+    return _ago(row["last_heartbeat"] or row["state_since"], report)
 
 
 def _live(state: Report) -> int:

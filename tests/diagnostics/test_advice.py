@@ -140,6 +140,8 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "stuck by an operator's key": (setting("workers.gpu-1", worker(status="spawning", stage="ssh_auth", state_since=when(20), told={"who": "operator", "what": "the pod to accept our key", "code": "AUTH_FAILED", "subcause": "REFUSED"})), "HIGH", "Workers", "waiting on operator: the pod to accept our key (AUTH_FAILED/REFUSED)", "none needed", "gpu-1"),
     "process died": (setting("workers.gpu-1", worker(ssh=ENDED)), "HIGH", "Workers", "SSH works, but its process is not running (killed)", "terminate gpu-1", "logs"),
     "no heartbeat": (setting("workers.gpu-1", worker(last_heartbeat=when(700), ssh=MUTE)), "HIGH", "Workers", "no heartbeat for 12 minutes", "explain gpu-1", "no answer within 12 s"),
+    "SSH that does not answer": (setting("workers.gpu-1", worker(ssh=MUTE)), "MEDIUM", "SSH", "1 worker(s) work, but cannot be reached over SSH", "explain gpu-1", "gpu-1: no answer within 12 s"),
+    "a worker that could not be asked": (setting("workers.gpu-1", {"error": "not asked: the report's 27 s were over"}), "MEDIUM", "Workers", "Of 1 worker(s) nothing is known", "diagnose gpu-1", "gpu-1: not asked"),
     "SSH authentication now": (setting("workers.gpu-1", worker(ssh=REFUSED)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "now: gpu-1"),
     "SSH authentication before": (climbs("AUTH_FAILED", "PAIR_MISMATCH"), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
     "SSH unreachable": (climbs("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempt(s)"),
