@@ -1,6 +1,7 @@
 """`list` and `status`: the workers as the database knows them, and the provider's word on one of them."""
 
 import asyncio
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,6 +16,7 @@ from orchestrator.cli_render import Output, ago, clock, gpu_name, json_option, o
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli_workers import busy_share, flags, is_live, public, totals
 from orchestrator.core.states import READY, Stage
+from orchestrator.diagnostics import workers
 from orchestrator.ports import PortError, Unavailable
 
 if TYPE_CHECKING:
@@ -55,14 +57,16 @@ async def status(output: Output, worker: str) -> None:
     """Everything known about one worker, named by its id, the end of its id, or its pod's id. Exit 3 if unknown."""
     async with opened_store() as store:
         found = await find_worker(store, worker)
+        told = workers.explained(await store.explain(found["worker"]["id"]), settings_for("database").policy())
     row, now = found["worker"], utcnow()
     provider = await _provider(row.get("pod_id"))
     if output.json:
         history = {name: found.get(name, []) for name in ("events", "attempts", "tasks")}
         stages = [{"stage": name, "seconds": seconds, "tries": tries} for name, seconds, tries in _stages(found, now)]
-        output.document(worker=public(row, now), provider=provider, stages=stages, **history)
+        why = dataclasses.asdict(told)
+        output.document(worker=public(row, now), provider=provider, stages=stages, **history, explanation=why)
         return
-    output.show(cli_tables.facts(_facts(row, provider, found, now)))
+    output.show(cli_tables.facts(_facts(row, provider, found, now) | _why(told)))
     climbed = cli_tables.table("stage", "took", "tries")
     for name, seconds, tries in _stages(found, now):
         took = f"{seconds:.1f}s" if seconds < SHORT_S else span(seconds)
@@ -154,6 +158,13 @@ def _facts(
     shown["cost"] = _cost(row)
     shown["last failure"] = _last_failure(row, found)
     return shown
+
+
+def _why(told: workers.Explanation) -> dict[str, str]:
+    """What `explain` says of it, in short: the cause, what happens by itself, and what to do."""
+    code = f" ({workers.named(told.code, told.subcause)})" if told.code else ""
+    why = "; ".join(told.ended) or f"waiting on {told.who}: {told.what}{code}"
+    return {"why": one_line(why, 400), "then": told.then, "fix": told.fix}
 
 
 def _cost(row: Mapping[str, Any]) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.states import READY
+from orchestrator.core.states import READY, RUNGS, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.collect import CONNECTED
+from orchestrator.diagnostics.sentences import MORE
+from orchestrator.diagnostics.workers import named
 
 Report = Mapping[str, Any]
 HIGH, MEDIUM, LOW = "HIGH", "MEDIUM", "LOW"
@@ -22,7 +24,10 @@ DEAR = 2.0  # times a usual day
 DEAR_USD = 1.0  # below it nothing is an anomaly
 LAZY_SHARE = 0.1  # of a worker's money that bought work …
 LAZY_USD = 1.0  # … once it has cost this much
-DATABASE = 'psql "$DATABASE_URL" -c "select 1"'
+REACHED = {  # how to see for oneself, by the way that the settings choose
+    "DATABASE_URL": 'psql "$DATABASE_URL" -c "select 1"',
+    "SUPABASE_URL": 'curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: $SUPABASE_SERVICE_ROLE_KEY"; is the project paused?',
+}
 MENDED = "none needed; python -m orchestrator list --all shows which workers it was"
 SSH_CODES = ("TCP_REFUSED", "TCP_TIMEOUT", "NOT_SSH", "SSH_DETAILS_MISSING", "HOST_KEY_CHANGED")
 
@@ -80,7 +85,8 @@ def _keys(report: Report) -> Iterator[Recommendation]:
 def _database(report: Report) -> Iterator[Recommendation]:
     state = report["database_state"]
     if "error" in state:
-        yield Recommendation(HIGH, "Database", "The database is unreachable", DATABASE, state["error"])
+        action = REACHED[report["environment"]["database"]]
+        yield Recommendation(HIGH, "Database", "The database is unreachable", action, state["error"])
         return
     broken = {name: test["status"] for name, test in state["rpc_function_tests"].items() if test["status"] != "ok"}
     if "worker_claim" in broken:
@@ -117,21 +123,32 @@ def _stopped(report: Report) -> Iterator[Recommendation]:
 
 
 def _stuck(report: Report) -> Iterator[Recommendation]:
-    """Workers that stay where they are, by stage and by what they wait for."""
-    groups: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    """Workers that stay where they are, by stage and by what is in their way."""
+    groups: defaultdict[tuple[str, str, str | None], list[str]] = defaultdict(list)
     for name, worker in _workers(report):
         row, told = worker["database_record"], worker["explanation"]
-        here_s = _ago(row["state_since"], report)
-        code = f" ({told['code']}{'/' + told['subcause'] if told['subcause'] else ''})" if told["code"] else ""
-        if row["status"] == "spawning" and (here_s > SLOW_SPAWN_S or told["who"] == "operator"):
-            groups["spawning", row["stage"], f"waiting on {told['who']}: {told['what']}{code}", told["fix"]].append(
-                name
-            )
-        elif row["status"] == "terminating" and here_s > STUCK_S:
-            groups["terminating", row["stage"], f"waiting on {told['who']}: {told['what']}", told["fix"]].append(name)
-    for (state, stage, what, fix), names in sorted(groups.items()):
+        here_s, code = _ago(row["state_since"], report), told["code"]
+        spawning = row["status"] == State.SPAWNING
+        if spawning and (here_s > SLOW_SPAWN_S or (code and told["who"] == WaitingOn.OPERATOR)):
+            groups[row["status"], row["stage"], code and named(code, told["subcause"])].append(name)
+        elif row["status"] == State.TERMINATING and here_s > STUCK_S:
+            groups[row["status"], row["stage"], None].append(name)
+    for (state, stage, code), names in sorted(groups.items(), key=str):
+        told = report["workers"][names[0]]["explanation"]
+        what = f"waiting on {told['who']}: {told['what']}" + (f" ({code})" if code else "")
         issue = f"{len(names)} worker(s) stuck in {state}, stage {stage}: {what}"
-        yield Recommendation(HIGH, "Workers", issue, fix, ", ".join(names))
+        detail = f"{', '.join(names)}; by itself: {told['then']}"
+        yield Recommendation(HIGH, "Workers", issue, _unstick(stage, told, names), detail)
+
+
+def _unstick(stage: str, told: Mapping[str, Any], names: Sequence[str]) -> str:
+    """What to do about a stage that takes too long: what its deadline would say, or another pod."""
+    rung = RUNGS.get(Stage(stage))
+    late = causes.of(rung.overdue) if rung and told["who"] != WaitingOn.ORCHESTRATOR else None
+    fix = late.fix if late and not told["code"] else told["fix"]
+    if fix in (MORE, MORE.replace("<worker>", names[0])):  # nothing to set here: it is the provider's
+        return f"python -m orchestrator terminate {names[0]}, for another pod at once"
+    return fix.replace("<worker>", names[0])
 
 
 def _unseen(report: Report) -> Iterator[Recommendation]:

@@ -39,6 +39,7 @@ def worker(**row: Any) -> Facts:
         "last_heartbeat": when(5), "tasks_running": 1, "busy_share": 0.9, "cost_usd": 0.5, "pod_id": "pod-1",
     }  # fmt: skip
     explanation = {"who": "worker", "what": "to finish", "code": None, "subcause": None, "fix": "none needed"}
+    explanation |= {"then": "given up"}
     analysis = {"connection_status": "✅ Connected", "processes": {"exit_class": "running"}}
     return {"database_record": record | row, "explanation": explanation | told, "ssh_analysis": analysis | ssh}
 
@@ -108,6 +109,16 @@ def stuck(stage: str, **told: Any) -> Callable[[Facts], None]:
     return setting("workers.gpu-1", worker(status="spawning", stage=stage, state_since=when(301), told=told))
 
 
+UNSTUCK = {
+    "intent": "python -m orchestrator run",
+    "pod_running": "SPAWNING_TIMEOUT_SEC",
+    "ssh_details": "RUNPOD_CLOUD",
+    "ssh_auth": "RUNPOD_SSH_PUBLIC_KEY",
+    "exec": "WORKER_PYTHON",
+    "platform": "WORKER_PYTHON",
+    "process": "logs gpu-1",
+    "heartbeat": "WORKER_API_URL",
+}
 MISSING = {name: value for name, value in GIVEN.items() if name != "RUNPOD_SSH_PRIVATE_KEY"}
 BLOCKED = {
     "pool": "default",
@@ -128,7 +139,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "mangled public key": (key_trouble("bad_public_key"), "HIGH", "SSH", "RUNPOD_SSH_PUBLIC_KEY is mangled", "RUNPOD_SSH_PUBLIC_KEY", "as seen"),
     "keys of two kinds": (key_trouble("key_type_mix"), "HIGH", "SSH", "RSA and Ed25519", "RUNPOD_SSH", "as seen"),
     "wrong key pair": (key_trouble("pair_mismatch"), "HIGH", "SSH", "does not match", "RUNPOD_SSH", "as seen"),
-    "database unreachable": (setting("database_state", {"error": "Unavailable: no route"}), "HIGH", "Database", "The database is unreachable", "psql", "no route"),
+    "database unreachable": (setting("database_state", {"error": "Unavailable: no route"}), "HIGH", "Database", "The database is unreachable", 'curl -i "$SUPABASE_URL/rest/v1/"', "no route"),
     "claim function missing": (setting("database_state.rpc_function_tests.worker_claim", {"status": "missing"}), "HIGH", "Tasks", "worker_claim does not work", "migrate", "missing"),
     "claim function fails": (setting("database_state.rpc_function_tests.worker_claim", {"status": "fails", "probe": "permission denied"}), "HIGH", "Tasks", "worker_claim does not work", "migrate", "permission denied"),
     "an older schema": (setting("database_state.rpc_function_tests.fleet_lead", {"status": "missing"}), "HIGH", "Database", "lacks functions", "migrate", "fleet_lead"),
@@ -162,7 +173,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "MAX_ACTIVE_GPUS", "no ETA"),
     "a place that cannot be reached": (setting("network_tests.supabase", {"accessible": False, "url": "https://x", "error": "ConnectError"}), "LOW", "Network", "supabase cannot be reached", "curl -i https://x", "ConnectError"),
     "old code": (setting("deployment_verification.code_consistency", {"workers_with_other_code": ["gpu-1"]}), "LOW", "Deployment", "1 worker(s) run other code", "new workers", "gpu-1"),
-    **{f"stuck in {rung.stage}": (stuck(rung.stage), "HIGH", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", "explain gpu-1", "gpu-1") for rung in LADDER},
+    **{f"stuck in {rung.stage}": (stuck(rung.stage), "HIGH", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", UNSTUCK.get(rung.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for rung in LADDER},
 }  # fmt: skip
 
 
@@ -170,6 +181,14 @@ def test_nothing_is_said_of_a_fleet_that_is_well() -> None:
     """And it is healthy."""
     assert recommendations(facts()) == []
     assert is_healthy([])
+
+
+def test_a_worker_that_passes_through_is_not_stuck() -> None:
+    """Logging in, an operator is waited for; that is news only once something has failed."""
+    report = facts()
+    young = {"status": "spawning", "stage": "ssh_auth", "state_since": when(20)}
+    report["workers"]["gpu-1"] = worker(**young, told={"who": "operator"})
+    assert recommendations(report) == []
 
 
 @pytest.mark.parametrize("name", CASES)

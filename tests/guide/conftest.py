@@ -137,14 +137,14 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 @pytest.fixture
 async def guided(stack: Stack) -> AsyncIterator[Fleet]:
     """An empty fleet, and nobody who leads it."""
-    async with _fleet(stack) as fleet:
+    async with fleet_of(stack) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
 async def steady(stack: Stack) -> AsyncIterator[Fleet]:
     """A fleet that has done its work: an orchestrator, an idle worker with logs in S3, and PostgREST beside them."""
-    async with EmbeddedPostgrest(stack.database_url, secrets.token_hex(32)) as rest, _fleet(stack) as fleet:
+    async with EmbeddedPostgrest(stack.database_url, secrets.token_hex(32)) as rest, fleet_of(stack) as fleet:
         fleet.environment |= {"SUPABASE_URL": rest.project_url, "SUPABASE_SERVICE_ROLE_KEY": rest.secret_key}
         await fleet.orchestrator()
         await fleet.submit({"task_type": "work", "params": {"seconds": 0.1}})
@@ -156,7 +156,7 @@ async def steady(stack: Stack) -> AsyncIterator[Fleet]:
 
 
 @asynccontextmanager
-async def _fleet(stack: Stack) -> AsyncIterator[Fleet]:
+async def fleet_of(stack: Stack) -> AsyncIterator[Fleet]:
     fleet_id = f"guide-{uuid.uuid4().hex[:8]}"
     async with await stack.connect() as sql:
         fleet = Fleet(stack, sql, {**stack.environment, "FLEET_ID": fleet_id})
