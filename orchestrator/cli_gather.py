@@ -64,7 +64,7 @@ async def gathered(
         "deployment_verification": {},
     }
     if settings is not None:
-        with counting(output, "asking every part of the fleet", limits.whole_s) as told:
+        with counting(output, "asking every part of the fleet" if deep else None, limits.whole_s) as told:
             async with AsyncExitStack() as stack:
                 await _Gathering(settings, stack, only, limits, told).fill(report, given, deep=deep)
     found = advice.recommendations(report)
@@ -210,11 +210,12 @@ class _Gathering:
         import httpx
 
         settings = self._settings
+        gateway = None if settings.pods_use_supabase else settings.worker_url
         places = {
             "supabase": settings.supabase_url and f"{settings.supabase_url}/rest/v1/",
             "runpod_api": settings.runpod_api_base_url,
             "s3_storage": settings.s3_endpoint_url or f"https://s3.{settings.aws_region}.amazonaws.com",
-            "worker_api": settings.worker_url and f"{settings.worker_url}/healthz",
+            "worker_api": gateway and f"{gateway}/healthz",
             "elsewhere": ELSEWHERE,
         }
         async with httpx.AsyncClient(timeout=self._limits.part_s, follow_redirects=False) as client:

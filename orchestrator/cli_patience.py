@@ -34,8 +34,8 @@ class Progress:
 
 
 @contextmanager
-def counting(output: Output, what: str, most_s: float) -> Iterator[Progress]:
-    """On a terminal a bar on stderr that is gone afterwards; elsewhere a line that says how long it may take."""
+def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progress]:
+    """On a terminal a bar on stderr that is gone afterwards; elsewhere one line that says how long `what` may take."""
     from rich import progress as rich
 
     columns = (
@@ -47,7 +47,7 @@ def counting(output: Output, what: str, most_s: float) -> Iterator[Progress]:
         rich.TextColumn(f"of at most {most_s:g} s"),
     )
     shown = output.err.is_terminal
-    if not shown:
+    if what and not shown:
         output.say(f"{what}, for at most {most_s:g} s")
     with rich.Progress(*columns, console=output.err, transient=True, disable=not shown) as bar:
         yield Progress(bar)

@@ -103,7 +103,7 @@ def _provider(report: Report) -> Iterator[Recommendation]:
     if error and error.startswith("ApiAuth"):
         action = "Set RUNPOD_API_KEY to a key that may manage pods"
         yield Recommendation(HIGH, "RunPod", "Authentication failed: RunPod refuses the API key", action, error)
-    elif error:
+    elif error and not report["environment"]["missing_critical"]:  # else it was not asked, and that is said
         yield Recommendation(HIGH, "RunPod", "RunPod does not answer", "See its status page; nothing is decided", error)
 
 

@@ -1,4 +1,4 @@
-"""One fleet with a past, over Supabase's API alone: an idle worker that has worked, led or not as an incident needs it."""
+"""One fleet with a past, over Supabase's API alone; an orchestrator leads it or not, as the incident needs."""
 
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -29,22 +29,24 @@ class Scene:
     """The operator's terminal, and ways to bring the fleet into trouble."""
 
     fleet: Fleet
-    leading: list[Child] = field(default_factory=list)
+    leading: Child | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the one that leads, over the fleet's own
 
-    async def led(self, **changes: str) -> None:
-        """Let an orchestrator run, with these changes to its settings."""
-        if not self.leading or changes:
+    async def led(self, **settings: str) -> None:
+        """Let an orchestrator run with these settings."""
+        if self.leading is None or settings != self.settings:
             await self.unled()
-            self.leading.append(await self.fleet.orchestrator(**changes))
+            self.leading, self.settings = await self.fleet.orchestrator(**settings), settings
 
     async def unled(self) -> None:
         """Let none run."""
-        while self.leading:
-            await self.leading.pop().stop()
+        if self.leading is not None:
+            await self.leading.stop()
+            self.leading = None
 
     async def diagnose(self, *arguments: str, **changes: str | None) -> Ran:
         """What somebody types who knows the guide alone."""
-        return await self.fleet.script("comprehensive_diagnostics.py", *arguments, **changes)
+        return await self.fleet.script("comprehensive_diagnostics.py", *arguments, cwd=ROOT / "scripts", **changes)
 
     async def fault(self, kind: str, **fields: Any) -> None:
         """A fault of the provider's."""
@@ -54,6 +56,10 @@ class Scene:
         """No fault, no task."""
         await self.fleet.stack.control("DELETE", "faults")
         await self.fleet.sql.execute("delete from tasks where status <> 'Complete'")
+
+    async def forget_failures(self) -> None:
+        """Let five minutes pass for the rule that spaces spawns after a failure."""
+        await self.sql("update workers set climb_ended_at = climb_ended_at - interval '6 minutes'")
 
     async def sql(self, query: str, *values: object) -> None:
         """A change by hand."""
