@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,9 +45,10 @@ class Scene:
             await self.leading.stop()
             self.leading = None
 
-    async def diagnose(self, *arguments: str, **changes: str | None) -> Ran:
+    async def diagnose(self, *arguments: str, cwd: Path = ROOT / "scripts", **changes: str | None) -> Ran:
         """What somebody types who knows the guide alone."""
-        return await self.fleet.script("comprehensive_diagnostics.py", *arguments, cwd=ROOT / "scripts", **changes)
+        script = str(ROOT / "scripts" / "comprehensive_diagnostics.py")
+        return await self.fleet.script(script, *arguments, cwd=cwd, **changes)
 
     async def fault(self, kind: str, **fields: Any) -> None:
         """A fault of the provider's."""

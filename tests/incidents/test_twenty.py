@@ -1,11 +1,13 @@
 """Twenty workers, five of whose pods accept a connection and say nothing: the report is there, and says so of those."""
 
 import asyncio
+import io
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
@@ -64,17 +66,21 @@ async def test_twenty_workers_of_which_five_hang(twenty: tuple[Fleet, Mapping[st
 async def test_nothing_that_hangs_holds_the_report(
     twenty: tuple[Fleet, Mapping[str, LightSshd]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its deadline is the product's own: with a day's patience for each pod it is there all the same."""
+    """Its deadline is the product's own: with a day's patience for each pod it is there; a terminal shows the deadline."""
     fleet, pods = twenty
     for name, value in fleet.environment.items():
         monkeypatch.setenv(name, value)
     day_s = 86_400.0
-    report = await gathered(Output(), limits=Limits(whole_s=3, part_s=2, connect_s=day_s, pod_s=day_s))
+    output, shown = Output(), io.StringIO()
+    output.err = Console(file=shown, force_terminal=True, width=120)
+    report = await gathered(output, limits=Limits(whole_s=3, part_s=2, connect_s=day_s, pod_s=day_s))
     hung = sorted(pods)[:HANGING]
     for name in hung:
         assert report["workers"][name]["error"].startswith("no answer within ")
     [unseen] = [one for one in report["recommendations"] if one["issue"].startswith("Of ")]
     assert all(name in unseen["detail"] for name in hung)
+    assert "of at most 3 s" in shown.getvalue()
+    assert f"{ALL + 4 - HANGING}/{ALL + 4}" in shown.getvalue()  # database, RunPod, network, code; then who hangs
 
 
 async def test_a_thread_that_hangs_does_not_hold_the_end() -> None:
