@@ -14,12 +14,14 @@ SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "
 COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
            "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
            "waiting_for", "exit_cause", "failure_code")  # fmt: skip
-MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s")
+MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
          "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "billing_until",
          "waiting_for")  # fmt: skip
 CLIMBS = 100
+ENDING = ("terminating", "terminated")
+PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "max_lifetime", "budget", "superseded")
 
 
 class Database(Queue):
@@ -186,6 +188,10 @@ class Database(Queue):
         self._check_budget(p_fleet, p_worker_id, new["reserved_usd"], new["reserved_usd_per_hour"], budget)
         if row["pod_id"] is None and new["pod_id"] is not None:
             change["billing_since"] = self.now
+        elif row["status"] == "spawning" and row["billing_since"] is not None and fields.get("unbilled_s") is not None:
+            change["billing_since"] = max(
+                row["billing_since"], self.now - timedelta(seconds=float(fields["unbilled_s"]))
+            )
         for name, column in (("deadline_s", "deadline_at"), ("next_attempt_s", "next_attempt_at")):
             if fields.get(name) is not None:
                 change[column] = self.now + timedelta(seconds=float(fields[name]))
@@ -228,9 +234,15 @@ class Database(Queue):
             holder, until = task["worker_id"], task["lease_expires_at"]
             gone = f"Worker {holder} is gone"
             silent = f"Worker {holder} did not renew its lease, which ended {until}"
-            said = {"code": "WORKER_LOST" if worker_id else "LEASE_EXPIRED", "message": gone if worker_id else silent}
-            said |= {"point": "Processing", "exit_class": "lost"}
-            outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
+            worker = self.workers.get(holder or "")
+            if worker is not None and worker["status"] in ENDING and worker["exit_cause"] in PLANNED:
+                said = {"code": "RELEASED", "message": f"Worker {holder} was ended: {worker['exit_cause']}"}
+                outcome = self.give_up(task["id"], "released", said, counted=False, backoff=False)
+            else:
+                code = "WORKER_LOST" if worker_id else "LEASE_EXPIRED"
+                said = {"code": code, "message": gone if worker_id else silent}
+                said |= {"point": "Processing", "exit_class": "lost"}
+                outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
 
