@@ -34,7 +34,7 @@ async def opened_cloud(settings: "Settings") -> "AsyncIterator[RunPodCloud]":
 
 async def leader(store: "SqlStore") -> Any:
     """Who leads now ({holder, since, term}), read only; None if nobody does."""
-    return (await store.explain_scaling())["leader"]
+    return (await store.leadership())["leader"]
 
 
 async def carried_out(

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "SSH authentication before": (climbs("AUTH_FAILED", "PAIR_MISMATCH"), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
     "SSH unreachable": (climbs("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempt(s)"),
     "all tasks blocked": (waits({"Queued": 4}, dependencies=3, scheduled=1, running=0), "HIGH", "Tasks", "All 4 queued tasks are blocked", "tasks list", "3 by dependencies, 1 by scheduled"),
+    "only retries that are not due": (waits({"Queued": 4}, dependencies=1, scheduled=3, running=0, next_due_at=when(-28)), "LOW", "Tasks", "3 queued task(s) wait for their time: a retry's pause, or submitted for later", "tasks list", "1 by dependencies, 3 by scheduled; the next is due in 28 s"),
     "active but not claiming": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(tasks_running=0))(r))[0], "HIGH", "Tasks", "gpu-1 is active but does not claim tasks", "logs gpu-1", "Connected"),
     "stitch without segments": (failed(task_type="travel_stitch", no_segments=2, message="No valid segment videos found"), "HIGH", "Tasks", "2 travel_stitch task(s) failed: No valid segment videos found", "depends_on", "HANDLER"),
     "another stitch failure": (failed(task_type="travel_stitch"), "HIGH", "Tasks", "2 travel_stitch task(s) failed: boom", "explain t-1", "HANDLER"),
