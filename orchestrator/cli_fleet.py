@@ -105,9 +105,7 @@ async def _watch(store: "SqlStore", output: Output, everyone: bool) -> None:
             await asyncio.sleep(WATCH_EVERY_S)
 
 
-def _document(
-    output: Output, rows: Sequence[Mapping[str, Any]], leads: Mapping[str, Any], now: datetime
-) -> None:
+def _document(output: Output, rows: Sequence[Mapping[str, Any]], leads: Mapping[str, Any], now: datetime) -> None:
     shown = [public(row, now) for row in rows]
     output.document(at=now, workers=shown, totals=totals(rows), leader=leads["leader"])
 

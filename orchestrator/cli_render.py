@@ -1,6 +1,7 @@
 """How the command line speaks: tables and JSON on stdout, narration and errors on stderr, spans and money in words."""
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from orchestrator.redaction import redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
 PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
+MOMENT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
 NARROW_COLUMNS = 130  # below it a table stacks what belongs together
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -167,6 +169,11 @@ def relative(value: Any, now: datetime) -> str:
     if seconds is None:
         return "–"
     return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
+def aged(text: str, now: datetime) -> str:
+    """A text for a person: moments in it, as the database writes them, as ages."""
+    return MOMENT.sub(lambda found: relative(found[0], now), text)
 
 
 def clock(value: Any) -> str:

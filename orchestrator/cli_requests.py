@@ -144,9 +144,9 @@ async def _follow(
 
 async def _announce(store: "SqlStore", output: Output) -> None:
     """Say who will carry the request out, or that nobody will."""
-    leads = await store.leadership()
-    if leads["leader"] is None:
-        output.say(f"{leaderless(leads)}", "yellow")
+    told = await store.leadership()
+    if missing := leaderless(told):
+        output.say(missing, "yellow")
     else:
-        leader = leads["leader"]
-        output.say(f"{leader['holder']} leads since {clock(leader['since'])} (term {leader['term']}) and will act on it.")
+        holder, since, term = (told["leader"][name] for name in ("holder", "since", "term"))
+        output.say(f"{holder} leads since {clock(since)} (term {term}) and will act on it.")

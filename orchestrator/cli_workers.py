@@ -90,8 +90,9 @@ def leaderless(leadership: Mapping[str, Any]) -> str | None:
     """That nobody leads, since when, what it means and what to type; None while somebody does."""
     if leadership["leader"] is not None:
         return None
-    last, now = leadership["last"], datetime.fromisoformat(leadership["now"])
-    since = f"for {span(ago(last['until'], now))} (last leader: {plain(last['holder'])})" if last else "on this fleet yet"
+    since, now = "on this fleet yet", datetime.fromisoformat(leadership["now"])
+    if last := leadership["last"]:
+        since = f"for {span(ago(last['until'], now))} (last leader: {plain(last['holder'])})"
     return f"No orchestrator has been running {since}; workers go on, none is started or ended. fix: {LEAD}"
 
 
