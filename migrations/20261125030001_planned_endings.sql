@@ -1,47 +1,62 @@
--- An end that was meant (workers.exit_cause is a planned one) gives the worker's tasks back: nothing failed, so no attempt
--- is counted against max_attempts, as where the agent itself gives them back (worker_release).
-create or replace function public.internal_rescue(p_worker_id text, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+-- Ends an attempt that did not complete: back to the queue, Failed at the last one, Cancelled where that was asked for.
+-- p_failure: {code, message, point, exit_class, retryable, detail}. The caller holds the task's lock. What is lost with a
+-- worker that was meant to end (workers.exit_cause is a planned one) is given back, as the agent itself gives it back
+-- (worker_release): nothing failed, so no attempt is counted against max_attempts.
+create or replace function public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean,
+                                        p_backoff boolean, p_now timestamptz)
+returns text language plpgsql security definer set search_path = '' as $$
 declare
-    v_task record;
-    v_tasks jsonb := '[]';
-    v_ids uuid[];
-    v_why text := case when p_worker_id is null then 'LEASE_EXPIRED' else 'WORKER_LOST' end;
-    v_planned text;  -- why its worker was meant to end, if it was
+    v_task public.tasks;
+    v_outcome text := 'requeued';
+    v_status public.tasks.status%type := 'Queued';
+    v_used int;
+    v_jitter numeric;
+    v_run_after timestamptz;
+    v_planned text;  -- why its worker is being ended, if that was meant
 begin
-    if p_worker_id is not null then
-        select array_agg(l.id) into v_ids from (
-            select t.id from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'
-             order by t.id for update) l;
-    else
-        select array_agg(l.id) into v_ids from (
-            select t.id from public.tasks t
-             where t.status = 'In Progress'
-               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now)
-             order by t.id for update skip locked) l;
-    end if;
-    for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
-                   where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+    select * into v_task from public.tasks t where t.id = p_task_id;
+    if p_outcome = 'lost' then
         select w.exit_cause into v_planned from public.workers w
          where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
            and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'max_lifetime', 'budget',
                                 'superseded');
-        v_tasks := v_tasks || jsonb_build_object(
-            'id', v_task.id, 'worker_id', v_task.worker_id,
-            'outcome', case when v_planned is not null then
-                public.internal_give_up(v_task.id, 'released', jsonb_build_object(
-                    'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned)),
-                    false, false, p_now)
-            else
-                public.internal_give_up(v_task.id, 'lost', jsonb_build_object(
-                    'code', v_why,
-                    'message', case when p_worker_id is not null then format('Worker %s is gone', v_task.worker_id)
-                                    else format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
-                                                v_task.lease_expires_at) end,
-                    'point', 'Processing', 'exit_class', 'lost'), true, false, p_now)
-            end);
-    end loop;
-    return v_tasks;
+    end if;
+    if v_planned is not null then
+        p_outcome := 'released';
+        p_counted := false;
+        p_failure := jsonb_build_object(
+            'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned));
+    end if;
+    v_used := v_task.attempts - v_task.uncounted;
+    if v_task.cancel_requested_at is not null then
+        v_outcome := 'cancelled';
+        v_status := 'Cancelled';
+    elsif p_counted and (v_used >= v_task.max_attempts or p_failure->'retryable' = 'false') then
+        v_outcome := 'failed';
+        v_status := 'Failed';
+    elsif p_backoff then  -- 30 s, doubling up to an hour; +-20 % from the id, so that a crowd does not come back at once
+        v_jitter := 0.8 + 0.4 * ('x' || substr(md5(p_task_id::text || v_task.attempts), 1, 7))::bit(28)::int / 268435455.0;
+        v_run_after := p_now + least(30 * 2 ^ least(v_used - 1, 20), 3600) * v_jitter * interval '1 second';
+    end if;
+    update public.tasks t
+       set status = v_status, run_after = v_run_after, lease_expires_at = null,
+           uncounted = t.uncounted + case when p_counted then 0 else 1 end,
+           worker_id = case when v_outcome = 'requeued' then null else t.worker_id end,
+           generation_processed_at = case when v_outcome = 'requeued' then null else p_now end,
+           error_message = left(p_failure->>'message', 4000), failure_code = left(p_failure->>'code', 100),
+           failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
+                                  then p_failure->>'point' end
+     where t.id = p_task_id;
+    update public.task_attempts a
+       set ended_at = p_now,
+           outcome = case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end,
+           failure_code = left(p_failure->>'code', 100), exit_class = left(p_failure->>'exit_class', 100),
+           failed_at_point = left(p_failure->>'point', 100), message = left(p_failure->>'message', 4000),
+           detail = p_failure->'detail',
+           log_last = (select (w.log_bytes #>> array[a.nonce, 'handler'])::bigint
+                         from public.workers w where w.id = a.worker_id)
+     where a.task_id = p_task_id and a.attempt = v_task.attempts and a.ended_at is null;
+    return v_outcome;
 end
 $$;
 

@@ -1668,8 +1668,21 @@ declare
     v_used int;
     v_jitter numeric;
     v_run_after timestamptz;
+    v_planned text;  -- why its worker is being ended, if that was meant
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
+    if p_outcome = 'lost' then
+        select w.exit_cause into v_planned from public.workers w
+         where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
+           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'max_lifetime', 'budget',
+                                'superseded');
+    end if;
+    if v_planned is not null then
+        p_outcome := 'released';
+        p_counted := false;
+        p_failure := jsonb_build_object(
+            'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned));
+    end if;
     v_used := v_task.attempts - v_task.uncounted;
     if v_task.cancel_requested_at is not null then
         v_outcome := 'cancelled';
@@ -1850,7 +1863,6 @@ declare
     v_tasks jsonb := '[]';
     v_ids uuid[];
     v_why text := case when p_worker_id is null then 'LEASE_EXPIRED' else 'WORKER_LOST' end;
-    v_planned text;  -- why its worker was meant to end, if it was
 begin
     if p_worker_id is not null then
         select array_agg(l.id) into v_ids from (
@@ -1865,24 +1877,14 @@ begin
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
                    where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
-        select w.exit_cause into v_planned from public.workers w
-         where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
-           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'max_lifetime', 'budget',
-                                'superseded');
         v_tasks := v_tasks || jsonb_build_object(
             'id', v_task.id, 'worker_id', v_task.worker_id,
-            'outcome', case when v_planned is not null then
-                public.internal_give_up(v_task.id, 'released', jsonb_build_object(
-                    'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned)),
-                    false, false, p_now)
-            else
-                public.internal_give_up(v_task.id, 'lost', jsonb_build_object(
-                    'code', v_why,
-                    'message', case when p_worker_id is not null then format('Worker %s is gone', v_task.worker_id)
-                                    else format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
-                                                v_task.lease_expires_at) end,
-                    'point', 'Processing', 'exit_class', 'lost'), true, false, p_now)
-            end);
+            'outcome', public.internal_give_up(v_task.id, 'lost', jsonb_build_object(
+                'code', v_why,
+                'message', case when p_worker_id is not null then format('Worker %s is gone', v_task.worker_id)
+                                else format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
+                                            v_task.lease_expires_at) end,
+                'point', 'Processing', 'exit_class', 'lost'), true, false, p_now));
     end loop;
     return v_tasks;
 end

@@ -20,8 +20,6 @@ EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain
          "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "billing_until",
          "waiting_for")  # fmt: skip
 CLIMBS = 100
-ENDING = ("terminating", "terminated")
-PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "max_lifetime", "budget", "superseded")
 
 
 class Database(Queue):
@@ -234,15 +232,9 @@ class Database(Queue):
             holder, until = task["worker_id"], task["lease_expires_at"]
             gone = f"Worker {holder} is gone"
             silent = f"Worker {holder} did not renew its lease, which ended {until}"
-            worker = self.workers.get(holder or "")
-            if worker is not None and worker["status"] in ENDING and worker["exit_cause"] in PLANNED:
-                said = {"code": "RELEASED", "message": f"Worker {holder} was ended: {worker['exit_cause']}"}
-                outcome = self.give_up(task["id"], "released", said, counted=False, backoff=False)
-            else:
-                code = "WORKER_LOST" if worker_id else "LEASE_EXPIRED"
-                said = {"code": code, "message": gone if worker_id else silent}
-                said |= {"point": "Processing", "exit_class": "lost"}
-                outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
+            said = {"code": "WORKER_LOST" if worker_id else "LEASE_EXPIRED", "message": gone if worker_id else silent}
+            said |= {"point": "Processing", "exit_class": "lost"}
+            outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
 
