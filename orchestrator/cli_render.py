@@ -4,7 +4,8 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, Any, TypeVar, cast
 
@@ -65,6 +66,15 @@ class Output:
     def say(self, text: str, style: str = "") -> None:
         """Narration."""
         self.err.print(Text(plain(text), style=style), soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A spinner on stderr, gone afterwards; the caller may change its words. Nothing off a terminal, or for JSON."""
+        if self.json or not self.err.is_terminal:
+            yield lambda _: None
+            return
+        with self.err.status(Text(plain(what))) as status:
+            yield lambda now: status.update(Text(plain(now)))
 
     def fail(self, *failures: Failure) -> int:
         """Show errors, at least one; the first one's exit code."""
