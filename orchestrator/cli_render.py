@@ -18,7 +18,7 @@ from orchestrator.redaction import redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
 PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
-MOMENT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
+MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # as rows and evidence have it
 NARROW_COLUMNS = 130  # below it a table stacks what belongs together
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ class Output:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A spinner on stderr, gone afterwards; the caller may change its words. Nothing off a terminal, or for JSON."""
+        """A spinner on stderr, gone afterwards; the caller may change its words. Nothing elsewhere, or for JSON."""
         if self.json or not self.err.is_terminal:
             yield lambda _: None
             return

@@ -12,7 +12,7 @@ from orchestrator.cli_render import Output
 from orchestrator.core.states import State
 from tests.cli.builders import Cli, Fleet
 
-ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")  # for programs; a person gets ages
+ISO = re.compile(r"\d{4}-\d\d-\d\d(T|.{9}\.\d)")  # for programs; a person gets ages
 LONG = "two complete lists of RunPod without the pod, asked 3 times since 2026-11-21 15:11:48Z, and it is still there"
 
 

@@ -209,10 +209,10 @@ def test_parts_that_could_not_be_had_make_no_noise() -> None:
 
 
 def test_changes_are_problems_workers_tasks_and_dollars() -> None:
-    """Between two reports; none between equal ones."""
-    before = facts() | {"recommendations": [{"issue": "old"}, {"issue": "both"}]}
+    """Between two reports; none between equal ones. A problem whose numbers differ is the same problem."""
+    before = facts() | {"recommendations": [{"issue": "old"}, {"issue": "4 tasks wait, gpu-1"}]}
     assert not any(value for name, value in changes(before, before).items() if name != "since")
-    after = copy.deepcopy(before) | {"recommendations": [{"issue": "both"}, {"issue": "new"}]}
+    after = copy.deepcopy(before) | {"recommendations": [{"issue": "5 tasks wait, gpu-1"}, {"issue": "new"}]}
     after["workers"] = {"gpu-1": worker(status="idle"), "gpu-2": worker()}
     after["database_state"]["task_counts"] = {"Complete": 1}
     after["runpod_state"]["total_hourly_cost"] = 0.8
