@@ -135,6 +135,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_report": ("p_fleet",),
         "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_metrics": ("p_fleet", "p_since"),
+        "fleet_leadership": ("p_fleet",),
         "fleet_describe": (),
         "fleet_changes": ("p_digest",),
     }

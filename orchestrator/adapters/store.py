@@ -232,6 +232,10 @@ class SqlStore:
         answer = await self._call("fleet_pause", p_pool=pool, p_reason=reason, p_for_s=for_s)
         return dict(answer["paused"])
 
+    async def leadership(self) -> Row:
+        """Who leads ({holder, since, term}, or None), and where nobody does who led last: {leader, last, now}."""
+        return dict(await self._call("fleet_leadership"))
+
     async def explain(self, worker_id: str) -> Row:
         """All that an explanation of one worker needs; its "worker" is None if there is none."""
         return dict(await self._call("fleet_explain", p_worker_id=worker_id))

@@ -104,8 +104,11 @@ def _oddly_listed(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: P
     """A remark in the row while the lists show less than they should, and its end: nothing is done about either."""
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
-    if pod is None and gone is not None and gone.lists >= 2:  # noqa: PLR2004
-        odd = f"its pod, which the lists of RunPod have not shown since {gone.since:%H:%M:%S}"
+    if pod is None and gone is not None:
+        odd = (
+            f"its pod, which the lists of RunPod have not shown since {gone.since:%H:%M:%S}: "
+            f"declared missing after {policy.absence_age_s:g} s of such lists"
+        )
     elif pod is not None and not pod.has_runtime:
         odd = f"its pod's runtime, which the list of RunPod does not show: {pod.status}"
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:

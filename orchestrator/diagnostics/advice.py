@@ -239,9 +239,16 @@ def _tasks(report: Report) -> Iterator[Recommendation]:
     queued = state["task_counts"].get("Queued", 0)
     claimable = sum(pool["claimable"] for pool in state["queue"])
     if queued and not claimable and not any(pool["running"] for pool in state["queue"]):
-        held = ", ".join(f"{sum(p[why] for p in state['queue'])} by {why}" for why in ("dependencies", "scheduled"))
+        held = {why: sum(pool[why] for pool in state["queue"]) for why in ("dependencies", "scheduled")}
+        due = min((pool["next_due_at"] for pool in state["queue"] if pool.get("next_due_at")), default=None)
         action = "python -m orchestrator tasks list --status Queued, then explain one of them"
-        yield Recommendation(HIGH, "Tasks", f"All {queued} queued tasks are blocked", action, held)
+        said = ", ".join(f"{count} by {why}" for why, count in held.items())
+        if due:  # also what depends on them goes on from then
+            said += f"; the next is due in {max(0, -_ago(due, report)):.0f} s"
+            issue = f"{held['scheduled']} queued task(s) wait for their time: a retry's pause, or submitted for later"
+            yield Recommendation(LOW, "Tasks", issue, action, said)
+        else:
+            yield Recommendation(HIGH, "Tasks", f"All {queued} queued tasks are blocked", action, said)
     pools = {pool["pool"] for pool in state["queue"] if pool["claimable"]}
     for name, worker in _workers(report):
         row = worker["database_record"]

@@ -152,9 +152,12 @@ def test_a_pod_that_died_ends_its_climb(status: PodStatus, code: FailureCode) ->
 
 
 def test_one_incomplete_absence_is_not_death() -> None:
-    """A pod must be missing from two lists and for a while."""
+    """A pod must be missing from two lists and for a while; what is seen is said from the first list on."""
     one = busy("gpu-1", last_heartbeat=ago(40))
-    assert only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(30, lists=1)})) is None
+    seen = only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(0, lists=1)}))
+    assert isinstance(seen, Wait)
+    assert seen.waiting_for.startswith("its pod, which the lists of RunPod have not shown since ")
+    assert seen.waiting_for.endswith(": declared missing after 10 s of such lists")
     assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(5, lists=2)})), Wait)
     lost = snapshot(one, pods=(), absent={"pod-gpu-1": absent(11)})
     assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)

@@ -160,6 +160,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "SSH authentication again": (climbs("AUTH_FAILED", "PAIR_MISMATCH", when(90)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
     "SSH unreachable, and mended": (climbs("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempt(s)"),
     "all tasks blocked": (waits({"Queued": 4}, dependencies=3, scheduled=1, running=0), "HIGH", "Tasks", "All 4 queued tasks are blocked", "tasks list", "3 by dependencies, 1 by scheduled"),
+    "only retries that are not due": (waits({"Queued": 4}, dependencies=1, scheduled=3, running=0, next_due_at=when(-28)), "LOW", "Tasks", "3 queued task(s) wait for their time: a retry's pause, or submitted for later", "tasks list", "1 by dependencies, 3 by scheduled; the next is due in 28 s"),
     "active but not claiming": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(tasks_running=0))(r))[0], "HIGH", "Tasks", "gpu-1 is active but does not claim tasks", "logs gpu-1", "Connected"),
     "stitch without segments": (failed(task_type="travel_stitch", no_segments=2, message="No valid segment videos found"), "HIGH", "Tasks", "2 travel_stitch task(s) failed: No valid segment videos found", "depends_on", "HANDLER"),
     "another stitch failure": (failed(task_type="travel_stitch"), "HIGH", "Tasks", "2 travel_stitch task(s) failed: boom", "explain t-1", "HANDLER"),
@@ -233,10 +234,10 @@ def test_parts_that_could_not_be_had_make_no_noise() -> None:
 
 
 def test_changes_are_problems_workers_tasks_and_dollars() -> None:
-    """Between two reports; none between equal ones."""
-    before = facts() | {"recommendations": [{"issue": "old"}, {"issue": "both"}]}
+    """Between two reports; none between equal ones. A problem whose numbers differ is the same problem."""
+    before = facts() | {"recommendations": [{"issue": "old"}, {"issue": "4 tasks wait, gpu-1"}]}
     assert not any(value for name, value in changes(before, before).items() if name != "since")
-    after = copy.deepcopy(before) | {"recommendations": [{"issue": "both"}, {"issue": "new"}]}
+    after = copy.deepcopy(before) | {"recommendations": [{"issue": "5 tasks wait, gpu-1"}, {"issue": "new"}]}
     after["workers"] = {"gpu-1": worker(status="idle"), "gpu-2": worker()}
     after["database_state"]["task_counts"] = {"Complete": 1}
     after["runpod_state"]["total_hourly_cost"] = 0.8

@@ -66,7 +66,7 @@ async def test_twenty_workers_of_which_five_hang(twenty: tuple[Fleet, Mapping[st
 async def test_nothing_that_hangs_holds_the_report(
     twenty: tuple[Fleet, Mapping[str, LightSshd]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its deadline is the product's own: with a day's patience for each pod it is there; a terminal shows the deadline."""
+    """Its deadline is the product's own: with a day's patience for each pod it is there; a terminal shows it."""
     fleet, pods = twenty
     for name, value in fleet.environment.items():
         monkeypatch.setenv(name, value)

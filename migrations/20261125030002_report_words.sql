@@ -1,6 +1,5 @@
--- A failure of bring-up in the report says when the same stage was last climbed in the same pool (`ok_at`): what has worked
--- since is no longer urgent. Of each pool it says when the next of the tasks is due that wait for their time.
-
+-- Of each pool, when the next of the tasks is due that wait for their time. Of a failure of bring-up, when the same stage was
+-- last climbed in the same pool (`ok_at`): what has worked since is no longer urgent.
 create or replace function public.fleet_report(p_fleet text, p_now timestamptz default null)
 returns jsonb language plpgsql volatile security definer set search_path = '' as $$
 declare
@@ -107,5 +106,62 @@ begin
                 'last_hour_usd', (public.fleet_cost(p_fleet, v_now - interval '1 hour', v_now, v_now) ->> 'usd')::numeric,
                 'last_day_usd', (public.fleet_cost(p_fleet, v_day, v_now, v_now) ->> 'usd')::numeric,
                 'usual_day_usd', (select round(avg(s.usd), 6) from spent s))));
+end
+$$;
+
+-- How much a fleet got done in a window: `failed` are tasks that were given up, `failed_attempts` are attempts.
+create or replace function public.fleet_efficiency(p_fleet text, p_since timestamptz, p_until timestamptz,
+                                        p_now timestamptz default null)
+returns jsonb language plpgsql volatile security definer set search_path = '' as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := least(coalesce(p_until, v_now), v_now);
+    v_cost jsonb := public.fleet_cost(p_fleet, p_since, v_until, v_now);  -- refuses a window that is none
+    v_length_s numeric := extract(epoch from v_until - p_since);
+    v_paid_s numeric;
+begin
+    select coalesce(sum((k.value ->> 'seconds')::numeric), 0) into v_paid_s from jsonb_each(v_cost -> 'kinds') k;
+    return (
+        with ended as (
+            select a.outcome, extract(epoch from a.ended_at - a.started_at) as seconds
+              from public.task_attempts a join public.workers w on w.id = a.worker_id
+             where w.fleet = p_fleet and a.ended_at > p_since and a.ended_at <= v_until
+        ), counted as (
+            select count(*) filter (where e.outcome = 'complete') as completed,
+                   count(*) filter (where e.outcome in ('failed', 'lost')) as failed_attempts,
+                   percentile_cont(0.5) within group (order by e.seconds)
+                       filter (where e.outcome = 'complete') as run_p50_s
+              from ended e
+        ), given_up as (  -- tasks, not attempts; one that a dependency failed has no worker
+            select count(*) as failed
+              from public.tasks t left join public.workers w on w.id = t.worker_id
+             where t.status = 'Failed' and coalesce(t.generation_processed_at, t.updated_at) > p_since
+               and coalesce(t.generation_processed_at, t.updated_at) <= v_until
+               and coalesce(w.fleet, p_fleet) = p_fleet
+        ), waits as (
+            select extract(epoch from least(coalesce(t.generation_started_at, v_until), v_until)
+                                      - greatest(t.created_at, p_since)) as seconds
+              from public.tasks t
+             where t.created_at < v_until and coalesce(t.generation_started_at > p_since, t.status = 'Queued')
+        ), queue as (
+            select coalesce(sum(greatest(w.seconds, 0)), 0) / v_length_s as mean_depth,
+                   percentile_cont(0.5) within group (order by w.seconds) as wait_p50_s,
+                   percentile_cont(0.95) within group (order by w.seconds) as wait_p95_s
+              from waits w
+        )
+        select jsonb_build_object(
+            'since', p_since, 'until', v_until,
+            'completed', c.completed, 'failed', g.failed, 'failed_attempts', c.failed_attempts,
+            'tasks_per_hour', round(c.completed * 3600 / v_length_s, 2),
+            'run_p50_s', round(c.run_p50_s::numeric, 3),
+            'queue_mean', round(q.mean_depth, 2),
+            'queue_now', (select count(*) from public.tasks t where t.status = 'Queued'),
+            'wait_p50_s', round(q.wait_p50_s::numeric, 3), 'wait_p95_s', round(q.wait_p95_s::numeric, 3),
+            'paid_s', v_paid_s,
+            'utilisation', round(coalesce((v_cost -> 'kinds' -> 'busy' ->> 'seconds')::numeric, 0)
+                                 / nullif(v_paid_s, 0), 4),
+            'usd', (v_cost ->> 'usd')::numeric,
+            'usd_per_task', round((v_cost ->> 'usd')::numeric / nullif(c.completed, 0), 6))
+          from counted c, given_up g, queue q);
 end
 $$;
