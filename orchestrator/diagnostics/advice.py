@@ -3,21 +3,12 @@
 A fact that could not be had ({"error": …}) gives no advice beyond the one about itself.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from orchestrator.core.states import READY, RUNGS, Stage, State, WaitingOn
-from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.collect import CONNECTED
-from orchestrator.diagnostics.sentences import MORE
-from orchestrator.diagnostics.workers import named
+from orchestrator.core.states import READY
+from orchestrator.diagnostics import ailing, causes
+from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, workers
 
-Report = Mapping[str, Any]
-HIGH, MEDIUM, LOW = "HIGH", "MEDIUM", "LOW"
-SLOW_SPAWN_S, SILENT_S, STUCK_S = 300.0, 600.0, 600.0  # the guide's flags
 UNCLAIMED_S = 60.0  # a worker that has been ready for so long would have claimed
 BACKLOG_S = 900.0  # the oldest task has waited for longer, and it is a backlog
 DEAR = 2.0  # times a usual day
@@ -28,19 +19,6 @@ REACHED = {  # how to see for oneself, by the way that the settings choose
     "DATABASE_URL": 'psql "$DATABASE_URL" -c "select 1"',
     "SUPABASE_URL": 'curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: $SUPABASE_SERVICE_ROLE_KEY"; is the project paused?',
 }
-MENDED = "none needed; python -m orchestrator list --all shows which workers it was"
-SSH_CODES = ("TCP_REFUSED", "TCP_TIMEOUT", "NOT_SSH", "SSH_DETAILS_MISSING", "HOST_KEY_CHANGED")
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """One thing to do."""
-
-    priority: str
-    category: str
-    issue: str
-    action: str
-    detail: str = ""
 
 
 def recommendations(report: Report) -> list[Recommendation]:
@@ -108,7 +86,7 @@ def _provider(report: Report) -> Iterator[Recommendation]:
 
 
 def _stopped(report: Report) -> Iterator[Recommendation]:
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if state and state["leader"] is None:
         waiting = state["task_counts"].get("Queued", 0)
         detail = f"{waiting} queued task(s), {_live(state)} live worker(s) and nobody who leads"
@@ -122,118 +100,9 @@ def _stopped(report: Report) -> Iterator[Recommendation]:
         )
 
 
-def _stuck(report: Report) -> Iterator[Recommendation]:
-    """Workers that stay where they are, by stage and by what is in their way."""
-    groups: defaultdict[tuple[str, str, str | None], list[str]] = defaultdict(list)
-    for name, worker in _workers(report):
-        row, told = worker["database_record"], worker["explanation"]
-        here_s, code = _ago(row["state_since"], report), told["code"]
-        spawning = row["status"] == State.SPAWNING
-        if spawning and (here_s > SLOW_SPAWN_S or (code and told["who"] == WaitingOn.OPERATOR)):
-            groups[row["status"], row["stage"], code and named(code, told["subcause"])].append(name)
-        elif row["status"] == State.TERMINATING and here_s > STUCK_S:
-            groups[row["status"], row["stage"], None].append(name)
-    for (state, stage, code), names in sorted(groups.items(), key=str):
-        told = report["workers"][names[0]]["explanation"]
-        what = f"waiting on {told['who']}: {told['what']}" + (f" ({code})" if code else "")
-        issue = f"{len(names)} worker(s) stuck in {state}, stage {stage}: {what}"
-        detail = f"{', '.join(names)}; by itself: {told['then']}"
-        yield Recommendation(HIGH, "Workers", issue, _unstick(stage, told, names), detail)
-
-
-def _unstick(stage: str, told: Mapping[str, Any], names: Sequence[str]) -> str:
-    """What to do about a stage that takes too long: what its deadline would say, or another pod."""
-    rung = RUNGS.get(Stage(stage))
-    late = causes.of(rung.overdue) if rung and told["who"] != WaitingOn.ORCHESTRATOR else None
-    fix = late.fix if late and not told["code"] else told["fix"]
-    if fix in (MORE, MORE.replace("<worker>", names[0])):  # nothing to set here: it is the provider's
-        return f"python -m orchestrator terminate {names[0]}, for another pod at once"
-    return fix.replace("<worker>", names[0])
-
-
-def _unseen(report: Report) -> Iterator[Recommendation]:
-    found = {name: worker["error"] for name, worker in sorted(report["workers"].items()) if "error" in worker}
-    if found and _known(report, "database_state"):
-        issue = f"Of {len(found)} worker(s) nothing is known"
-        detail = "; ".join(f"{name}: {why}" for name, why in found.items())
-        yield Recommendation(MEDIUM, "Workers", issue, f"python -m orchestrator diagnose {min(found)}", detail)
-
-
-def _silent(report: Report) -> Iterator[Recommendation]:
-    for name, worker in _workers(report):
-        row, ssh = worker["database_record"], worker["ssh_analysis"]
-        if row["status"] not in READY:
-            continue
-        heard_s = _heard_s(worker, report)
-        agent = (ssh["processes"] or {}).get("exit_class")
-        if ssh["connection_status"] == CONNECTED and agent in {"ended", "killed"}:
-            issue = f"Worker {name}: SSH works, but its process is not running ({agent})"
-            yield Recommendation(
-                HIGH, "Workers", issue, f"python -m orchestrator terminate {name}", f"logs {name} says why"
-            )
-        elif heard_s > SILENT_S:
-            issue = f"Worker {name} has sent no heartbeat for {heard_s / 60:.0f} minutes"
-            yield Recommendation(
-                HIGH, "Workers", issue, f"python -m orchestrator explain {name}", ssh["connection_status"]
-            )
-
-
-def _ssh(report: Report) -> Iterator[Recommendation]:
-    """What pods refuse, and what does not answer; urgent only until the same pool has got through again."""
-    refused = [n for n, w in _workers(report) if "Authentication failed" in w["ssh_analysis"]["connection_status"]]
-    failed = (_known(report, "database_state") or {"failed_climbs": ()})["failed_climbs"]
-    denied = [climb for climb in failed if climb["code"] == "AUTH_FAILED"]
-    standing = [climb for climb in denied if not _mended(climb)]
-    if standing or refused:
-        subcause = next((climb["cause"] for climb in standing if climb["cause"]), None)
-        cause = causes.of("AUTH_FAILED", subcause)
-        detail = _attempts(denied, report) + (f"; now: {', '.join(refused)}" if refused else "")
-        means, action = (cause.means, cause.fix) if cause else ("", "python -m orchestrator doctor")
-        yield Recommendation(HIGH, "SSH", f"SSH authentication fails: {means}", action, detail)
-    elif denied:
-        issue = "SSH authentication failed within a day, and works again"
-        yield Recommendation(LOW, "SSH", issue, MENDED, _attempts(denied, report))
-    mute = {
-        name: worker["ssh_analysis"]["connection_status"].removeprefix("❌ ")
-        for name, worker in _workers(report)
-        if worker["ssh_analysis"]["connection_status"].startswith("❌")
-        and name not in refused
-        and worker["database_record"]["status"] in READY
-        and _heard_s(worker, report) <= SILENT_S
-    }
-    if mute:
-        issue = f"{len(mute)} worker(s) work, but cannot be reached over SSH: their logs wait on their pods"
-        detail = "; ".join(f"{name}: {why}" for name, why in mute.items())
-        yield Recommendation(MEDIUM, "SSH", issue, f"python -m orchestrator explain {min(mute)}", detail)
-    unreachable = [climb for climb in failed if climb["code"] in SSH_CODES]
-    codes = ", ".join(sorted({climb["code"] for climb in unreachable}))
-    if standing := [climb for climb in unreachable if not _mended(climb)]:
-        action = f"python -m orchestrator explain {standing[0]['code']}"
-        issue = f"SSH connections failed within a day: {codes}"
-        yield Recommendation(MEDIUM, "SSH", issue, action, _attempts(unreachable, report))
-    elif unreachable:
-        issue = f"SSH connections failed within a day, and work again: {codes}"
-        yield Recommendation(LOW, "SSH", issue, MENDED, _attempts(unreachable, report))
-
-
-def _mended(climb: Mapping[str, Any]) -> bool:
-    """Whether the same stage was climbed in the same pool after its last failure."""
-    return climb["ok_at"] is not None and datetime.fromisoformat(climb["ok_at"]) > datetime.fromisoformat(
-        climb["last_at"]
-    )
-
-
-def _attempts(climbs: Sequence[Mapping[str, Any]], report: Report) -> str:
-    if not climbs:
-        return "no attempt within a day"
-    last_s = min(_ago(climb["last_at"], report) for climb in climbs)
-    since = "; a later one succeeded" if all(map(_mended, climbs)) else ""
-    return f"{sum(climb['n'] for climb in climbs)} attempt(s) within a day, the last {last_s / 60:.0f} min ago{since}"
-
-
 def _tasks(report: Report) -> Iterator[Recommendation]:
     """Tasks that nobody takes, although somebody leads."""
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if not state or state["leader"] is None:
         return
     queued = state["task_counts"].get("Queued", 0)
@@ -244,23 +113,23 @@ def _tasks(report: Report) -> Iterator[Recommendation]:
         action = "python -m orchestrator tasks list --status Queued, then explain one of them"
         said = ", ".join(f"{count} by {why}" for why, count in held.items())
         if due:  # also what depends on them goes on from then
-            said += f"; the next is due in {max(0, -_ago(due, report)):.0f} s"
+            said += f"; the next is due in {max(0, -ago_s(due, report)):.0f} s"
             issue = f"{held['scheduled']} queued task(s) wait for their time: a retry's pause, or submitted for later"
             yield Recommendation(LOW, "Tasks", issue, action, said)
         else:
             yield Recommendation(HIGH, "Tasks", f"All {queued} queued tasks are blocked", action, said)
     pools = {pool["pool"] for pool in state["queue"] if pool["claimable"]}
-    for name, worker in _workers(report):
+    for name, worker in workers(report):
         row = worker["database_record"]
         free = row["status"] in READY and not row["tasks_running"] and row["pool"] in pools
-        if free and _ago(row["state_since"], report) > UNCLAIMED_S:
+        if free and ago_s(row["state_since"], report) > UNCLAIMED_S:
             issue = f"Worker {name} is {row['status']} but does not claim tasks"
             action = f"python -m orchestrator logs {name}"
             yield Recommendation(HIGH, "Tasks", issue, action, f"SSH: {worker['ssh_analysis']['connection_status']}")
 
 
 def _stitch(report: Report) -> Iterator[Recommendation]:
-    state = _known(report, "database_state") or {"failed_tasks": ()}
+    state = known(report, "database_state") or {"failed_tasks": ()}
     for row in state["failed_tasks"]:
         if row["no_segments"] or "stitch" in row["task_type"]:
             issue = f"{row['n']} {row['task_type']} task(s) failed: {row['message'] or row['code']}"
@@ -275,7 +144,7 @@ def _stitch(report: Report) -> Iterator[Recommendation]:
 
 
 def _drift(report: Report) -> Iterator[Recommendation]:
-    found = (_known(report, "runpod_state") or {}).get("mismatches")
+    found = (known(report, "runpod_state") or {}).get("mismatches")
     if found and found["orphans"]:
         usd = sum(orphan["usd_per_hour"] or 0 for orphan in found["orphans"])
         issue = f"{len(found['orphans'])} orphaned pod(s) cost ${usd:.2f}/h and no worker names them"
@@ -285,7 +154,7 @@ def _drift(report: Report) -> Iterator[Recommendation]:
         issue = f"{len(found['bereft'])} stale worker row(s): their pods are gone"
         detail = ", ".join(f"{row['worker_id']} ({row['pod_status'] or 'not listed'})" for row in found["bereft"])
         yield Recommendation(HIGH, "Database", issue, "python -m orchestrator sync update_database", detail)
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if state and state["expired_leases"]:
         issue = f"{state['expired_leases']} task(s) In Progress are held by nobody"
         yield Recommendation(
@@ -294,14 +163,14 @@ def _drift(report: Report) -> Iterator[Recommendation]:
 
 
 def _cost(report: Report) -> Iterator[Recommendation]:
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if not state:
         return
     spent, usual = float(state["spent"]["last_day_usd"]), state["spent"]["usual_day_usd"]
     if usual is not None and spent > DEAR_USD and spent > DEAR * float(usual):
         issue = f"Cost anomaly: ${spent:.2f} in the last 24 hours, usually ${float(usual):.2f} a day"
         yield Recommendation(MEDIUM, "Cost", issue, "python -m orchestrator cost --since 24h --by worker")
-    for name, worker in _workers(report):
+    for name, worker in workers(report):
         row = worker["database_record"]
         share = row["busy_share"]
         if share is not None and share < LAZY_SHARE and float(row["cost_usd"]) > LAZY_USD:
@@ -311,10 +180,10 @@ def _cost(report: Report) -> Iterator[Recommendation]:
 
 def _backlog(report: Report) -> Iterator[Recommendation]:
     """A queue that does not drain: what limits the fleet, and when it would be done."""
-    state = _known(report, "database_state")
-    decisions = {one["pool"]: one for one in _known(report, "orchestrator_analysis", {}).get("scaling_decisions", ())}
+    state = known(report, "database_state")
+    decisions = {one["pool"]: one for one in known(report, "orchestrator_analysis", {}).get("scaling_decisions", ())}
     for pool in state["queue"] if state else ():
-        waited_s = _ago(pool["oldest_claimable_at"], report) if pool["oldest_claimable_at"] else 0
+        waited_s = ago_s(pool["oldest_claimable_at"], report) if pool["oldest_claimable_at"] else 0
         decision = decisions.get(pool["pool"], {"blocked": (), "target": None})
         if not pool["claimable"] or (waited_s < BACKLOG_S and not decision["blocked"]):
             continue
@@ -355,10 +224,7 @@ RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (
     _database,
     _provider,
     _stopped,
-    _stuck,
-    _silent,
-    _unseen,
-    _ssh,
+    *ailing.RULES,
     _tasks,
     _stitch,
     _drift,
@@ -369,27 +235,5 @@ RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (
 )
 
 
-def _known(report: Report, name: str, default: Any = None) -> Any:
-    """A part of the report; the default where it could not be had."""
-    part = report.get(name) or {}
-    return default if not part or "error" in part else part
-
-
-def _workers(report: Report) -> Iterator[tuple[str, Any]]:
-    for name, worker in sorted(report["workers"].items()):
-        if "error" not in worker:
-            yield name, worker
-
-
-def _heard_s(worker: Mapping[str, Any], report: Report) -> float:
-    """How long ago a ready worker was last heard."""
-    row = worker["database_record"]
-    return _ago(row["last_heartbeat"] or row["state_since"], report)
-
-
 def _live(state: Report) -> int:
     return sum(count for status, count in state["workers_by_status"].items() if status != "terminated")
-
-
-def _ago(moment: str, report: Report) -> float:
-    return (datetime.fromisoformat(report["timestamp"]) - datetime.fromisoformat(moment)).total_seconds()

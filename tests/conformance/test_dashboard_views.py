@@ -108,8 +108,8 @@ async def test_the_report_says_when_a_failed_stage_has_worked_since(fleet: Fleet
         worker = await fleet.spawn(pool=pool)
         attempt = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.SSH_AUTH)
         fleet.wait(10)
-        ended: dict[str, Any] = {"p_outcome": outcome, "p_failure_code": code, "p_exception_type": None, "p_evidence": {}}
-        await fleet.fleet("attempt_close", p_id=attempt["id"], **ended)
+        ended: dict[str, Any] = {"p_exception_type": None, "p_evidence": {}}
+        await fleet.fleet("attempt_close", p_id=attempt["id"], p_outcome=outcome, p_failure_code=code, **ended)
     climbs = {climb["pool"]: climb for climb in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_climbs"]}
     assert climbs["a"]["ok_at"] is None
     assert climbs["b"]["ok_at"] > climbs["b"]["last_at"]
