@@ -1,7 +1,7 @@
 """One fleet with a past, over Supabase's API alone; an orchestrator leads it or not, as the incident needs."""
 
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,11 @@ class Scene:
         await self.fleet.stack.control("DELETE", "faults")
         await self.fleet.sql.execute("delete from tasks where status <> 'Complete'")
 
+    async def workers(self, where: str, *values: object) -> Sequence[Row]:
+        """This fleet's workers of which this is true, once there are any."""
+        fleet = self.fleet.environment["FLEET_ID"]
+        return await self.fleet.until(f"select * from workers where fleet = %s and {where}", fleet, *values)  # noqa: S608
+
     async def forget_failures(self) -> None:
         """Let five minutes pass for the rule that spaces spawns after a failure."""
         await self.sql("update workers set climb_ended_at = climb_ended_at - interval '6 minutes'")
@@ -89,7 +94,7 @@ async def past(stack: Stack) -> AsyncIterator[Scene]:
         await scene.led()
         await fleet.submit({"task_type": "work", "params": {"seconds": 0.1}})
         await fleet.until("select 1 from tasks where status = 'Complete'")
-        await fleet.until("select 1 from workers where status = 'idle'")
+        await scene.workers("status = 'idle'")
         yield scene
 
 

@@ -213,14 +213,17 @@ async def test_ssh_authentication(scene: Scene) -> None:
     await scene.fault("ssh_auth_refused", times=1)
     await scene.led(MAX_ACTIVE_GPUS="2")
     await fleet.submit(LONG, LONG)
-    await fleet.until("select 1 from workers where failure_code = 'AUTH_FAILED'")
+    [failed] = await scene.workers("failure_code = 'AUTH_FAILED'")
     ran = await scene.diagnose()
     head, detail, fix = advice(ran, "SSH authentication fails")
     assert head.endswith("The pod refuses our key: it was given the public half of another.")
     assert "1 attempt(s) within a day" in detail
     assert fix == 'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
     await scene.forget_failures()
-    await fleet.until("select 1 from workers where status = 'active' having count(*) = 2")
+    await fleet.until(
+        "select 1 from workers where fleet = %s and status = 'active' having count(*) = 2",
+        fleet.environment["FLEET_ID"],
+    )
     later = await scene.diagnose()
     head, detail, fix = advice(later, "SSH authentication failed within a day, and works again")
     assert "[LOW]" in head
@@ -238,9 +241,9 @@ async def test_workers_stuck_in_their_stages(scene: Scene) -> None:
     await scene.forget_failures()
     await fleet.submit(*[LONG] * (2 + len(STUCK)))
     for stage, *_ in STUCK.values():
-        await fleet.until("select 1 from workers where status = 'spawning' and stage = %s", stage)
+        await scene.workers("status = 'spawning' and stage = %s", stage)
     tried = "select 1 from worker_attempts where worker_id = %s and failure_code = 'TCP_TIMEOUT'"
-    [slow] = await fleet.until("select * from workers where stage = 'tcp'")
+    [slow] = await scene.workers("stage = 'tcp'")
     await fleet.until(tried, slow["id"])
     await scene.sql("update workers set state_since = now() - interval '6 minutes' where status = 'spawning'")
     report, one = await asyncio.gather(scene.diagnose(), fleet.script("spawn_gpu.py", "status", slow["id"]))
@@ -266,7 +269,7 @@ async def test_stale_rows(scene: Scene) -> None:
     ran = await fleet.script("sync_runpod_database.py")
     assert ran.code == 1
     assert ran.out.startswith("Rows without pods: 1")
-    assert re.search(rf"^{worker['id']} +{worker['status']} +{worker['pod_id']} +not listed$", ran.out, re.MULTILINE)
+    assert re.search(rf"^{worker['id']} +(active|idle) +{worker['pod_id']} +not listed$", ran.out, re.MULTILINE)
     assert ran.err.splitlines() == ["fix: python -m orchestrator sync update_database"]
     head, detail, fix = advice(await scene.diagnose(), "stale worker row(s)")
     assert head.endswith("[HIGH] Database: 1 stale worker row(s): their pods are gone")
