@@ -213,7 +213,7 @@ async def test_ssh_authentication(scene: Scene) -> None:
     await scene.fault("ssh_auth_refused", times=1)
     await scene.led(MAX_ACTIVE_GPUS="2")
     await fleet.submit(LONG, LONG)
-    [failed] = await scene.workers("failure_code = 'AUTH_FAILED'")
+    await scene.workers("failure_code = 'AUTH_FAILED'")
     ran = await scene.diagnose()
     head, detail, fix = advice(ran, "SSH authentication fails")
     assert head.endswith("The pod refuses our key: it was given the public half of another.")
