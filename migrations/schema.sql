@@ -851,7 +851,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric DEFAULT 0, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -859,7 +859,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now, p_over_s));
 end
 $$;
 
@@ -1815,7 +1815,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -1833,7 +1833,7 @@ begin
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
              where t.status = 'In Progress'
-               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now)
+               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
              order by t.id for update skip locked) l;
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
@@ -3535,8 +3535,8 @@ GRANT ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with tim
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;
@@ -3624,7 +3624,7 @@ REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[],
 
 REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 

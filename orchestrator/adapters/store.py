@@ -76,7 +76,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_snapshot": ("p_fleet",),
         "fleet_spawn": ("p_fleet", "p_term", "p_worker"),
         "fleet_move": ("p_fleet", "p_term", "p_worker_id", "p_from", "p_to", "p_stage", "p_reason", "p_fields"),
-        "fleet_rescue": ("p_fleet", "p_term", "p_worker_id"),
+        "fleet_rescue": ("p_fleet", "p_term", "p_worker_id", "p_over_s"),
         "fleet_attempt_open": ("p_fleet", "p_term", "p_worker_id", "p_stage"),
         "fleet_attempt_close": (
             "p_fleet",
@@ -278,9 +278,9 @@ class SqlStore:
             p_evidence=result.evidence,
         )
 
-    async def rescue(self, term: int, *, worker_id: str | None = None) -> Sequence[Row]:
-        """Requeue (or fail, at the last attempt) tasks whose lease ran out; all of one worker's when it is named."""
-        return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id))["tasks"])
+    async def rescue(self, term: int, *, worker_id: str | None = None, over_s: float = 0) -> Sequence[Row]:
+        """Requeue (or at last fail) tasks whose lease ran out `over_s` ago or earlier; all of a worker that is named."""
+        return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id, p_over_s=over_s))["tasks"])
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
         """Remember that an offer was refused or granted."""

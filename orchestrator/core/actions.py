@@ -122,6 +122,7 @@ class Rescue:
     """Requeue the tasks whose lease ran out, the attempt counted."""
 
     reason: str
+    over_s: float = 0  # for at least so long: meanwhile nobody could have renewed one
 
 
 Effect = Spawn | Create | Flush | Delete | Bury | Reap  # what takes the world, once it is written

@@ -91,9 +91,10 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     if fate:
         return Terminate(worker.id, worker.state, ExitCause.POD_LOST, *fate)
     beat = worker.last_heartbeat or worker.state_since
-    heard = max(beat, snapshot.steady_since, snapshot.knocked.get(worker.id, beat))
-    silent_s = (snapshot.now - heard).total_seconds()
-    if silent_s > policy.heartbeat_timeout_s:
+    heard = max(beat, snapshot.knocked.get(worker.id, beat))
+    patient = snapshot.hearing.back(policy.heartbeat_timeout_s, snapshot.now)
+    if patient and heard < patient:
+        silent_s = (snapshot.now - heard).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
     settled = _own_program(worker, snapshot, policy) if worker.own_program else None
@@ -119,9 +120,10 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     """The end of a worker whose task stands still although its heartbeat lives; progress comes through our own door."""
     if worker.progress_at is None or not worker.tasks_running:
         return None
-    still_s = (snapshot.now - max(worker.progress_at, snapshot.steady_since)).total_seconds()
-    if still_s < policy.task_stuck_s:
+    patient = snapshot.hearing.back(policy.task_stuck_s, snapshot.now)
+    if patient is None or worker.progress_at > patient:
         return None
+    still_s = (snapshot.now - worker.progress_at).total_seconds()
     why = (
         f"task {worker.slowest_task} made no progress for {still_s:.0f} s, "
         f"TASK_STUCK_TIMEOUT_SEC={policy.task_stuck_s:g}"

@@ -321,7 +321,8 @@ class Pair:
 
     async def _rescue(self) -> None:
         whose = self.dice.choice((None, None, self._worker()))
-        await self.call("fleet_rescue", p_fleet=FLEET, p_term=self._term, p_worker_id=whose)
+        said = {"p_worker_id": whose, "p_over_s": self.dice.choice((0, 0, 7.5, 60))}
+        await self.call("fleet_rescue", p_fleet=FLEET, p_term=self._term, **said)
 
     async def _log(self) -> None:
         dice, name = self.dice, self._worker()

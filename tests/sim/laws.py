@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAK_S = 120.0  # I1, without any other fault meanwhile
 STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
-RACE_S = 20.0  # decisions made before a refusal was written down, and writes that were late on the wire
+RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
 OVERDUE_S = 120.0
 CALM_S = 20.0  # over the flush's own deadline
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
@@ -104,7 +104,8 @@ class Laws:
         if new["exit_cause"] == "heartbeat_lost":
             agent = pod.agents.get(new["nonce"]) if pod and pod.exists() else None
             heard = agent.beaten_s if agent is not None and agent.lives else None
-            if heard is not None and now - heard < self._world.policy.heartbeat_timeout_s - 1:
+            patient_s = self._world.policy.heartbeat_timeout_s - 1
+            if heard is not None and self._world.listened_s(heard) < patient_s:
                 self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
         if new["exit_cause"] in PLANNED and self._world.db.running.get(new["id"]):
             self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
