@@ -167,7 +167,7 @@ class Store(Protocol):
     async def rescue(
         self, term: int, *, worker_id: str | None = None, over_s: float = 0
     ) -> Sequence[Mapping[str, Any]]:
-        """Requeue (or at last fail) tasks whose lease ran out `over_s` ago or earlier; all of a worker that is named."""
+        """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
         ...
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...

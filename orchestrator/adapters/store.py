@@ -279,7 +279,7 @@ class SqlStore:
         )
 
     async def rescue(self, term: int, *, worker_id: str | None = None, over_s: float = 0) -> Sequence[Row]:
-        """Requeue (or at last fail) tasks whose lease ran out `over_s` ago or earlier; all of a worker that is named."""
+        """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
         return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id, p_over_s=over_s))["tasks"])
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:

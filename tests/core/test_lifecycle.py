@@ -209,7 +209,7 @@ def outages(every_s: float, lasting_s: float, until_s: float = 0) -> tuple[tuple
 def test_silence_is_counted_across_the_outages_of_the_database(
     every_s: float, lasting_s: float, until_s: float, silent_s: float, dead: bool
 ) -> None:
-    """However often it drops out, a dead worker is told from a silent one in the end, and no other one is taken for it."""
+    """However often it drops out, a dead worker is known as one in the end, and no live one is taken for it."""
     silent = busy("gpu-1", last_heartbeat=ago(silent_s))
     hearing = Hearing(ago(7200), outages(every_s, lasting_s, until_s))
     action = only(snapshot(silent, hearing=hearing))
@@ -395,7 +395,7 @@ def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
 
 
 def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
-    """Of a lease's 60 s 20 s were not heard, and 10 s more until all agents had asked again: so it must be over for 30."""
+    """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
     (action,) = plan(snapshot(expired_leases=2, hearing=Hearing(ago(900), ((ago(50), ago(30)),))), policy()).actions
     assert isinstance(action, Rescue)
     assert action.over_s == 30

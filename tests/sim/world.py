@@ -217,7 +217,7 @@ class World:
     async def door(
         self, agent: "Agent", function: str, said: Mapping[str, Any], claims: Mapping[str, Any], timeout_s: float
     ) -> Any:
-        """A worker's call through the gateway of one replica, or straight to PostgREST, which keeps nobody's knocking."""
+        """A worker's call through the gateway of one replica, or straight to PostgREST, which tells of no knocking."""
         up = [replica for replica in self.replicas if replica.up] or self.replicas
         replica = self.faults.one_of(up)
 
