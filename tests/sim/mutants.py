@@ -150,6 +150,8 @@ MUTANTS = (
            "    elif False:"),
     Mutant("the leader takes itself for overslept", "I2", "orchestrator/daemon.py",
            "        return time.monotonic() - self._led_at_s > LEASE_TTL_S", "        return True"),
+    Mutant("a lease call that failed waits for its round", "lead", "orchestrator/daemon.py",
+           "            self._ask_again_soon()\n", ""),
     Mutant("the token is part of a command", "I6", "orchestrator/remote.py",
            "    done = await run(session, launch.start_command(python, agent_sha, nonce), stdin=config, timeout_s=timeout_s)",
            "    command = launch.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"

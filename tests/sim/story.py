@@ -162,10 +162,11 @@ class Story:
         self._kernel.after(for_s, self._find_database)
 
     def _find_database(self) -> None:
+        """It is back; who listens on a line of its own learns of it at once."""
         if self._world.db_down:
             self._world.outages[-1] = (self._world.outages[-1][0], self._kernel.now)
         self._world.db_down = False
-        for replica in self._world.replicas:
+        for replica in self._world.replicas if self._faults.active else ():
             replica.hears("connected", "")
 
     def _lose_provider(self) -> None:
