@@ -2239,9 +2239,10 @@ begin
       into v_proven, v_deleted
       from public.worker_attempts a where a.worker_id = new.id;
     if new.failure_code = 'POD_MISSING' and new.billing_until is null then
-        -- It vanished: it was there at its last heartbeat, at the last stage that was proven, at its last claim.
+        -- It was there at its last heartbeat, at the last stage that was proven, at its last claim, in the last list.
         new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
-                                      case when old.status in ('active', 'idle') then old.state_since end);
+                                      case when old.status in ('active', 'idle') then old.state_since end,
+                                      (new.metadata->>'listed_at')::timestamptz);
     end if;
     if new.status = 'terminated' then  -- now that absence is proven, the last delete is known to have worked
         new.billing_until := least(new.billing_until, v_deleted);

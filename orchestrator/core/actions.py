@@ -80,6 +80,7 @@ class Terminate:
     cause: ExitCause
     code: FailureCode | None
     reason: str
+    listed_at: datetime | None = None  # when a list last showed a pod that is missing: it cost money until then
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,9 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     if worker.pod_id is None:
         why = f"pod {pod.id} bears its id; the reply to the create call was lost" if pod else ""
         return Adopt(worker.id, pod.id, why) if pod else None
-    fate = _fate(worker, pod, snapshot, policy)
+    fate = _fate(worker, pod, ExitCause.SPAWN_FAILED, snapshot, policy)
     if fate:
-        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, *fate)
+        return fate
     avoided_until = snapshot.avoid.get(f"machine:{pod.machine_id}") if pod else None
     if pod and avoided_until and avoided_until > snapshot.now:
         why = f"it landed on machine {pod.machine_id}, which failed and is avoided until {avoided_until:%H:%M:%S}"
@@ -87,9 +87,9 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     wish = _operators_wish(worker)
     if wish:
         return wish
-    fate = _fate(worker, pod, snapshot, policy)
+    fate = _fate(worker, pod, ExitCause.POD_LOST, snapshot, policy)
     if fate:
-        return Terminate(worker.id, worker.state, ExitCause.POD_LOST, *fate)
+        return fate
     beat = worker.last_heartbeat or worker.state_since
     heard = max(beat, snapshot.knocked.get(worker.id, beat))
     patient = snapshot.hearing.back(policy.heartbeat_timeout_s, snapshot.now)
@@ -200,14 +200,16 @@ def _operators_wish(worker: Worker) -> Terminate | None:
     return Terminate(worker.id, worker.state, ExitCause.MANUAL, no_pod, "an operator asked for it")
 
 
-def _fate(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> tuple[FailureCode, str] | None:
-    """Why the worker's pod is lost, if it provably is."""
+def _fate(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+    """The end of a worker whose pod is lost, if it provably is."""
     if pod is not None:
         code = DEAD.get(pod.status)
-        return (code, f"the provider says {pod.status}") if code else None
-    if _absent(worker, snapshot, policy.absence_age_s) and not _speaks(worker, snapshot):
-        return FailureCode.POD_MISSING, f"pod {worker.pod_id} is missing from complete lists"
-    return None
+        return Terminate(worker.id, worker.state, cause, code, f"the provider says {pod.status}") if code else None
+    if not _absent(worker, snapshot, policy.absence_age_s) or _speaks(worker, snapshot):
+        return None
+    why = f"pod {worker.pod_id} is missing from complete lists"
+    shown = snapshot.absent[worker.pod_id or worker.id].shown
+    return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, shown)
 
 
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:

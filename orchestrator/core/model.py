@@ -218,6 +218,7 @@ class Absence:
     lists: int
     since: datetime  # the first of them
     until: datetime  # the newest: what has happened since is not known
+    shown: datetime | None = None  # the last one that did show it, as far as this process knows
 
 
 @dataclass(frozen=True, slots=True)

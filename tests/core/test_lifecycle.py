@@ -161,6 +161,15 @@ def test_one_incomplete_absence_is_not_death() -> None:
     assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)
 
 
+def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
+    """Until then it is booked; where nobody looked before, nobody knows."""
+    one = busy("gpu-1", last_heartbeat=ago(40))
+    for shown in (ago(13), None):
+        action = only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(absent(11), shown=shown)}))
+        assert isinstance(action, Terminate)
+        assert action.listed_at == shown
+
+
 def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
     """The row says what the list does not show; nothing is done about it, and nothing is written twice."""
     one = busy("gpu-1")
@@ -410,6 +419,7 @@ def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     second = fold(first, [], [one], "test", NOW + timedelta(seconds=4))
     assert second.absent["pod-gpu-1"].lists == 2
     assert second.absent["pod-gpu-1"].since == NOW
+    assert second.absent["pod-gpu-1"].shown == NOW
     assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
 
 
