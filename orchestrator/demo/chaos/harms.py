@@ -214,18 +214,22 @@ async def provider_fault(field: Field, dice: random.Random) -> str:
     return f"{kind} x {times}"
 
 
+# How long it takes to lead is only told from how long the database was away where that was there all the time.
+CALM_FOR_A_LEASE = ("orchestrators", "postgres", "lines")
 DECK: tuple[Harm, ...] = (
-    Harm("leader_killed", leader_killed, ("orchestrators",), 3),
-    Harm("standby_killed", standby_killed, ("orchestrators",), 4),
+    Harm("leader_killed", leader_killed, ("orchestrators",), 2),
+    Harm("leader_killed", leader_killed, CALM_FOR_A_LEASE, 2),
+    Harm("standby_killed", standby_killed, ("orchestrators",), 6),
     Harm("both_killed", both_killed, ("orchestrators",), 1),
     Harm("leader_ended", leader_ended, ("orchestrators",), 1),
-    Harm("leader_frozen", leader_frozen, ("orchestrators",), 2),
-    Harm("leader_cut_off", leader_cut_off, ("orchestrators", "lines"), 1),
-    Harm("agent_killed", agent_killed, ("agents",), 5),
+    Harm("leader_frozen", leader_frozen, ("orchestrators",), 1),
+    Harm("leader_frozen", leader_frozen, CALM_FOR_A_LEASE, 1),
+    Harm("leader_cut_off", leader_cut_off, CALM_FOR_A_LEASE, 1),
+    Harm("agent_killed", agent_killed, ("agents",), 8),
     Harm("agent_frozen", agent_frozen, ("frozen agents",), 2),
     Harm("pod_lost", pod_lost, ("agents",), 2),
-    Harm("postgres_restarted", postgres("fast"), ("postgres",), 6),
-    Harm("postgres_crashed", postgres("immediate"), ("postgres",), 6),
+    Harm("postgres_restarted", postgres("fast"), ("postgres",), 8),
+    Harm("postgres_crashed", postgres("immediate"), ("postgres",), 8),
     Harm("s3_restarted", s3_restarted, ("s3",), 1),
     Harm("line_slow", line("slow"), ("lines",), 2),
     Harm("line_swallows", line("swallows"), ("lines",), 2),
