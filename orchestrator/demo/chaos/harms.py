@@ -16,6 +16,7 @@ from orchestrator.ports import LEASE_TTL_S
 
 ABSENT_S = (0.0, 0.0, 2.0, 8.0)  # until a platform starts a killed orchestrator again
 DOWN_S = (0.0, 0.0, 0.5, 2.0, 6.0)  # between two lives of a server
+BUSY_WITHIN_S, LOOK_EVERY_S = 10.0, 0.25  # for a worker that has a task in its hands
 GOODBYE, NOBODY = "SIGTERM", "SIGKILL of both"  # what a leader is missed for, besides what a standby has to notice
 BREAK_WITHIN_S = 10.0  # a pattern that has not come by then is not waited for
 PATTERNS = {
@@ -228,8 +229,8 @@ DECK: tuple[Harm, ...] = (
     Harm("agent_killed", agent_killed, ("agents",), 8),
     Harm("agent_frozen", agent_frozen, ("frozen agents",), 2),
     Harm("pod_lost", pod_lost, ("agents",), 2),
-    Harm("postgres_restarted", postgres("fast"), ("postgres",), 8),
-    Harm("postgres_crashed", postgres("immediate"), ("postgres",), 8),
+    Harm("postgres_restarted", postgres("fast"), ("postgres",), 6),
+    Harm("postgres_crashed", postgres("immediate"), ("postgres",), 6),
     Harm("s3_restarted", s3_restarted, ("s3",), 1),
     Harm("line_slow", line("slow"), ("lines",), 2),
     Harm("line_swallows", line("swallows"), ("lines",), 2),
@@ -247,9 +248,11 @@ async def _leader(field: Field) -> tuple[int, Row]:
 
 
 async def _busy(field: Field, dice: random.Random) -> Row:
-    busy = await field.busy(dice)
-    if busy is None:
-        raise NobodyThere
+    until_s = field.seconds() + BUSY_WITHIN_S
+    while (busy := await field.busy(dice)) is None:
+        if field.seconds() > until_s:
+            raise NobodyThere
+        await asyncio.sleep(LOOK_EVERY_S)
     return busy
 
 
