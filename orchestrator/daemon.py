@@ -271,7 +271,7 @@ class Daemon:
             self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
         except asyncio.CancelledError:
-            if not self._stopping:
+            if self._scheduler.running:
                 raise
             log.info("tick_cut_off")  # by the end of SETTLE_S: a shutdown, and no crash
         finally:
