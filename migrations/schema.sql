@@ -880,7 +880,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric DEFAULT 0, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -888,7 +888,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now, p_over_s));
 end
 $$;
 
@@ -1857,7 +1857,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -1875,7 +1875,7 @@ begin
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
              where t.status = 'In Progress'
-               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now)
+               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
              order by t.id for update skip locked) l;
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
@@ -2281,9 +2281,10 @@ begin
       into v_proven, v_deleted
       from public.worker_attempts a where a.worker_id = new.id;
     if new.failure_code = 'POD_MISSING' and new.billing_until is null then
-        -- It vanished: it was there at its last heartbeat, at the last stage that was proven, at its last claim.
+        -- It was there at its last heartbeat, at the last stage that was proven, at its last claim, in the last list.
         new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
-                                      case when old.status in ('active', 'idle') then old.state_since end);
+                                      case when old.status in ('active', 'idle') then old.state_since end,
+                                      (new.metadata->>'listed_at')::timestamptz);
     end if;
     if new.status = 'terminated' then  -- now that absence is proven, the last delete is known to have worked
         new.billing_until := least(new.billing_until, v_deleted);
@@ -3580,8 +3581,8 @@ GRANT ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with tim
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;
@@ -3669,7 +3670,7 @@ REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[],
 
 REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 

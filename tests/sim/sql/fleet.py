@@ -212,19 +212,20 @@ class Database(Queue):
             if attempt["ended_at"] is None:
                 attempt |= {"ended_at": self.now, "outcome": "lost"}
 
-    def abandoned(self, task: Row) -> bool:
+    def abandoned(self, task: Row, over_s: float = 0) -> bool:
         """internal_is_abandoned, of a task In Progress."""
+        by = self.now - timedelta(seconds=over_s)
         if task["lease_expires_at"] is not None:
-            return bool(task["lease_expires_at"] <= self.now)
+            return bool(task["lease_expires_at"] <= by)
         worker = self.workers.get(task["worker_id"] or "")
-        return worker is not None and worker["status"] == "terminated" and worker["terminated_at"] <= self.now
+        return worker is not None and worker["status"] == "terminated" and worker["terminated_at"] <= by
 
-    def rescue(self, worker_id: str | None) -> list[Json]:
+    def rescue(self, worker_id: str | None, over_s: float = 0) -> list[Json]:
         """internal_rescue."""
         if worker_id is not None:
             lost = list(self.running.get(worker_id, {}).values())
         else:
-            lost = [t for held in self.running.values() for t in held.values() if self.abandoned(t)]
+            lost = [t for held in self.running.values() for t in held.values() if self.abandoned(t, over_s)]
         found = []
         for task in sorted(lost, key=lambda t: str(t["id"])):
             if task["status"] != "In Progress":
@@ -238,9 +239,9 @@ class Database(Queue):
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
 
-    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None) -> Json:
+    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None, p_over_s: float = 0) -> Json:
         self._check_term(p_fleet, p_term, "fleet_rescue")
-        return {"tasks": self.rescue(p_worker_id)}
+        return {"tasks": self.rescue(p_worker_id, p_over_s)}
 
     def fleet_request_termination(
         self, p_fleet: str, p_worker_id: str, p_reason: str | None, p_now_not_drain: bool
