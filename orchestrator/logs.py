@@ -59,6 +59,8 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
     root.setLevel(level)
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # That a job is skipped while the one before it still runs is how the timers are meant.
+    logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
     logging.captureWarnings(True)
     _log_what_nobody_caught()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator.core.states import READY
 from orchestrator.diagnostics import ailing, causes
-from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, workers
+from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, minutes, workers
 
 UNCLAIMED_S = 60.0  # a worker that has been ready for so long would have claimed
 BACKLOG_S = 900.0  # the oldest task has waited for longer, and it is a backlog
@@ -189,14 +189,10 @@ def _backlog(report: Report) -> Iterator[Recommendation]:
             continue
         ready = max(1, pool["running"])
         eta_s = pool["claimable"] * float(pool["mean_task_s"]) / ready if pool["mean_task_s"] else None
-        eta = (
-            "no ETA: no task of this pool was completed within a day"
-            if eta_s is None
-            else f"ETA {eta_s / 60:.0f} minutes"
-        )
+        eta = "no ETA: no task of this pool was completed within a day" if eta_s is None else f"ETA {minutes(eta_s)}"
         first = decision["blocked"][0] if decision["blocked"] else None
         limit = first["text"] if first else f"target {decision['target']}: the workers it has"
-        oldest = f"the oldest for {waited_s / 60:.0f} minutes"
+        oldest = f"the oldest for {minutes(waited_s)}"
         issue = f"Backlog in pool {pool['pool']}: {pool['claimable']} tasks wait, {oldest}"
         action = first["fix"] if first else "raise MAX_ACTIVE_GPUS, lower TASKS_PER_GPU_THRESHOLD, or spawn one more"
         yield Recommendation(MEDIUM, "Scaling", issue, action, f"limited by: {limit}; {eta}")

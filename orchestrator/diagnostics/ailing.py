@@ -8,7 +8,18 @@ from typing import Any
 from orchestrator.core.states import READY, RUNGS, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.collect import CONNECTED
-from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, heard_s, known, workers
+from orchestrator.diagnostics.facts import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Recommendation,
+    Report,
+    ago_s,
+    heard_s,
+    known,
+    minutes,
+    workers,
+)
 from orchestrator.diagnostics.sentences import MORE
 from orchestrator.diagnostics.workers import named
 
@@ -67,7 +78,7 @@ def _silent(report: Report) -> Iterator[Recommendation]:
                 HIGH, "Workers", issue, f"python -m orchestrator terminate {name}", f"logs {name} says why"
             )
         elif quiet_s > SILENT_S:
-            issue = f"Worker {name} has sent no heartbeat for {quiet_s / 60:.0f} minutes"
+            issue = f"Worker {name} has sent no heartbeat for {minutes(quiet_s)}"
             yield Recommendation(
                 HIGH, "Workers", issue, f"python -m orchestrator explain {name}", ssh["connection_status"]
             )

@@ -42,3 +42,9 @@ def heard_s(worker: Mapping[str, Any], report: Report) -> float:
 def ago_s(moment: str, report: Report) -> float:
     """Seconds from a moment to the report."""
     return (datetime.fromisoformat(report["timestamp"]) - datetime.fromisoformat(moment)).total_seconds()
+
+
+def minutes(seconds: float) -> str:
+    """A time as it is said: `12 minutes`, `1 minute`, `less than a minute`."""
+    whole = round(seconds / 60)
+    return f"{whole} minute{'s' if whole > 1 else ''}" if whole else "less than a minute"
