@@ -20,7 +20,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
         floor = Floor(await database(postgres, "floor"))
-        ours = Ours(await database(postgres, "ours"), exchange=True)
+        ours = Ours(await database(postgres, "ours"))
         rates: dict[str, list[float]] = {"floor": [], "ours": []}
         for side in (floor, ours):
             await side.open(stack, CONNECTIONS)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import psycopg
 from psycopg.rows import TupleRow
-from psycopg.types.json import Jsonb
 
 from bench import peers
 from bench.pickup import WORKER
@@ -68,16 +67,13 @@ class Floor:
 
 
 class Ours:
-    """Through the functions that a worker calls: one worker for each connection."""
+    """Through the functions that an agent calls, a completion for each task: one worker for each connection."""
 
     CLAIM = "select worker_claim(%s, %s, %s, %s, 0)"
     COMPLETE = "select worker_complete(%s, %s, %s, %s, null, null)"
-    EXCHANGE = "select worker_exchange(%s, %s, %s, %s, %s, 0)"
 
-    def __init__(self, url: str, *, exchange: bool) -> None:
-        """With `exchange`, completions and the next claim are one call; without, one call for each of them."""
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.exchange = exchange
         self.connections: list[Connection] = []
         self.workers: list[tuple[str, str]] = []
         self.claims = 0
@@ -106,13 +102,6 @@ class Ours:
 
     async def work(self, connections: int, batch: int, count: int) -> float:
         """Claim and complete so many."""
-        held: dict[int, list[dict[str, Any]]] = {}
-
-        async def exchange(connection: Connection, place: int) -> None:
-            self.claims += 1
-            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in held.get(place, ())])
-            args = (*self.workers[place], done, self.claims, batch)
-            held[place] = (await _one(connection, self.EXCHANGE, args))["tasks"]
 
         async def turn(connection: Connection, place: int) -> None:
             self.claims += 1
@@ -120,12 +109,7 @@ class Ours:
             for task in tasks:
                 await _one(connection, self.COMPLETE, (*self.workers[place], task["id"], task["attempt"]))
 
-        each = exchange if self.exchange else turn
-        took_s = await _turns(self.connections[:connections], each, count // batch)
-        for place, tasks in held.items():  # what the last exchange of each connection left
-            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in tasks])
-            await _one(self.connections[place], self.EXCHANGE, (*self.workers[place], done, 1, 1))
-        return took_s
+        return await _turns(self.connections[:connections], turn, count // batch)
 
 
 class Peer:

@@ -1579,58 +1579,6 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    SET enable_seqscan TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-declare
-    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
-    v_ids uuid[];
-    v_ended uuid[];
-    v_outcomes jsonb;
-begin
-    if p_worker.nonce is distinct from p_nonce then
-        return (select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', 'fenced')), '[]')
-                  from jsonb_array_elements(p_done) d);
-    end if;
-    select array_agg(l.id) into v_ids from (
-        select t.id from jsonb_array_elements(p_done) d
-          join public.tasks t on t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
-         where t.status = 'In Progress' and t.worker_id = p_worker.id
-         order by t.id for update of t) l;
-    if v_ids is not null then
-        perform set_config('orchestrator.minded', 'on', true);  -- who waits is seen to below
-        with done as (
-            update public.tasks t
-               set status = 'Complete', output_location = d->>'output_location',
-                   result_data = case when d->'result_data' = 'null' then null else d->'result_data' end,
-                   generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
-                   updated_at = p_now
-              from jsonb_array_elements(p_done) d
-             where t.id = any (v_ids) and t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
-            returning t.id, t.attempts
-        ), noted as (
-            update public.task_attempts a
-               set ended_at = p_now, outcome = 'complete', log_last = v_log_last
-              from done d where a.task_id = d.id and a.attempt = d.attempts
-        )
-        select array_agg(d.id) into v_ended from done d;
-        perform set_config('orchestrator.minded', '', true);
-        perform public.internal_settle_dependants(v_ended);
-    end if;
-    select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', case
-               when (d->>'id')::uuid = any (v_ended) then 'ok'
-               when exists (select from public.task_attempts a
-                             where a.task_id = (d->>'id')::uuid and a.attempt = (d->>'attempt')::int
-                               and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
-               else 'fenced' end) order by n), '[]')
-      into v_outcomes from jsonb_array_elements(p_done) with ordinality e (d, n);
-    return v_outcomes;
-end
-$$;
-
 CREATE FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2594,35 +2542,6 @@ begin
     return jsonb_build_object('outcome', v_outcome);
 end
 $$;
-
-CREATE FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $_$
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, true);
-    v_done jsonb := coalesce(nullif(p_done, 'null'), '[]');
-    v_outcomes jsonb;
-begin
-    if jsonb_typeof(v_done) <> 'array' or jsonb_array_length(v_done) > 100 then
-        perform public.internal_refuse('OR007', 'p_done must be a list of at most 100 {id, attempt, …}');
-    elsif exists (select from jsonb_array_elements(v_done) d
-                   where jsonb_typeof(d) <> 'object' or coalesce(d->>'id', '') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-                      or coalesce(d->>'attempt', '') !~ '^[0-9]{1,9}$'
-                      or octet_length((d->'result_data')::text) > 1048576
-                      or octet_length(d->>'output_location') > 4096) then
-        perform public.internal_refuse('OR007', 'p_done has an entry without id and attempt, or one that is too large', '',
-            'a result of at most 1 MiB, a location of at most 4096 bytes');
-    elsif public.internal_is_pod() and v_done @? '$[*] ? (@.output_location starts with "s3://")' then
-        perform public.internal_refuse('OR007', 'an output in the bucket is completed with worker_complete', '',
-            'somebody has to look for it first');
-    end if;
-    v_outcomes := public.internal_finish(v_worker, p_nonce, v_done, v_now);
-    return public.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, p_wait_s, p_now)
-        || jsonb_build_object('done', v_outcomes);
-end
-$_$;
 
 CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3596,8 +3515,6 @@ REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
@@ -3690,10 +3607,6 @@ GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_clai
 REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
-
-REVOKE ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO gpu_worker;
-GRANT ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;
