@@ -1683,40 +1683,46 @@ CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time z
 $$;
 
 CREATE FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) RETURNS record
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
     AS $$
 declare
-    v_seen pg_snapshot;
-    v_place int;
-    v_created_at timestamptz;
-    v_due int;
     c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
     c_least constant int := -2147483648;
-    c_due constant int := 100;
+    c_due constant int := 100;  -- more of them than that, and the claim looks everywhere
+    v_low int;
+    v_low_at timestamptz;
+    v_due int;
+    v_due_place int;
+    v_due_at timestamptz;
 begin
-    select m.seen, m.place, m.created_at, m.id into v_seen, place, created_at, id
-      from public.task_marks m where m.pool = p_pool and m.seen is not null order by m.no desc limit 1;
-    select count(*), min(m.place), min(m.created_at) into lowered, v_place, v_created_at
-      from public.task_marks m
-     where m.pool = p_pool and m.seen is null and m.xid >= coalesce(pg_snapshot_xmin(v_seen), '0')
-       and (v_seen is null or not pg_visible_in_snapshot(m.xid, v_seen));
-    if v_seen is null then
+    select r.place, r.created_at, r.id, l.n, l.place, l.created_at, d.n, d.place, d.created_at
+      into place, created_at, id, lowered, v_low, v_low_at, v_due, v_due_place, v_due_at
+      from (select m.seen, m.xid, m.place, m.created_at, m.id from public.task_marks m
+             where m.pool = p_pool and m.seen is not null order by m.no desc limit 1) r
+     cross join lateral (
+           select count(*) as n, min(m.place) as place, min(m.created_at) as created_at from public.task_marks m
+            where m.pool = p_pool and m.seen is null and m.xid >= pg_snapshot_xmin(r.seen)
+              and (m.xid = r.xid or not pg_visible_in_snapshot(m.xid, r.seen))) l
+     cross join lateral (
+           select count(*) as n, min(c.place) as place, min(c.created_at) as created_at from (
+               select ~t.priority as place, t.created_at from public.tasks t
+                where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now limit c_due) c) d
+     where pg_snapshot_xmax(r.seen) <= pg_snapshot_xmax(pg_current_snapshot());  -- not restored from another server
+    if not found or v_due = c_due then
         place := c_least;
         created_at := '-infinity';
         id := c_nowhere;
         return;
     end if;
-    if (v_place, v_created_at) <= (place, created_at) then
-        place := v_place;
-        created_at := v_created_at;
+    if (v_low, v_low_at) <= (place, created_at) then
+        place := v_low;
+        created_at := v_low_at;
         id := c_nowhere;
     end if;
-    select count(*), min(d.place), min(d.created_at) into v_due, v_place, v_created_at from (
-        select ~t.priority as place, t.created_at from public.tasks t
-         where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now limit c_due) d;
-    if v_due = c_due or (v_place, v_created_at) <= (place, created_at) then
-        place := case when v_due = c_due then c_least else v_place end;
-        created_at := case when v_due = c_due then '-infinity' else v_created_at end;
+    if (v_due_place, v_due_at) <= (place, created_at) then
+        place := v_due_place;
+        created_at := v_due_at;
         id := c_nowhere;
     end if;
 end
@@ -1771,11 +1777,12 @@ CREATE FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) RETURNS
 $$;
 
 CREATE FUNCTION public.internal_raise_mark(p_pool text, p_now timestamp with time zone, p_anew boolean) RETURNS void
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
     AS $$
 declare
-    v_last bigint;
     v_seen pg_snapshot;
+    v_last record;
     v_from record;
     c_marks constant int := 1951809;  -- a namespace of advisory locks
 begin
@@ -1783,29 +1790,30 @@ begin
        or not pg_try_advisory_xact_lock(c_marks, hashtext(p_pool)) then
         return;
     end if;
-    select m.no, m.seen into v_last, v_seen
+    v_seen := pg_current_snapshot();
+    select m.no, pg_snapshot_xmin(m.seen) as xmin into v_last
       from public.task_marks m where m.pool = p_pool and m.seen is not null order by m.no desc limit 1;
+    select m.place, m.created_at, m.id into v_from from public.internal_mark(p_pool, p_now) m;
     if p_anew then
-        select -2147483648 as place, '-infinity'::timestamptz as created_at,
-               '00000000-0000-0000-0000-000000000000'::uuid as id into v_from;
-    else
-        select m.place, m.created_at, m.id into v_from from public.internal_mark(p_pool, p_now) m;
+        v_from.place := -2147483648;
+        v_from.created_at := '-infinity';
     end if;
-    with raised as (
-        delete from public.task_marks m where m.pool = p_pool and m.seen is not null and m.no = v_last
-    ), lowered as (
-        delete from public.task_marks m
-         where m.pool = p_pool and m.seen is null and m.xid >= coalesce(pg_snapshot_xmin(v_seen), '0')
-           and m.xid < pg_snapshot_xmin(pg_current_snapshot())
-    )
     insert into public.task_marks (pool, seen, place, created_at, id)
-    select p_pool, pg_current_snapshot(), coalesce(h.place, 2147483647), coalesce(h.created_at, 'infinity'),
+    select p_pool, v_seen, coalesce(h.place, 2147483647), coalesce(h.created_at, 'infinity'),
            coalesce(h.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
       from (values (1)) v (one) left join (
            select ~t.priority as place, t.created_at, t.id from public.tasks t
             where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after is null
               and (~t.priority, t.created_at, t.id) >= (v_from.place, v_from.created_at, v_from.id)
             order by ~t.priority, t.created_at, t.id limit 1) h on true;
+    delete from public.task_marks m where m.pool = p_pool and m.seen is not null and m.no = v_last.no;
+    delete from public.task_marks m
+     where m.pool = p_pool and m.seen is null and m.xid >= coalesce(v_last.xmin, '0') and m.xid < pg_snapshot_xmin(v_seen);
+    if p_anew then
+        delete from public.task_marks m
+         where m.pool = p_pool and m.seen is null
+           and (m.xid < pg_snapshot_xmin(v_seen) or m.xid >= pg_snapshot_xmax(pg_current_snapshot()));
+    end if;
 end
 $$;
 
