@@ -39,7 +39,8 @@ create index tasks_claim on public.tasks (pool, (~priority), created_at, id) inc
 -- number is not among those that its snapshot says are running, so what it adds after it raised a mark is asked for by name.
 create function public.internal_mark(p_pool text, p_now timestamptz, out place int, out created_at timestamptz, out id uuid,
                                      out lowered int)
-language plpgsql volatile security definer set search_path = '' as $$
+language plpgsql volatile security definer set search_path = ''
+set enable_seqscan = off set enable_sort = off set plan_cache_mode = force_generic_plan as $$
 declare
     c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
     c_least constant int := -2147483648;
@@ -86,7 +87,8 @@ $$;
 -- marks say. One at a time, and who finds another at it leaves it to them. What it says it has seen is older than all
 -- that it looks at, so that nothing falls in between.
 create function public.internal_raise_mark(p_pool text, p_now timestamptz, p_anew boolean) returns void
-language plpgsql volatile security definer set search_path = '' as $$
+language plpgsql volatile security definer set search_path = ''
+set enable_seqscan = off set enable_sort = off set plan_cache_mode = force_generic_plan as $$
 declare
     v_seen pg_snapshot;
     v_last record;

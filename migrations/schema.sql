@@ -941,6 +941,10 @@ $$;
 CREATE FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1685,6 +1689,9 @@ $$;
 CREATE FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
@@ -1779,6 +1786,9 @@ $$;
 CREATE FUNCTION public.internal_raise_mark(p_pool text, p_now timestamp with time zone, p_anew boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     v_seen pg_snapshot;
