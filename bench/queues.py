@@ -56,6 +56,11 @@ class Floor:
         await self.connections[0].execute("insert into floor select from generate_series(1, %s)", (count,))
         await self.connections[0].execute("vacuum analyze floor")
 
+    async def claim(self, batch: int, count: int) -> None:
+        """Only claim so many."""
+        for _ in range(count // batch):
+            await self.connections[0].execute(self.CLAIM, (batch,))
+
     async def work(self, connections: int, batch: int, count: int) -> float:
         """Claim and complete so many."""
 
@@ -99,6 +104,12 @@ class Ours:
         every = "insert into tasks (task_type) select 'x' from generate_series(1, %s)"
         await self.connections[0].execute(every, (count,))
         await self.connections[0].execute("vacuum analyze tasks, task_attempts")
+
+    async def claim(self, batch: int, count: int) -> None:
+        """Only claim so many."""
+        for _ in range(count // batch):
+            self.claims += 1
+            await _one(self.connections[0], self.CLAIM, (*self.workers[0], self.claims, batch))
 
     async def work(self, connections: int, batch: int, count: int) -> float:
         """Claim and complete so many."""

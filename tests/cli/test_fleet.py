@@ -1,10 +1,11 @@
 """`list` and `status`, as an operator and as a program read them."""
 
 import asyncio
+import sys
 
 from orchestrator.core.states import State
 from orchestrator.emulator.postgres import EmbeddedPostgres
-from tests.cli.builders import Cli, Fleet
+from tests.cli.builders import Cli, Fleet, run
 
 ESCAPE = "\x1b"
 
@@ -13,6 +14,25 @@ async def test_an_empty_fleet_says_so(cli: Cli) -> None:
     """In the words that operators know."""
     ran = await cli("list")
     assert (ran.code, ran.out, ran.err) == (0, "No active workers found.\n", "")
+
+
+async def test_the_list_loads_only_what_it_needs(cli: Cli) -> None:
+    """No SDK, no web server, no SSH, nothing of the loop: what is not loaded cannot make it slow to start."""
+    look = (
+        "import sys; from orchestrator.cli import main\n"
+        "try: main(['list'])\n"
+        "finally: print(*{name for name in sys.modules if 'orchestrator' in name or '.' not in name}, file=sys.stderr)"
+    )
+    ran = await run(sys.executable, "-c", look, environment=cli.environment)
+    assert ran.out == "No active workers found.\n"
+    loaded = set(ran.err.split())
+    sdks = {"boto3", "botocore", "runpod", "aiohttp", "httpx", "supabase", "asyncssh", "cryptography", "jwt"}
+    services = {"starlette", "uvicorn", "apscheduler", "prometheus_client", "textual", "structlog"}
+    ours = {
+        f"orchestrator.{name}" for name in ("daemon", "service", "web", "bringup", "execute", "shipping", "emulator")
+    }
+    assert {"psycopg", "orchestrator.adapters.store"} <= loaded
+    assert not (sdks | services | ours) & loaded
 
 
 async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) -> None:
