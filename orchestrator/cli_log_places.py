@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.adapters.store import worker_of
+from orchestrator.adapters.rows import worker_of
 from orchestrator.cli_render import clock, one_line, plain
 from orchestrator.ports import PortError
 from orchestrator.remote import TAIL_BYTES

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -168,7 +168,6 @@ async def _parts(
         db, acting = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
         metrics = Metrics()
         store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
-        schema = await store.check_functions()
         cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, metrics.stored)
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
@@ -184,15 +183,13 @@ async def _parts(
             bundle,
             pods,
             workers,
-            _launch(settings, heartbeat_s, {pool.name: pool.image for pool in policy.pools}),
+            _launch(settings, heartbeat_s, policy),
             token_for=lambda worker, jti: mint(signing_key, worker.id, jti, time.time()),
             pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         notified: list[Callable[[str, str], None]] = []
-        runs = {"version": __version__, "commit": settings.railway_git_commit_sha, "schema": schema}
-        metrics.build.labels(*(text or "" for text in runs.values())).set(1)
-        health = Health(started_at_s=time.monotonic(), runs=runs, depends=metrics.dependencies)
+        health = _health(settings, metrics, await store.check_functions())
         observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s, patience_s=patience_s)
         daemon = Daemon(
             store=store,
@@ -225,6 +222,12 @@ async def _parts(
             answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
         )
         yield Parts(daemon, observer, blobs, notified, health, metrics)
+
+
+def _health(settings: Settings, metrics: Metrics, schema: str) -> Health:
+    runs = {"version": __version__, "commit": settings.railway_git_commit_sha, "schema": schema}
+    metrics.build.labels(*(text or "" for text in runs.values())).set(1)
+    return Health(started_at_s=time.monotonic(), runs=runs, depends=metrics.dependencies)
 
 
 def _leave_on_signals(stop: asyncio.Event) -> None:
@@ -266,7 +269,7 @@ def _make_room() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -> LaunchConfig:
+def _launch(settings: Settings, heartbeat_s: float, policy: Policy) -> LaunchConfig:
     return LaunchConfig(
         api_url=settings.worker_url or "",
         api_key=settings.supabase_publishable_key if settings.pods_use_supabase else None,
@@ -279,5 +282,5 @@ def _launch(settings: Settings, heartbeat_s: float, images: Mapping[str, str]) -
         deadman_s=settings.deadman_timeout_sec,
         spawning_timeout_s=settings.spawning_timeout_sec,
         deadlines_s=dict(settings.bringup_deadlines),
-        images=images,
+        images={pool.name: pool.image for pool in policy.pools},
     )

@@ -23,7 +23,7 @@ import structlog
 from orchestrator import launch, remote
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
-from orchestrator.ports import Blobs, Lines, LogRange, NotFound, PortError, Session, Store, Unavailable
+from orchestrator.ports import BlobRefused, Blobs, Lines, LogRange, NotFound, PortError, Session, Store, Unavailable
 from worker.protocol import STREAMS
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -215,7 +215,7 @@ class Shipper:
         try:
             if end.begun is not None and await self._has_arrived(end.begun):
                 await self._put(term, end, end.begun, None)
-        except Unavailable as error:  # a pod is not kept, and paid for, until S3 answers again
+        except (Unavailable, BlobRefused) as error:  # a pod is not kept, and paid for, until S3 answers again
             why += f"; whether the last piece begun had arrived is unknown: {str(error)[:200]}"
         if known > end.shipped:
             log.warning("log_lost", worker=worker_id, stream=where[1], first=end.shipped, last=known)

@@ -83,7 +83,11 @@ class Teardown:
                 async with asyncio.timeout(self._policy.flush_deadline_s):
                     reason = await self._finish(term, action, worker)
             except (PortError, TimeoutError) as error:
-                raise await self._unflushed(term, action, worker.id, error) from error
+                unflushed = await self._unflushed(term, action, worker.id, error)
+                if not action.final:
+                    raise unflushed from error
+                log.warning("logs_given_up", worker=worker.id, why=str(unflushed))
+                reason = f"its logs could be neither shipped nor declared lost, and the pod is paid for: {unflushed}"
         await self._store.move(
             term,
             worker.id,

@@ -265,7 +265,8 @@ class Agent:
 def _report_call(held: Held, outcome: Outcome, journal: Journal) -> tuple[str, dict[str, Any]]:
     token = {"p_task_id": held.id, "p_attempt": held.attempt}
     if outcome.kind == "done":
-        return protocol.COMPLETE, {**token, "p_output_location": outcome.location, "p_result_data": outcome.result}
+        result = journal.clean_result(outcome.result)
+        return protocol.COMPLETE, {**token, "p_output_location": outcome.location, "p_result_data": result}
     failure = dict(outcome.failure or {})
     failure["message"] = journal.clean(failure["message"])
     failure["detail"] = {

@@ -21,8 +21,8 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
 from orchestrator.adapters.arguments import check_names, plain
+from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
-from orchestrator.adapters.store import refusal
 from orchestrator.ports import PortError, Unavailable
 
 CHANNELS = (TASKS, FLEET, ASKS)

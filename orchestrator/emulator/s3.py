@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from tempfile import gettempdir
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from orchestrator.emulator.leash import leash, unwatch, watch
+from orchestrator.emulator.leash import Leashed
 from orchestrator.emulator.loopback import free_port
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class EmbeddedS3:
         self.access_key = secrets.token_hex(10)
         self.secret_key = secrets.token_hex(20)
         self._ports: dict[str, int] = {}
-        self._server: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._server: Leashed | None = None
 
     @property
     def endpoint_url(self) -> str:
@@ -62,7 +60,7 @@ class EmbeddedS3:
     @property
     def pid(self) -> int | None:
         """The server's process id while it runs."""
-        return self._server.pid if self._server and self._server.poll() is None else None
+        return self._server.pid if self._server else None
 
     @property
     def log_file(self) -> Path:
@@ -85,9 +83,14 @@ class EmbeddedS3:
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ports = self._ports or _free_ports()
         self._write_config()
-        self._spawn()
+        self._server = Leashed(
+            list(self._command()),
+            self.log_file,
+            cwd=self._data_dir,
+            env={"PATH": os.environ.get("PATH", ""), "HOME": str(self._data_dir), "TMPDIR": gettempdir()},
+        )
         try:
-            await self._until_ready()
+            await self._until_ready(self._server)
         except BaseException:
             await self.stop()
             raise
@@ -97,17 +100,7 @@ class EmbeddedS3:
         server, self._server = self._server, None
         if server is None:
             return
-        if server.poll() is None:
-            server.terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while server.poll() is None:
-            if time.monotonic() > deadline:
-                server.kill()
-                server.wait()
-                break
-            await asyncio.sleep(POLL_S)
-        watcher, self._watch = self._watch, None
-        unwatch(watcher)
+        await server.end(signal.SIGTERM, STOP_TIMEOUT_S)
         for listener in LISTENERS:  # a killed server leaves these behind, and no option moves them
             socket_file = Path(gettempdir()) / f"seaweedfs-{listener}-grpc-{self._ports[f'{listener}.grpc']}.sock"
             socket_file.unlink(missing_ok=True)
@@ -126,20 +119,6 @@ class EmbeddedS3:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump({"identities": [identity]}, file)
 
-    def _spawn(self) -> None:
-        with self.log_file.open("ab") as log:
-            self._server = subprocess.Popen(
-                list(self._command()),
-                cwd=self._data_dir,
-                env={"PATH": os.environ.get("PATH", ""), "HOME": str(self._data_dir), "TMPDIR": gettempdir()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
-                preexec_fn=leash(signal.SIGTERM),  # noqa: PLW1509  one system call, nothing that takes a lock
-            )
-        self._watch = watch(self._server, signal.SIGTERM)
-
     def _command(self) -> Iterable[str]:
         yield from (str(_weed()), "-logtostderr=true", "mini", f"-dir={self._data_dir}")
         yield from ("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={self._data_dir / 's3.json'}")
@@ -151,20 +130,21 @@ class EmbeddedS3:
         yield from (f"-master.volumeSizeLimitMB={VOLUME_SIZE_MB}", f"-volume.max={VOLUMES}")
         yield from ("-master.telemetry=false", "-volume.preStopSeconds=0")
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, server: Leashed) -> None:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - slow to import, see blobs.py
 
         client = await asyncio.to_thread(self._client)
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            if self._server is None or self._server.poll() is not None:
-                raise S3Failed(f"weed ended while starting: {self._last_words()}")
+            if server.pid is None:
+                raise S3Failed(f"weed ended while starting: {server.last_words()}")
             try:
                 if await asyncio.to_thread(_serves, client):
                     return
             except (BotoCoreError, ClientError) as error:
                 if time.monotonic() > deadline:
-                    raise S3Failed(f"not ready after {START_TIMEOUT_S:.0f} s: {error}; {self._last_words()}") from error
+                    why = f"not ready after {START_TIMEOUT_S:.0f} s: {error}; {server.last_words()}"
+                    raise S3Failed(why) from error
                 await asyncio.sleep(POLL_S)
 
     def _client(self) -> "S3Client":
@@ -184,12 +164,6 @@ class EmbeddedS3:
                 read_timeout=CALL_TIMEOUT_S,
             ),
         )
-
-    def _last_words(self) -> str:
-        try:
-            return self.log_file.read_text(errors="replace")[-2000:]
-        except FileNotFoundError:
-            return "(no log)"
 
 
 def _serves(client: "S3Client") -> bool:

@@ -11,7 +11,8 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.db_postgres import JSON_ARGS, PostgresDb
-from orchestrator.adapters.store import FUNCTIONS, SqlStore
+from orchestrator.adapters.functions import FUNCTIONS
+from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import TRANSITIONS, ExitCause, Stage, State, WaitingOn
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import DIRECTORY, migrate, read_migrations

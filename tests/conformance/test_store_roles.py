@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.adapters.store import FUNCTIONS
+from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.core.states import State
 from orchestrator.ports import BadToken, UnknownWorker
 from tests.conformance.builders import START, Agent, Fleet

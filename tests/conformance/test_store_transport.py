@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import BACKLOG
-from orchestrator.adapters.store import SqlStore, refusal
+from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import State
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate

@@ -264,7 +264,16 @@ def test_a_flush_is_retried_until_its_deadline_and_then_declared() -> None:
     assert action.reachable
     late = only(snapshot(replace(one, stage_since=ago(61))))
     assert isinstance(late, Flush)
-    assert not late.reachable
+    assert (late.reachable, late.final) == (False, False)
+
+
+def test_a_declaration_that_fails_is_spaced_and_has_an_end() -> None:
+    """A ledger that cannot be written must not be asked at every tick, nor keep a pod that is paid for."""
+    late = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(61), next_attempt_at=NOW + timedelta(seconds=4))
+    assert only(snapshot(late)) is None
+    last = only(snapshot(terminating("gpu-1", Stage.FLUSHING, stage_since=ago(601))))
+    assert isinstance(last, Flush)
+    assert (last.reachable, last.final) == (False, True)
 
 
 def test_a_flush_that_reaches_nobody_is_over_sooner() -> None:

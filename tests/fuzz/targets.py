@@ -23,8 +23,8 @@ from rich.console import Console
 from runpod.error import QueryError
 
 from orchestrator import last_look, launch, logs, settings, shipping
-from orchestrator.adapters import runpod_logs, runpod_replies, store
-from orchestrator.adapters.store import refusal
+from orchestrator.adapters import rows, runpod_logs, runpod_replies
+from orchestrator.adapters.functions import refusal
 from orchestrator.cli_log_reader import Reader
 from orchestrator.cli_render import Output, one_line, plain
 from orchestrator.cli_tables import workers
@@ -54,7 +54,7 @@ class Target:
 
 def storable(value: Any) -> None:
     """What goes into a jsonb column by way of the store: numbers that are numbers, and not without bounds."""
-    assert len(json.dumps(store.storable(value), allow_nan=False)) < 1_000_000
+    assert len(json.dumps(rows.storable(value), allow_nan=False)) < 1_000_000
 
 
 def harmless(text: str) -> None:

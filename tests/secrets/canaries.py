@@ -159,7 +159,8 @@ async def _ask(scene: Scene, canaries: Canaries) -> None:
         _, out, err = await scene.stack.run("doctor", overrides=changes)
         canaries.search("commands", f"{out}\n{err}")
     token = next(iter(canaries.known.get(TOKEN, {"none"})))
-    async with httpx.AsyncClient(base_url=scene.stack.url, trust_env=False, timeout=10) as client:
+    address = f"http://127.0.0.1:{scene.ports[0]}"
+    async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=10) as client:
         for path in ("/", "/healthz", "/readyz", "/metrics", "/rest/v1/rpc/worker_claim", "/rest/v1/workers"):
             for headers in ({}, {"Authorization": "Bearer x.y.z"}, {"Authorization": f"Bearer {token}"}):
                 for method in ("GET", "POST"):

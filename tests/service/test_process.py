@@ -25,6 +25,7 @@ LIMIT_S = 3.0
 HANGING = "select 1 from worker_attempts where outcome is null limit 1"
 HELD = "select 1 from fleet_lease where expires_at > now()"
 TAKEN = "select (fleet_lead('demo', 'gone', 7.5)->>'expires_at')::timestamptz as until"
+FREED = "update fleet_lease set expires_at = now()"  # as of an orchestrator that was cut short before
 LED = "select since from fleet_lease where holder <> 'gone'"
 WITH_AGENTS = "select 1 from workers where status in ('active', 'idle') limit 1"
 
@@ -134,9 +135,10 @@ async def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
 
 async def test_a_standby_leads_as_soon_as_the_lease_is_over(stack: Stack) -> None:
     """A leader that is gone without a word is missed for its lease, and not for a round of asking more."""
-    child = await stack.begin_orchestrator()  # a few seconds, and then every five: 7.5 s lie between two rounds
     async with await stack.connect() as sql:
+        await sql.execute(FREED)
         taken = await (await sql.execute(TAKEN)).fetchone()
+        child = await stack.begin_orchestrator()  # a few seconds, and then every five: 7.5 s lie between two rounds
         await until(stack, LED)
         led = await (await sql.execute(LED)).fetchone()
     assert taken is not None

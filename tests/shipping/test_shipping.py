@@ -10,7 +10,7 @@ import pytest
 from orchestrator import launch
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.db_postgres import PostgresDb
-from orchestrator.emulator.s3 import REGION
+from orchestrator.emulator.s3 import REGION, EmbeddedS3
 from orchestrator.ports import NotLeader, PortError, Unavailable
 from orchestrator.shipping import PIECE_BYTES
 from tests.bringup.rig import DEADLINE_S, Rig
@@ -203,13 +203,16 @@ async def test_a_piece_that_had_arrived_before_the_host_was_lost_is_not_lost(hau
     assert (open_end["first"], open_end["last"]) == (1_000, None)
 
 
-async def test_an_outage_of_s3_does_not_keep_a_lost_pod(hauling: Hauling) -> None:
+@pytest.mark.parametrize("ailment", ["away", "refuses"])
+async def test_s3_that_gives_no_answer_does_not_keep_a_lost_pod(hauling: Hauling, s3: EmbeddedS3, ailment: str) -> None:
     """Declaring goes on without S3, and says what is not known."""
     hauling.write("agent", 1_000)
     with pytest.raises(Crash):
         await hauling.shipper(blobs=Crashing(hauling.blobs, "put", "before")).ship(hauling.rig.term, hauling.worker)
     await hauling.sshd.stop()
-    await hauling.shipper(blobs=S3Blobs(*DEAD_S3)).finish(hauling.rig.term, hauling.worker, reachable=False)
+    refusing = (s3.endpoint_url, s3.access_key, "a revoked secret", "bucket", "", REGION)
+    blobs = S3Blobs(*(DEAD_S3 if ailment == "away" else refusing))
+    await hauling.shipper(blobs=blobs).finish(hauling.rig.term, hauling.worker, reachable=False)
     lost, open_end = await hauling.pieces("agent")
     assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, 1_000, True)
     assert "unknown" in lost["reason"]

@@ -17,7 +17,7 @@ from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.core.actions import Delete, Flush, Terminate
 from orchestrator.core.model import UNREACHED, Worker
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
-from orchestrator.ports import PortError, Unavailable
+from orchestrator.ports import BadArgument, PortError, Unavailable
 from orchestrator.teardown import Teardown
 from tests.bringup.rig import Rig
 from tests.bringup.sshd import pem_of
@@ -149,6 +149,25 @@ async def test_a_flush_says_how_much_is_left_and_its_deadline_stays(hauling: Hau
     worker = await now(hauling)
     assert (worker.stage, worker.waiting_for) == (Stage.DELETING, "the delete call")
     assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
+
+
+async def test_logs_that_can_be_neither_shipped_nor_declared_do_not_keep_the_pod_for_ever(hauling: Hauling) -> None:
+    """The final try goes on to the delete, and its event says what was given up, and why."""
+
+    async def refuse(_term: int, _worker: Worker, _reachable: bool) -> None:
+        raise BadArgument("the ledger has another piece there")
+
+    parts = teardown(hauling)
+    parts._finish_logs = refuse
+    await parts.begin(hauling.rig.term, end(hauling))
+    with pytest.raises(Unavailable):
+        await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "late"), await now(hauling))
+    assert (await now(hauling)).stage is Stage.FLUSHING
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "late", final=True), await now(hauling))
+    worker = await now(hauling)
+    assert worker.stage is Stage.DELETING
+    events = (await hauling.rig.store.worker(worker.id))["events"]
+    assert any("the ledger has another piece there" in str(event["reason"]) for event in events)
 
 
 async def test_a_delete_says_how_often_it_was_asked_and_since_when(hauling: Hauling) -> None:

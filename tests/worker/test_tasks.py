@@ -28,6 +28,10 @@ def where(params, task):
 def wrong(params, task):
     return 42
 
+def leak(params, task):
+    import os
+    return {"seen": [f"it is {os.environ['HF_TOKEN']}!"], os.environ["HF_TOKEN"]: 1}
+
 def not_a_number(params, task):
     return {"loss": float("nan")}
 
@@ -91,6 +95,14 @@ def test_returned_values(orchestrator: Orchestrator, make_pod: Callable[..., Pod
     assert where["p_output_location"] == "s3://bucket/somewhere/else"
     assert "not int" in orchestrator.failure("wrong")["message"]
     assert "not JSON compliant" in orchestrator.failure("not_a_number")["message"]
+
+
+def test_a_result_leaves_without_secrets(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """What a handler returns is stored where many can read it: the pod's own secrets are not in it."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"leak": "various:leak"}, env={"HF_TOKEN": "hf_sesame\nopen"})
+    orchestrator.submit("t", "leak", {})
+    assert orchestrator.completion("t")["p_result_data"] == {"seen": ["it is [redacted]!"], "[redacted]": 1}
 
 
 def test_progress_and_leases_during_a_long_handler(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:

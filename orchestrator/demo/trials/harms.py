@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
+
 from orchestrator.demo.trials.scene import NotWithin, Row, Scene
 from orchestrator.demo.trials.trial import TASKS, Act, Trial
 from orchestrator.diagnostics.errors import NO_DATABASE
@@ -46,7 +48,7 @@ def ssh(mode: str) -> Act:
         scene.strike()
         await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": mode, "cut": True, "seconds": 0.2})
         await asyncio.sleep(OUTAGE_S)
-        with contextlib.suppress(Exception):  # it may have been deleted meanwhile
+        with contextlib.suppress(httpx.HTTPStatusError):  # it may have been deleted meanwhile
             await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": "normal"})
 
     return act

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.adapters.store import refusal
+from orchestrator.adapters.functions import refusal
 from orchestrator.core.states import TRANSITIONS
 
 Row = dict[str, Any]

@@ -1,0 +1,136 @@
+"""Rows and arguments between the database and the model: what its JSON means, and what its columns can hold."""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.core.model import Demand, EndedClimb, OfferState, Worker
+from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.ports import LogRange
+
+Row = Mapping[str, Any]
+
+
+def worker_of(row: Row) -> Worker:
+    """A live `workers` row, decoded."""
+    return Worker(
+        id=row["id"],
+        pool=row["pool"],
+        state=State(row["status"]),
+        stage=Stage(row["stage"]),
+        state_since=moment(row["state_since"]),
+        stage_since=moment(row["stage_since"]),
+        created_at=moment(row["created_at"]),
+        deadline_at=moment(row["deadline_at"]),
+        next_attempt_at=moment(row["next_attempt_at"]),
+        waiting_on=WaitingOn(row["waiting_on"]),
+        waiting_for=row["waiting_for"],
+        pod_id=row["pod_id"],
+        ssh_host=row["ssh_host"],
+        ssh_port=row["ssh_port"],
+        host_key=row["host_key"],
+        gpu_type=row["gpu_type"],
+        gpu_count=row["gpu_count"],
+        data_center=row["data_center"],
+        price_usd_per_hour=None if row["price_usd_per_hour"] is None else float(row["price_usd_per_hour"]),
+        reserved_usd=float(row["reserved_usd"]),
+        nonce=row["nonce"],
+        code_sha=row["code_sha"],
+        token_jti=row["token_jti"],
+        last_heartbeat=maybe_moment(row["last_heartbeat"]),
+        drain_requested_at=maybe_moment(row["drain_requested_at"]),
+        stop_requested_at=maybe_moment(row["stop_requested_at"]),
+        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
+        failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
+        tasks_running=int(row["tasks_running"]),
+        own_program=row["own_program"],
+        release=row["release"],
+        progress_at=maybe_moment(row.get("progress_at")),
+        slowest_task=row.get("slowest_task"),
+        reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
+        metadata=row["metadata"],
+        log_bytes=row["log_bytes"] or {},
+        machine_id=row["machine_id"],
+    )
+
+
+def demand_of(row: Row) -> Demand:
+    """One pool's queue, decoded."""
+    return Demand(
+        pool=row["pool"],
+        claimable=int(row["claimable"]),
+        running=int(row["running"]),
+        blocked={cause: int(n) for cause, n in row["blocked"].items()},
+        oldest_claimable_at=maybe_moment(row["oldest_claimable_at"]),
+    )
+
+
+def offer_of(row: Row) -> OfferState:
+    """How an offer has fared, decoded."""
+    return OfferState(
+        key=row["key"],
+        cooldown_until=maybe_moment(row["cooldown_until"]),
+        refusals=row["refusals"],
+        last_refusal=maybe_moment(row["last_refusal"]),
+        last_success=maybe_moment(row["last_success"]),
+        probe_budget=row["probe_budget"],
+    )
+
+
+def climb_of(row: Row) -> EndedClimb:
+    """A bring-up that ended, decoded."""
+    return EndedClimb(
+        worker_id=row["worker_id"],
+        pool=row["pool"],
+        at=moment(row["at"]),
+        promoted=row["promoted"],
+        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
+        failure_code=row["failure_code"],
+        release=row["release"],
+    )
+
+
+def arguments_of(piece: LogRange) -> dict[str, Any]:
+    """A piece of a log as the ledger's functions take it."""
+    return {
+        "p_worker_id": piece.worker_id,
+        "p_boot_id": piece.boot_id,
+        "p_stream": piece.stream,
+        "p_seq": piece.seq,
+        "p_first": piece.first,
+        "p_last": piece.last,
+        "p_sha256": piece.sha256,
+        "p_key": piece.key,
+    }
+
+
+def moment(text: str) -> datetime:
+    """A time of the database, with its zone."""
+    said = datetime.fromisoformat(text)
+    return said if said.tzinfo else said.replace(tzinfo=UTC)  # an older project's column without a zone
+
+
+def maybe_moment(text: str | None) -> datetime | None:
+    """The same for a column that may be null."""
+    return None if text is None else moment(text)
+
+
+def storable(value: Any) -> Any:
+    """What a pod or a provider said, as text and jsonb can hold it: no NUL, no half of a character, no endless number.
+
+    Without it a tool that prints one NUL byte keeps its attempt's row open, and its worker from its end.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() and "\0" not in value else _text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [storable(item) for item in value]
+    return value
+
+
+def _text(value: str) -> str:
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

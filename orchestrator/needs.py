@@ -1,0 +1,129 @@
+"""What settings must agree on, and what each part of the product needs of them; each problem with its mend."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.problems import Problem, SettingsError
+
+if TYPE_CHECKING:
+    from orchestrator.settings import Settings
+
+MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
+
+
+def contradictions(settings: "Settings") -> list[Problem]:
+    """Settings that are valid each, and cannot hold together."""
+    problems = []
+    if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
+        why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
+        problems.append(Problem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
+    if settings.deadman_timeout_sec <= settings.heartbeat_timeout_sec:
+        silent_s = settings.heartbeat_timeout_sec
+        why = f"{settings.deadman_timeout_sec:g} s is not more than HEARTBEAT_TIMEOUT_SEC={silent_s:g}"
+        fix = "raise DEADMAN_TIMEOUT_SEC, or workers end themselves before anybody misses them"
+        problems.append(Problem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
+    if settings.worker_code_dir is not None and not settings.worker_code_dir.is_dir():
+        why = f"{settings.worker_code_dir} is not a directory"
+        problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
+    if settings.worker_start_command and settings.worker_handlers:
+        why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
+        problems.append(Problem("two kinds of worker are set", why, "unset one of the two"))
+    try:
+        settings.policy()
+    except SettingsError as error:
+        problems += error.problems
+    return problems
+
+
+def _unset(settings: "Settings", names: Mapping[str, str]) -> list[Problem]:
+    missing = [name for name in names if not getattr(settings, name.lower())]
+    return [Problem(f"{name} is missing", "it is not set in the environment", names[name]) for name in missing]
+
+
+def _missing_database(settings: "Settings") -> list[Problem]:
+    if settings.database_url or (settings.supabase_url and settings.supabase_service_role_key):
+        return []
+    if settings.supabase_url:
+        why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
+        fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
+        return [Problem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
+    fix = (
+        "set DATABASE_URL=postgresql://user:password@host:5432/database, or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
+    )
+    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+
+
+def _missing_owner(settings: "Settings") -> list[Problem]:
+    if settings.database_url:
+        return []
+    why = "DATABASE_URL is not set, and tables and functions cannot be made over SUPABASE_URL's API"
+    fix = (
+        "set DATABASE_URL to the project's session pooler (Supabase: Connect, port 5432) for this command, "
+        "or apply the files in migrations/ with `supabase db push`"
+    )
+    return [Problem("migrations need a connection of the database's owner", why, fix)]
+
+
+def _missing_shell(settings: "Settings") -> list[Problem]:
+    names = {
+        "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
+        "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
+    }
+    if problems := _unset(settings, names):
+        return problems
+    from orchestrator.keys import BadKey  # noqa: PLC0415  asyncssh takes a while to import, and few commands need it
+
+    try:
+        settings.login_pair()
+    except BadKey as error:
+        name = "RUNPOD_SSH_PUBLIC_KEY" if error.cause == "bad_public_key" else "RUNPOD_SSH_PRIVATE_KEY"
+        return [Problem(f"{name} cannot be used", str(error), error.fix)]
+    return []
+
+
+def _missing_gateway(settings: "Settings") -> list[Problem]:
+    fix = 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'
+    if settings.supabase_url:
+        fix = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
+    problems = []
+    if not (settings.worker_jwt_secret or settings.worker_jwt_signing_key):
+        why = "neither WORKER_JWT_SECRET nor WORKER_JWT_SIGNING_KEY is set in the environment"
+        problems.append(Problem("WORKER_JWT_SECRET is missing", why, fix))
+    if settings.worker_jwt_secret and len(settings.worker_jwt_secret.get_secret_value()) < MIN_SECRET_BYTES:
+        why = f"HS256 needs {MIN_SECRET_BYTES} bytes or more"
+        problems.append(Problem("WORKER_JWT_SECRET is too short", why, fix))
+    try:
+        settings.token_keys()
+    except ValueError as error:
+        how = "make one with `supabase gen signing-key --algorithm ES256` and import it in the project's JWT settings"
+        problems.append(Problem("WORKER_JWT_SIGNING_KEY cannot be used", str(error), how))
+    if settings.pods_use_supabase and not settings.supabase_publishable_key:
+        why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
+        how = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
+        problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, how))
+    if not (settings.database_url or settings.pods_use_supabase) and settings.supabase_url:
+        why = "without DATABASE_URL this service has no gateway for pods: they speak to SUPABASE_URL"
+        problems.append(Problem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL"))
+    if not settings.worker_url:
+        why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
+        problems.append(
+            Problem("WORKER_API_URL is missing", why, "set WORKER_API_URL=https://<this service's public name>")
+        )
+    return problems
+
+
+MISSING: Mapping[str, Callable[["Settings"], list[Problem]]] = {
+    "database": _missing_database,
+    "migrations": _missing_owner,
+    "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
+    "shell": _missing_shell,
+    "blobs": lambda s: _unset(
+        s,
+        {
+            "S3_BUCKET": "set S3_BUCKET to the bucket for logs and outputs",
+            "AWS_ACCESS_KEY_ID": "set AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY": "set AWS_SECRET_ACCESS_KEY",
+        },
+    ),
+    "gateway": _missing_gateway,
+}
