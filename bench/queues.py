@@ -11,7 +11,6 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from bench import peers
-from bench.pickup import WORKER
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
@@ -19,6 +18,10 @@ from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate
 
 Connection = psycopg.AsyncConnection[TupleRow]
+WORKER = {
+    "gpu_type": "none", "gpu_count": 1, "data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60,
+    "own_program": False, "deadline_s": 3600, "actor": "bench", "reason": "bench", "metadata": {},
+}  # fmt: skip
 
 
 class Side(Protocol):

@@ -302,8 +302,10 @@ declare
     v_role name;
 begin
     revoke all on public.task_marks from public;
+    revoke all on sequence public.task_marks_no_seq from public;
     for v_role in select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated') loop
         execute format('revoke all on public.task_marks from %I', v_role);
+        execute format('revoke all on sequence public.task_marks_no_seq from %I', v_role);
     end loop;
     if exists (select from pg_catalog.pg_roles where rolname = 'service_role') then
         grant all on public.task_marks to service_role;

@@ -3819,8 +3819,6 @@ GRANT ALL ON TABLE public.task_counts TO service_role;
 
 GRANT ALL ON TABLE public.task_marks TO service_role;
 
-GRANT ALL ON SEQUENCE public.task_marks_no_seq TO anon;
-GRANT ALL ON SEQUENCE public.task_marks_no_seq TO authenticated;
 GRANT ALL ON SEQUENCE public.task_marks_no_seq TO service_role;
 
 GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
