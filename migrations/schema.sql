@@ -313,10 +313,16 @@ begin
              where w.fleet = p_fleet and a.ended_at > p_since and a.ended_at <= v_until
         ), counted as (
             select count(*) filter (where e.outcome = 'complete') as completed,
-                   count(*) filter (where e.outcome in ('failed', 'lost')) as failed,
+                   count(*) filter (where e.outcome in ('failed', 'lost')) as failed_attempts,
                    percentile_cont(0.5) within group (order by e.seconds)
                        filter (where e.outcome = 'complete') as run_p50_s
               from ended e
+        ), given_up as (  -- tasks, not attempts; one that a dependency failed has no worker
+            select count(*) as failed
+              from public.tasks t left join public.workers w on w.id = t.worker_id
+             where t.status = 'Failed' and coalesce(t.generation_processed_at, t.updated_at) > p_since
+               and coalesce(t.generation_processed_at, t.updated_at) <= v_until
+               and coalesce(w.fleet, p_fleet) = p_fleet
         ), waits as (
             select extract(epoch from least(coalesce(t.generation_started_at, v_until), v_until)
                                       - greatest(t.created_at, p_since)) as seconds
@@ -330,7 +336,7 @@ begin
         )
         select jsonb_build_object(
             'since', p_since, 'until', v_until,
-            'completed', c.completed, 'failed', c.failed,
+            'completed', c.completed, 'failed', g.failed, 'failed_attempts', c.failed_attempts,
             'tasks_per_hour', round(c.completed * 3600 / v_length_s, 2),
             'run_p50_s', round(c.run_p50_s::numeric, 3),
             'queue_mean', round(q.mean_depth, 2),
@@ -341,7 +347,7 @@ begin
                                  / nullif(v_paid_s, 0), 4),
             'usd', (v_cost ->> 'usd')::numeric,
             'usd_per_task', round((v_cost ->> 'usd')::numeric / nullif(c.completed, 0), 6))
-          from counted c, queue q);
+          from counted c, given_up g, queue q);
 end
 $$;
 
@@ -424,6 +430,21 @@ begin
     end if;
     return jsonb_build_object('leader', v_lease.holder = p_holder, 'term', v_lease.term, 'holder', v_lease.holder,
                               'expires_at', v_lease.expires_at, 'since', v_lease.since);
+end
+$$;
+
+CREATE FUNCTION public.fleet_leadership(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'last', (select jsonb_build_object('holder', l.holder, 'until', l.expires_at)
+                   from public.fleet_lease l where l.fleet = p_fleet and l.expires_at <= v_now));
 end
 $$;
 
@@ -581,7 +602,7 @@ begin
     perform public.internal_check_keys(v_fields, array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
         'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'release', 'reserved_usd',
         'reserved_usd_per_hour', 'budget', 'waiting_on', 'waiting_for', 'exit_cause', 'failure_code', 'metadata',
-        'deadline_s', 'next_attempt_s'], 'p_fields');
+        'deadline_s', 'next_attempt_s', 'unbilled_s'], 'p_fields');
     if coalesce(p_reason, '') = '' then
         perform public.internal_refuse('OR007', 'a move needs a reason');
     end if;
@@ -593,7 +614,8 @@ begin
         perform public.internal_refuse('OR002', format('%s is %s', p_worker_id, v_old.status),
             format('expected it to be %s', array_to_string(p_from, ' or ')), 'Observe again.');
     end if;
-    v_new := jsonb_populate_record(v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s']);
+    v_new := jsonb_populate_record(
+        v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s', 'unbilled_s']);
     v_new.status := coalesce(p_to, v_old.status);
     v_new.stage := coalesce(p_stage, case when p_to = 'terminated' then 'gone' end, v_old.stage);
     if v_new.status in ('terminating', 'terminated') and v_new.exit_cause is null then
@@ -606,6 +628,8 @@ begin
     update public.workers w
        set status = v_new.status, stage = v_new.stage, state_reason = p_reason, pod_id = v_new.pod_id,
            billing_since = case when v_old.pod_id is null and v_new.pod_id is not null then v_now
+                                when v_old.status = 'spawning' then greatest(v_old.billing_since,
+                                    v_now - (v_fields->>'unbilled_s')::numeric * interval '1 second')
                                 else v_old.billing_since end,
            ssh_host = v_new.ssh_host, ssh_port = v_new.ssh_port, host_key = v_new.host_key, nonce = v_new.nonce,
            code_sha = v_new.code_sha, token_jti = v_new.token_jti, price_usd_per_hour = v_new.price_usd_per_hour,
@@ -731,6 +755,8 @@ begin
                                       and coalesce(t.run_after <= v_now, true)) as claimable,
                    count(*) filter (where t.status = 'Queued' and t.blocked) as dependencies,
                    count(*) filter (where t.status = 'Queued' and not t.blocked and t.run_after > v_now) as scheduled,
+                   min(t.run_after) filter (where t.status = 'Queued' and not t.blocked
+                                              and t.run_after > v_now) as next_due_at,
                    count(*) filter (where t.status = 'In Progress') as running,
                    count(*) filter (where t.status = 'Complete'
                                       and t.generation_processed_at > v_now - interval '1 hour') as completed_1h,
@@ -741,7 +767,7 @@ begin
               from public.tasks t group by t.pool
         ),
         attempts as (
-            select a.* from public.worker_attempts a join mine w on w.id = a.worker_id
+            select a.*, w.pool from public.worker_attempts a join mine w on w.id = a.worker_id
              where a.ended_at > v_day and a.outcome in ('failed', 'timeout', 'lost')
         ),
         failed as (
@@ -776,10 +802,13 @@ begin
                   from (select * from mine w order by w.created_at desc, w.id limit c_rows) w), '[]'),
             'failed_climbs', coalesce((
                 select jsonb_agg(to_jsonb(f) order by f.n desc, f.code)
-                  from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage,
+                  from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool,
                                upper(a.evidence ->> 'cause') as cause, count(*) as n, count(distinct a.worker_id) as workers,
-                               max(a.ended_at) as last_at
-                          from attempts a group by 1, 2, 3) f), '[]'),
+                               max(a.ended_at) as last_at,
+                               (select max(o.ended_at) from public.worker_attempts o join mine w on w.id = o.worker_id
+                                 where w.pool = a.pool and o.stage = a.stage and o.outcome = 'ok'
+                                   and o.ended_at > v_day) as ok_at
+                          from attempts a group by 1, 2, 3, 4) f), '[]'),
             'failed_tasks', coalesce((
                 select jsonb_agg(to_jsonb(f) order by f.n desc, f.task_type)
                   from (select f.task_type, f.failure_code as code, count(*) as n, max(f.updated_at) as last_at,
@@ -851,7 +880,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric DEFAULT 0, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -859,7 +888,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now, p_over_s));
 end
 $$;
 
@@ -1328,7 +1357,7 @@ COMMENT ON COLUMN public.workers.stop_requested_at IS 'It is wanted gone now, it
 
 COMMENT ON COLUMN public.workers.reserved_usd IS 'What ending it in good order may still cost: part of the committed budget';
 
-COMMENT ON COLUMN public.workers.billing_since IS 'When its pod id became known: costs count from here';
+COMMENT ON COLUMN public.workers.billing_since IS 'When its pod got a machine, as far as it was seen: costs count from here';
 
 COMMENT ON COLUMN public.workers.nonce IS 'The current launch of its agent; any other is fenced';
 
@@ -1594,8 +1623,21 @@ declare
     v_used int;
     v_jitter numeric;
     v_run_after timestamptz;
+    v_planned text;  -- why its worker is being ended, if that was meant
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
+    if p_outcome = 'lost' then
+        select w.exit_cause into v_planned from public.workers w
+         where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
+           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'max_lifetime', 'budget',
+                                'superseded');
+    end if;
+    if v_planned is not null then
+        p_outcome := 'released';
+        p_counted := false;
+        p_failure := jsonb_build_object(
+            'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned));
+    end if;
     v_used := v_task.attempts - v_task.uncounted;
     if v_task.cancel_requested_at is not null then
         v_outcome := 'cancelled';
@@ -1860,7 +1902,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -1878,7 +1920,7 @@ begin
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
              where t.status = 'In Progress'
-               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now)
+               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
              order by t.id for update skip locked) l;
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
@@ -2300,9 +2342,10 @@ begin
       into v_proven, v_deleted
       from public.worker_attempts a where a.worker_id = new.id;
     if new.failure_code = 'POD_MISSING' and new.billing_until is null then
-        -- It vanished: it was there at its last heartbeat, at the last stage that was proven, at its last claim.
+        -- It was there at its last heartbeat, at the last stage that was proven, at its last claim, in the last list.
         new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
-                                      case when old.status in ('active', 'idle') then old.state_since end);
+                                      case when old.status in ('active', 'idle') then old.state_since end,
+                                      (new.metadata->>'listed_at')::timestamptz);
     end if;
     if new.status = 'terminated' then  -- now that absence is proven, the last delete is known to have worked
         new.billing_until := least(new.billing_until, v_deleted);
@@ -3566,6 +3609,9 @@ GRANT ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now 
 REVOKE ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION public.fleet_leadership(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_leadership(p_fleet text, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
 
@@ -3599,8 +3645,8 @@ GRANT ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with tim
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;
@@ -3690,7 +3736,7 @@ REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[],
 
 REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 

@@ -24,6 +24,7 @@ class Ascent:
     entered_at: datetime  # the database's clock when the present stage was entered
     limit_s: float = 0.0  # what the present stage may take
     facts: dict[str, Any] = field(default_factory=dict)  # columns that the next move writes
+    unassigned_at_s: float | None = None  # monotonic: when its pod was last seen without a machine
     suspect: FailureCode | None = None  # what a deadline would be called now, if there is a better word
     evidence: Evidence = field(default_factory=dict)  # … and what is known by then
     note: Callable[[FailureCode | None, Evidence], Awaitable[None]] | None = None  # writes both to the open attempt

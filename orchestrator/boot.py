@@ -1,6 +1,7 @@
 """The stages in which the provider is waited for: the pod runs, and shows where SSH is."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from orchestrator.ascent import Ascent, Evidence
@@ -80,6 +81,8 @@ class Boot:
             """Keep what the list shows even of a pod that never gets further: it names the machine."""
             found = {name: getattr(pod, name) for name in POD_FACTS}
             ascent.facts |= {name: value for name, value in found.items() if value is not None}
+            if pod.status is PodStatus.PROVISIONING and pod.data_center is None:
+                ascent.unassigned_at_s = time.monotonic()
             return pod.status in GONE or ready(pod)
 
         pod = await self._pods.until(pod_id, told, timeout_s)

@@ -168,6 +168,9 @@ class BringUp:
         reason: str,
         fields: Mapping[str, Any],
     ) -> Worker:
+        if ascent.unassigned_at_s is not None:  # RunPod's bill starts with the machine
+            fields = {**fields, "unbilled_s": round(time.monotonic() - ascent.unassigned_at_s, 3)}
+            ascent.unassigned_at_s = None
         return await self._store.move(
             ascent.term,
             ascent.worker.id,

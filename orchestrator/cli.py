@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from orchestrator.cli_examples import added
+
 if TYPE_CHECKING:
     from orchestrator.cli_render import Output
 
@@ -92,14 +94,15 @@ EXAMPLES = (
 class Commands(click.Group):
     """The commands of COMMANDS, imported one at a time; examples come first in the help."""
 
-    def __init__(self, only: Sequence[str] = ()) -> None:
+    def __init__(self, only: Sequence[str] = (), script: str | None = None) -> None:
+        """`only` these commands, of a script of this name; a single one is called without its name."""
         super().__init__(
             name="orchestrator",
             help="Turn the depth of a task queue into exactly as many GPU pods as it needs.",
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
             params=[] if only else [_version_option()],
         )
-        self._only = frozenset(only)
+        self._only, self._script = frozenset(only), script
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Every command's name, in the order of the help."""
@@ -113,7 +116,8 @@ class Commands(click.Group):
         module, _, attribute = where.partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101  a wrong COMMANDS entry is a bug
-        return command
+        line = f"python {self._script}" if self._script else None
+        return added(command, cmd_name, f"{line} {cmd_name}" if line and len(self._only) > 1 else line)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples, then the commands by section, then the options."""
@@ -137,7 +141,7 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
     from orchestrator.redaction import guard_last_words
 
     guard_last_words()
-    output, commands = Output(), Commands(only)
+    output, commands = Output(), Commands(only, prog_name if only else None)
     command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
     assert command is not None  # noqa: S101  a door to a command that is not there is a bug
     sys.exit(_exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))

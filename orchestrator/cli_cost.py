@@ -45,7 +45,8 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
     async with opened_store() as store:
         report = await store.cost(begin)
     found = lines(report, by)
-    charged, why = await _charged(report)
+    with output.waiting("asking RunPod for its bill"):
+        charged, why = await _charged(report)
     if output.json:
         content: dict[str, Any] = {name: report[name] for name in ("since", "until", "usd", "kinds", "types")}
         both = None if charged is None else _document(charged)

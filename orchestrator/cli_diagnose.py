@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,19 @@ from rich.text import Text
 
 from orchestrator import cli_tables
 from orchestrator.cli_gather import gathered
-from orchestrator.cli_render import SCHEMA_VERSION, Output, json_option, numbers, one_line, plain, usd
+from orchestrator.cli_patience import leave
+from orchestrator.cli_render import (
+    SCHEMA_VERSION,
+    Output,
+    aged,
+    clock,
+    json_option,
+    numbers,
+    one_line,
+    plain,
+    relative,
+    usd,
+)
 from orchestrator.cli_session import runs, utcnow
 from orchestrator.cli_tables import facts, table
 from orchestrator.diagnostics.change import changes
@@ -53,17 +66,18 @@ async def diagnose(
         output.show(*shown(report, narrow=output.narrow))
     if saved:
         output.say(f"saved: {saved}")
-    return 0 if report["healthy"] else 1
+    return leave(0 if report["healthy"] else 1)
 
 
 def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:
     """The report for a person."""
+    now = datetime.fromisoformat(report["timestamp"])
     yield verdict(report)
     yield from advised(report)
     if "changes" in report:
-        yield Text(f"\nSince {report['changes']['since']}", style="bold")
-        told = {name.replace("_", " "): value for name, value in report["changes"].items() if value and name != "since"}
-        yield facts({name: one_line(value) for name, value in told.items()} or {"": "nothing has changed"})
+        since = report["changes"]["since"]
+        yield Text(f"\nSince the report of {clock(since)} ({relative(since, now)})", style="bold")
+        yield facts(dict(_changed(report["changes"])) or {"": "nothing has changed"})
     yield Text("\nEvidence", style="bold")
     yield facts(dict(_evidence(report)))
     if narrow:
@@ -77,7 +91,7 @@ def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType
             continue
         row, ssh, told = one["database_record"], one["ssh_analysis"], one["explanation"]
         logs = "yes" if one["log_analysis"].get("s3_logs_available") else "no"
-        waits = f"{told['who']}: {told['what']}"
+        waits = aged(f"{told['who']}: {told['what']}", now)
         reached, waits = one_line(ssh["connection_status"], 60), one_line(waits, 120)
         if narrow:
             rows.add_row(f"{name}\n{row['status']}, {row['stage']}, {logs}", f"{reached}\n{waits}")
@@ -99,13 +113,28 @@ def verdict(report: Mapping[str, Any]) -> Text:
 
 def advised(report: Mapping[str, Any]) -> Iterator[Text]:
     """What to do, the urgent first."""
+    now = datetime.fromisoformat(report["timestamp"])
     for number, advice in enumerate(report["recommendations"], 1):
         yield Text()
-        head = f"{number}. [{advice['priority']}] {advice['category']}: {plain(one_line(advice['issue'], 300))}"
+        head = f"{number}. [{advice['priority']}] {advice['category']}: {aged(one_line(advice['issue'], 300), now)}"
         yield Text(head, style=STYLES[advice["priority"]])
         if advice["detail"]:
-            yield Text(f"   {plain(one_line(advice['detail'], 300))}", style="dim")
+            yield Text(f"   {aged(one_line(advice['detail'], 300), now)}", style="dim")
         yield Text(f"   fix: {plain(advice['action'])}")
+
+
+def _changed(changes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What changed, a line for each kind."""
+    for name in ("new_issues", "solved_issues", "workers_come", "workers_gone"):
+        if changes[name]:
+            yield name.replace("_", " "), "\n".join(plain(one_line(one)) for one in changes[name])
+    moved = [f"{name}: {before} → {after}" for name, (before, after) in changes["workers_moved"].items()]
+    if moved:
+        yield "workers moved", "\n".join(moved)
+    if changes["tasks"]:
+        yield "tasks", ", ".join(f"{status} {count:+d}" for status, count in changes["tasks"].items())
+    if changes["usd_per_hour"]:
+        yield "cost", f"{changes['usd_per_hour']:+.2f} $/h"
 
 
 def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

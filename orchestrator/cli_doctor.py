@@ -36,7 +36,8 @@ def doctor(output: Output, section: tuple[str, ...], repair: bool) -> int:
         if section != ("ssh",):
             raise Failure(BAD_ARGUMENT, why="--repair is for ssh", fix="python -m orchestrator doctor ssh --repair")
         return _repair(output)
-    findings = asyncio.run(diagnose(section))
+    with output.waiting(f"asking {', '.join(section) or 'every part'}"):
+        findings = asyncio.run(diagnose(section))
     counted = counts(findings)
     if output.json:
         output.document(findings=[dataclasses.asdict(finding) for finding in findings], counts=counted)

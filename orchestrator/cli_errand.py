@@ -34,7 +34,7 @@ async def opened_cloud(settings: "Settings") -> "AsyncIterator[RunPodCloud]":
 
 async def leader(store: "SqlStore") -> Any:
     """Who leads now ({holder, since, term}), read only; None if nobody does."""
-    return (await store.explain_scaling())["leader"]
+    return (await store.leadership())["leader"]
 
 
 async def carried_out(
@@ -52,21 +52,24 @@ async def carried_out(
     async def remaining() -> Sequence[str]:
         nonlocal said
         rest = await left()
+        spent_s = time.monotonic() - began_s
+        shown(f"{len(rest)} left after {span(spent_s)}; given up after {span(PATIENCE_S)}")
         more = f" and {len(rest) - NAMED} more" if len(rest) > NAMED else ""
         line = f"{len(rest)} left: {', '.join(rest[:NAMED])}{more}"
         if rest and line != said:
-            output.say(f"{span(time.monotonic() - began_s):>6}  {line}")
+            output.say(f"{span(spent_s):>6}  {line}")
             said = line
         return rest
 
     async def is_done() -> bool:
         return not await remaining()
 
-    while (rest := await remaining()) and (spent_s := time.monotonic() - began_s) < PATIENCE_S:
-        if await leader(store) is None:
-            settings.require("database", "cloud", "shell", "blobs", "gateway")
-            output.say(LEADING, "yellow")
-            await service.lead_for(settings, errand, is_done, timeout_s=PATIENCE_S - spent_s)
-        else:
-            await asyncio.sleep(LOOK_EVERY_S)
+    with output.waiting("looking") as shown:
+        while (rest := await remaining()) and (spent_s := time.monotonic() - began_s) < PATIENCE_S:
+            if await leader(store) is None:
+                settings.require("database", "cloud", "shell", "blobs", "gateway")
+                output.say(LEADING, "yellow")
+                await service.lead_for(settings, errand, is_done, timeout_s=PATIENCE_S - spent_s)
+            else:
+                await asyncio.sleep(LOOK_EVERY_S)
     return rest

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.cli_render import ago, clock, gpu_name, moment, numbers, one_line, plain, relative, span, usd
+from orchestrator.cli_render import aged, ago, clock, gpu_name, moment, numbers, one_line, plain, relative, span, usd
 from orchestrator.cli_tables import STYLES, table
 from orchestrator.core.states import State
 from orchestrator.diagnostics.early import silent_leader
@@ -51,7 +51,8 @@ def worker(told: WorkerExplanation, now: datetime) -> Text:
             Text(f"did: {told.tasks_done} tasks done, {told.tasks_failed} failed, {len(told.running)} running")
         )
     lines += [Text(_held(row, now)) for row in told.running]
-    lines.append(Text(f"proof: {one_line(told.proof, 400) if told.proof else 'none yet: no attempt has ended'}"))
+    proven = aged(one_line(told.proof, 400), now) if told.proof else "none yet: no attempt has ended"
+    lines.append(Text(f"proof: {proven}"))
     lines.append(Text(f"{_usual(told.usual)}{GAP}fix: {plain(told.fix)}"))
     return Text("\n").join(lines)
 

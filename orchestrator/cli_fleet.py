@@ -1,6 +1,7 @@
 """`list` and `status`: the workers as the database knows them, and the provider's word on one of them."""
 
 import asyncio
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,8 +14,9 @@ from rich.text import Text
 from orchestrator import cli_tables
 from orchestrator.cli_render import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
-from orchestrator.cli_workers import busy_share, flags, is_live, public, totals
+from orchestrator.cli_workers import busy_share, flags, is_live, leaderless, public, totals
 from orchestrator.core.states import READY, Stage
+from orchestrator.diagnostics import workers
 from orchestrator.ports import PortError, Unavailable
 
 if TYPE_CHECKING:
@@ -39,11 +41,14 @@ async def list_workers(output: Output, everyone: bool, watch: bool) -> None:
     async with opened_store() as store:
         if watch:
             await _watch(store, output, everyone)
-        rows, now = await store.workers(all=everyone, limit=ROWS), utcnow()
+        rows, leads = await asyncio.gather(store.workers(all=everyone, limit=ROWS), store.leadership())
+        now = utcnow()
     if output.json:
-        output.document(at=now, workers=[public(row, now) for row in rows], totals=totals(rows))
-    else:
-        output.show(_listing(rows, output, now))
+        _document(output, rows, leads, now)
+        return
+    output.show(_listing(rows, output, now))
+    if missing := leaderless(leads):
+        output.say(missing, "bold yellow")
 
 
 @click.command()
@@ -54,15 +59,19 @@ async def list_workers(output: Output, everyone: bool, watch: bool) -> None:
 async def status(output: Output, worker: str) -> None:
     """Everything known about one worker, named by its id, the end of its id, or its pod's id. Exit 3 if unknown."""
     async with opened_store() as store:
-        found = await find_worker(store, worker)
+        found, leads = await find_worker(store, worker), await store.leadership()
+        told = workers.explained(await store.explain(found["worker"]["id"]), settings_for("database").policy())
     row, now = found["worker"], utcnow()
     provider = await _provider(row.get("pod_id"))
     if output.json:
         history = {name: found.get(name, []) for name in ("events", "attempts", "tasks")}
         stages = [{"stage": name, "seconds": seconds, "tries": tries} for name, seconds, tries in _stages(found, now)]
-        output.document(worker=public(row, now), provider=provider, stages=stages, **history)
+        rest = {**history, "leader": leads["leader"], "explanation": dataclasses.asdict(told)}
+        output.document(worker=public(row, now), provider=provider, stages=stages, **rest)
         return
-    output.show(cli_tables.facts(_facts(row, provider, found, now)))
+    output.show(cli_tables.facts(_facts(row, provider, found, now) | _why(told)))
+    if is_live(row) and (missing := leaderless(leads)):
+        output.say(missing, "bold yellow")
     climbed = cli_tables.table("stage", "took", "tries")
     for name, seconds, tries in _stages(found, now):
         took = f"{seconds:.1f}s" if seconds < SHORT_S else span(seconds)
@@ -80,8 +89,11 @@ async def _watch(store: "SqlStore", output: Output, everyone: bool) -> None:
         seen_at: datetime | None = None
         while True:
             try:
-                rows, now = await store.workers(all=everyone, limit=ROWS), utcnow()
-                seen_at, line = now, Text(f"at {clock(now)}", style="dim")
+                rows, leads = await asyncio.gather(store.workers(all=everyone, limit=ROWS), store.leadership())
+                seen_at = now = utcnow()
+                line = Text(f"at {clock(now)}", style="dim")
+                if missing := leaderless(leads):
+                    line = Text(missing, style="bold yellow")
                 shown = _listing(rows, output, now)
             except Unavailable as error:
                 age = "never seen" if seen_at is None else f"seen {span(ago(seen_at, utcnow()))} ago"
@@ -92,8 +104,13 @@ async def _watch(store: "SqlStore", output: Output, everyone: bool) -> None:
                 if not output.out.is_terminal:
                     output.show(Group(shown, line))
             elif seen_at == now:
-                output.document(at=now, workers=[public(row, now) for row in rows], totals=totals(rows))
+                _document(output, rows, leads, now)
             await asyncio.sleep(WATCH_EVERY_S)
+
+
+def _document(output: Output, rows: Sequence[Mapping[str, Any]], leads: Mapping[str, Any], now: datetime) -> None:
+    shown = [public(row, now) for row in rows]
+    output.document(at=now, workers=shown, totals=totals(rows), leader=leads["leader"])
 
 
 def _listing(rows: Sequence[Mapping[str, Any]], output: Output, now: datetime) -> RenderableType:
@@ -154,6 +171,13 @@ def _facts(
     shown["cost"] = _cost(row)
     shown["last failure"] = _last_failure(row, found)
     return shown
+
+
+def _why(told: workers.Explanation) -> dict[str, str]:
+    """What `explain` says of it, in short: the cause, what happens by itself, and what to do."""
+    code = f" ({workers.named(told.code, told.subcause)})" if told.code else ""
+    why = "; ".join(told.ended) or f"waiting on {told.who}: {told.what}{code}"
+    return {"why": one_line(why, 400), "then": told.then, "fix": told.fix}
 
 
 def _cost(row: Mapping[str, Any]) -> str:

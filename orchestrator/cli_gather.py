@@ -1,39 +1,47 @@
 """Gathering the report: opens what the settings allow, asks all parts side by side, and adds what to do about it."""
 
 import asyncio
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.cli_render import Output, one_line
-from orchestrator.cli_session import utcnow
+from orchestrator.cli_patience import Progress, counting
+from orchestrator.cli_render import Output
+from orchestrator.cli_session import knock, utcnow
 from orchestrator.cli_workers import public
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.diagnostics import advice, collect, scaling
-from orchestrator.diagnostics.collect import Part, part
+from orchestrator.diagnostics.collect import LIMITS, Limits, Part, part
+from orchestrator.diagnostics.deployment import deployment
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_WORKER, Failure
-from orchestrator.ports import PortError
+from orchestrator.ports import PortError, Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
-    from orchestrator.ports import Cloud
+    from orchestrator.ports import Blobs, Cloud, Lines
     from orchestrator.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[1]
-WORKER_S = 25.0  # all about one worker; they are asked side by side
-ABREAST = 20  # workers at once
-GIT_S = 5.0
+ABREAST = 100  # workers at once; each is a connection to its pod
 ELSEWHERE = "https://github.com"  # what is neither ours nor a provider's
-RAILWAY = ("SERVICE_NAME", "ENVIRONMENT_NAME", "DEPLOYMENT_ID", "GIT_COMMIT_SHA", "PUBLIC_DOMAIN")
+T = TypeVar("T")
 NO_SETTINGS = {"error": "not asked: the settings cannot be used"}
 
 
-async def gathered(output: Output, *, only: str | None = None, deep: bool = True, sensitive: bool = False) -> Part:
-    """The whole report on this fleet, or on one worker; not `deep`: without pods, logs, network and deployment."""
+async def gathered(
+    output: Output,
+    *,
+    only: str | None = None,
+    deep: bool = True,
+    sensitive: bool = False,
+    limits: Limits = LIMITS,
+) -> Part:
+    """The whole report on this fleet, or on one worker; not `deep`: without pods, logs, network and deployment.
+
+    Whatever hangs, it is there within `limits.whole_s`: what did not answer by then says so in its place.
+    """
     from orchestrator.settings import SettingsError, as_given, load
 
     if only and not ID_PATTERN.fullmatch(only):
@@ -56,8 +64,9 @@ async def gathered(output: Output, *, only: str | None = None, deep: bool = True
         "deployment_verification": {},
     }
     if settings is not None:
-        async with AsyncExitStack() as stack:
-            await _Gathering(output, settings, stack, only).fill(report, given, deep=deep)
+        with counting(output, "asking every part of the fleet" if deep else None, limits.whole_s) as told:
+            async with AsyncExitStack() as stack:
+                await _Gathering(settings, stack, only, limits, told).fill(report, given, deep=deep)
     found = advice.recommendations(report)
     report["missing_critical"] = report["environment"]["missing_critical"]
     report["recommendations"] = [asdict(one) for one in found]
@@ -68,31 +77,49 @@ async def gathered(output: Output, *, only: str | None = None, deep: bool = True
 class _Gathering:
     """One report on its way."""
 
-    def __init__(self, output: Output, settings: "Settings", stack: AsyncExitStack, only: str | None) -> None:
-        self._output, self._settings, self._stack, self._only = output, settings, stack, only
+    def __init__(
+        self, settings: "Settings", stack: AsyncExitStack, only: str | None, limits: Limits, progress: "Progress"
+    ) -> None:
+        self._settings, self._stack, self._only, self._limits = settings, stack, only, limits
+        self._progress = progress
+        self._until_s = time.monotonic() + limits.whole_s
         self._store: SqlStore | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()
 
     async def fill(self, report: Part, given: Mapping[str, str], *, deep: bool) -> None:
         """All parts that the settings allow."""
-        settings = self._settings
-        cloud = self._cloud()
-        database, (state, pods) = await asyncio.gather(part(self._database()), self._runpod(cloud))
+        settings, part_s = self._settings, self._limits.part_s
+        around = asyncio.create_task(self._around(given)) if deep else None
+        database, (state, pods) = await asyncio.gather(
+            self._told("database", part(self._database(), part_s)), self._told("RunPod", self._runpod(self._cloud()))
+        )
         now = utcnow()
         if pods is not None and "error" not in database:
             state["mismatches"] = collect.mismatches(pods, self._rows, settings.fleet_id, now)
         report |= {"timestamp": now.isoformat(), "runpod_state": state}
-        report["orchestrator_analysis"] = database if "error" in database else await self._analysis(database)
-        report["database_state"] = database
-        if self._store is not None:
+        report["orchestrator_analysis"] = report["database_state"] = database
+        if self._store is not None and "error" not in database:
             pod_of = {pod.id: pod for pod in pods or ()}
-            report["workers"] = await self._workers(self._store, pod_of, deep=deep)
-        if state is not None and "error" not in state:
-            state["ssh_connectivity_tests"] = _connectivity(report["workers"], pods or ())
-        if deep:
-            network, deployment = await asyncio.gather(self._network(), asyncio.to_thread(_deployment, given))
-            report |= {"network_tests": network, "deployment_verification": deployment}
+            report["orchestrator_analysis"], report["workers"] = await asyncio.gather(
+                self._analysis(database), self._workers(self._store, pod_of, deep=deep)
+            )
+        if "error" not in state:
+            state["ssh_connectivity_tests"] = collect.connectivity(report["workers"], pods or ())
+        if around is not None:
+            report["network_tests"], report["deployment_verification"] = await around
             report["deployment_verification"]["code_consistency"] = self._code(database)
+
+    async def _told(self, name: str, asked: Awaitable[T]) -> T:
+        """A part, counted when it is there."""
+        self._progress.expect(name)
+        answer = await asked
+        self._progress.done(name)
+        return answer
+
+    async def _around(self, given: Mapping[str, str]) -> tuple[Part, Part]:
+        """What the fleet stands on: the network, and the code here."""
+        network = self._told("network", self._network())
+        return await asyncio.gather(network, self._told("code", asyncio.to_thread(deployment, given)))
 
     def _cloud(self) -> "Cloud | None":
         from orchestrator import wiring
@@ -105,10 +132,14 @@ class _Gathering:
 
     async def _database(self) -> Part:
         from orchestrator import wiring
-        from orchestrator.ports import Unavailable
 
         if missing := self._settings.lacks("database"):
             raise Unavailable(missing)
+        if self._settings.database_url is not None:
+            try:
+                await knock(self._settings.database_url.get_secret_value())
+            except Failure as failure:
+                raise Unavailable(failure.why) from None
         store = await self._stack.enter_async_context(wiring.open_store(self._settings))
         found, self._rows = await asyncio.gather(collect.database(store), store.workers())
         self._store = store
@@ -124,7 +155,7 @@ class _Gathering:
             state, pods = await collect.runpod(cloud, self._settings.fleet_id)
             return state
 
-        return await part(asked()), pods
+        return await part(asked(), self._limits.part_s), pods
 
     async def _analysis(self, database: Part) -> Part:
         """What the orchestrator did lately, and what each pool's size comes to now."""
@@ -138,7 +169,7 @@ class _Gathering:
             rows, made = await asyncio.gather(self._store.explain_scaling(), wiring.verdicts(self._settings))
             return {"pools": [asdict(pool) for pool in scaling.explained(rows, made, self._settings.policy())]}
 
-        told = await part(decisions())
+        told = await part(decisions(), self._limits.part_s)
         return {**found, "scaling_decisions": told.get("pools", []), "scaling_error": told.get("error")}
 
     async def _workers(self, store: "SqlStore", pods: Mapping[str, Any], *, deep: bool) -> Part:
@@ -151,42 +182,43 @@ class _Gathering:
             if not names and not (await store.worker(self._only))["worker"]:
                 raise Failure(NO_WORKER, why=f"the database knows no worker {self._only}")
             names = names or [self._only]
-        lines = blobs = None
+        lines: Lines | None = None
+        blobs: Blobs | None = None
         if deep and not settings.lacks("shell"):
-            _, lines = wiring.open_lines(settings)
-            self._stack.push_async_callback(lines.close)
+            _, opened = wiring.open_lines(settings)
+            self._stack.push_async_callback(opened.close)
+            lines = opened
         if deep and not settings.lacks("blobs"):
             blobs = wiring.open_blobs(settings)
         pod_of = {row["id"]: pods.get(row["pod_id"] or "") for row in self._rows}
-        gate, policy, tell = (
-            asyncio.Semaphore(ABREAST),
-            settings.policy(),
-            progress(self._output, "workers", len(names)),
-        )
+        gate, policy = asyncio.Semaphore(ABREAST), settings.policy()
+
+        def shown(row: Mapping[str, Any]) -> Part:
+            return public(row, utcnow())
 
         async def one(name: str) -> Part:
             async with gate:
-                found = collect.worker(
-                    name, store, lines, blobs, pod_of.get(name), policy, lambda row: public(row, utcnow())
-                )
-                told = await part(found, WORKER_S)
-            tell()
-            return told
+                if (left_s := self._until_s - time.monotonic()) <= 0:
+                    return {"error": f"not asked: the report's {self._limits.whole_s:g} s were over"}
+                found = collect.worker(name, store, lines, blobs, pod_of.get(name), policy, shown, self._limits)
+                return await part(found, left_s)
 
-        return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+        told = await asyncio.gather(*(self._told(name, one(name)) for name in names))
+        return dict(zip(names, told, strict=True))
 
     async def _network(self) -> Part:
         import httpx
 
         settings = self._settings
+        gateway = None if settings.pods_use_supabase else settings.worker_url
         places = {
             "supabase": settings.supabase_url and f"{settings.supabase_url}/rest/v1/",
             "runpod_api": settings.runpod_api_base_url,
             "s3_storage": settings.s3_endpoint_url or f"https://s3.{settings.aws_region}.amazonaws.com",
-            "worker_api": settings.worker_url and f"{settings.worker_url}/healthz",
+            "worker_api": gateway and f"{gateway}/healthz",
             "elsewhere": ELSEWHERE,
         }
-        async with httpx.AsyncClient(timeout=collect.PART_S, follow_redirects=False) as client:
+        async with httpx.AsyncClient(timeout=self._limits.part_s, follow_redirects=False) as client:
 
             async def get(url: str) -> int:
                 try:
@@ -194,7 +226,7 @@ class _Gathering:
                 except httpx.HTTPError as error:
                     raise PortError(f"{type(error).__name__} {error}") from None
 
-            return await collect.network({name: url for name, url in places.items() if url}, get)
+            return await collect.network({name: url for name, url in places.items() if url}, get, self._limits.part_s)
 
     def _code(self, database: Part) -> Part:
         """Whether what runs on the pods, and in the database, is what lies here."""
@@ -212,19 +244,6 @@ class _Gathering:
         }
 
 
-def progress(output: Output, what: str, total: int) -> Callable[[], None]:
-    """Count on a terminal, on one line of stderr; elsewhere say nothing until it is over."""
-    done = 0
-
-    def tell() -> None:
-        nonlocal done
-        done += 1
-        if output.err.is_terminal:
-            output.err.print(f"\r{what}: {done} of {total}", end="\n" if done == total else "")
-
-    return tell
-
-
 def _keys(settings: "Settings | None") -> Part:
     """Whether the key pair can be used, and why not."""
     from orchestrator.keys import BadKey
@@ -236,45 +255,3 @@ def _keys(settings: "Settings | None") -> Part:
     except BadKey as error:
         return {"usable": False, "cause": error.cause, "error": error.mangling, "fix": error.fix}
     return {"usable": True, "type": key.get_algorithm(), "fingerprint": key.get_fingerprint()}
-
-
-def _connectivity(workers: Part, pods: Sequence[Any]) -> Part:
-    """By pod: where SSH is, what RunPod says, what came of connecting."""
-    by_pod = {
-        one["database_record"]["pod_id"]: one["ssh_analysis"]["connection_status"]
-        for one in workers.values()
-        if "database_record" in one
-    }
-    return {
-        pod.id: {
-            "ssh_details": {"ip": pod.ssh_host, "port": pod.ssh_port} if pod.ssh_host else None,
-            "status": pod.status.value,
-            "connection": by_pod.get(pod.id, "not tried"),
-        }
-        for pod in pods
-    }
-
-
-def _deployment(given: Mapping[str, str]) -> Part:
-    """What is checked out here, and what Railway says of itself in the environment."""
-    railway = {name.lower(): given[f"RAILWAY_{name}"] for name in RAILWAY if given.get(f"RAILWAY_{name}")}
-    return {"git_status": _git(), "railway_status": railway or "not on Railway"}
-
-
-def _git() -> Part | str:
-    def asked(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=GIT_S, check=True, text=True
-        )
-        return done.stdout.strip()
-
-    try:
-        changed = asked("status", "--porcelain", "--untracked-files=no").splitlines()
-        return {
-            "commit": asked("rev-parse", "HEAD"),
-            "branch": asked("rev-parse", "--abbrev-ref", "HEAD"),
-            "message": one_line(asked("log", "-1", "--format=%s")),
-            "changed_files": len(changed),
-        }
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown: {type(error).__name__}"

@@ -7,6 +7,7 @@ import click
 
 from orchestrator.cli_diagnose import advised, verdict
 from orchestrator.cli_gather import gathered
+from orchestrator.cli_patience import leave
 from orchestrator.cli_render import Output, json_option, numbers, usd
 from orchestrator.cli_session import runs
 from orchestrator.cli_tables import facts
@@ -26,7 +27,7 @@ async def health(output: Output) -> int:
         output.document(**{name: report[name] for name in NAMES}, numbers=told)
     else:
         output.show(verdict(report), *advised(report), "", facts(told))
-    return 0 if report["healthy"] else 1
+    return leave(0 if report["healthy"] else 1)
 
 
 def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

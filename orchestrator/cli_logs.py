@@ -61,6 +61,8 @@ async def logs(
                 output.say(f"==> {found['worker']['id']} <==", "bold")
             readers.append(await _one(store, settings, output, found, streams, lines, whole=not follow))
         following = [reader for reader in readers if reader is not None] if follow else []
+        if following and output.interactive:
+            output.say("following: what is shipped next comes here; Ctrl-C ends it", "dim")
         while following:
             await asyncio.sleep(FOLLOW_EVERY_S)
             following = [reader for reader in following if await reader.more()]

@@ -1,9 +1,11 @@
 """How the command line speaks: tables and JSON on stdout, narration and errors on stderr, spans and money in words."""
 
 import json
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, Any, TypeVar, cast
 
@@ -16,6 +18,7 @@ from orchestrator.redaction import redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
 PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
+MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # as rows and evidence have it
 NARROW_COLUMNS = 130  # below it a table stacks what belongs together
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,6 +66,15 @@ class Output:
     def say(self, text: str, style: str = "") -> None:
         """Narration."""
         self.err.print(Text(plain(text), style=style), soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A spinner on stderr, gone afterwards; the caller may change its words. Nothing elsewhere, or for JSON."""
+        if self.json or not self.err.is_terminal:
+            yield lambda _: None
+            return
+        with self.err.status(Text(plain(what))) as status:
+            yield lambda now: status.update(Text(plain(now)))
 
     def fail(self, *failures: Failure) -> int:
         """Show errors, at least one; the first one's exit code."""
@@ -167,6 +179,11 @@ def relative(value: Any, now: datetime) -> str:
     if seconds is None:
         return "–"
     return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
+def aged(text: str, now: datetime) -> str:
+    """A text for a person: moments in it, as the database writes them, as ages."""
+    return MOMENT.sub(lambda found: relative(found[0], now), text)
 
 
 def clock(value: Any) -> str:

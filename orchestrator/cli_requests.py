@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli_render import Output, clock, json_option, span
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
-from orchestrator.cli_workers import waits_for
+from orchestrator.cli_workers import leaderless, waits_for
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.states import READY, State
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, ENDED_BADLY, NOT_IN_TIME, WRONG_STATE, Failure
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 INTENT_DEADLINE_S = 600.0  # an operator may have to start an orchestrator first
 FOLLOW_EVERY_S = 1.0
 FOLLOW_FOR_S = 1_800.0
-ASKER = "a terminal that asked who leads"
-ASKER_TTL_S = 0.001  # the only way to ask is to apply: for no longer than this, if nobody leads
-HOW_TO_LEAD = "Nobody leads: nothing happens until an orchestrator runs (python -m orchestrator run)."
 
 
 @click.command()
@@ -147,9 +144,9 @@ async def _follow(
 
 async def _announce(store: "SqlStore", output: Output) -> None:
     """Say who will carry the request out, or that nobody will."""
-    lease = await store.lead(ASKER, ASKER_TTL_S)
-    if lease.leader:  # it was free, so nobody is there; given back at once
-        await store.resign(ASKER, lease.term)
-        output.say(HOW_TO_LEAD, "yellow")
+    told = await store.leadership()
+    if missing := leaderless(told):
+        output.say(missing, "yellow")
     else:
-        output.say(f"{lease.holder} leads since {clock(lease.since)} (term {lease.term}) and will act on it.")
+        holder, since, term = (told["leader"][name] for name in ("holder", "since", "term"))
+        output.say(f"{holder} leads since {clock(since)} (term {term}) and will act on it.")

@@ -53,7 +53,7 @@ async def opened_store() -> "AsyncIterator[SqlStore]":
     """The fleet's rows."""
     settings = settings_for("database")
     if settings.database_url is not None:
-        await _knock(settings.database_url.get_secret_value())
+        await knock(settings.database_url.get_secret_value())
     from orchestrator import wiring
 
     logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # the errors that we show say it better
@@ -61,7 +61,7 @@ async def opened_store() -> "AsyncIterator[SqlStore]":
         yield store
 
 
-async def _knock(url: str) -> None:
+async def knock(url: str) -> None:
     """Connect once: a pool would try for its whole timeout, and then not say why. Raises Failure."""
     import psycopg
 

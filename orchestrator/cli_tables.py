@@ -1,9 +1,13 @@
 """Tables: of workers, and of facts about one thing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -51,16 +55,13 @@ def state(name: str) -> Text:
     return Text(name, style=STYLES.get(name, ""))
 
 
-def workers(rows: Iterable[Mapping[str, Any]], output: Output, now: datetime) -> Table:
-    """One line per worker; two on a narrow terminal."""
+def workers(rows: Iterable[Mapping[str, Any]], output: Output, now: datetime) -> RenderableType:
+    """One line per worker; on a narrow terminal a second one with its pod, its GPU and what it waits for."""
     listed = list(rows)
     sums = totals(listed)
-    if output.narrow:
-        shown = table("worker\npod", "state\nGPU", "age\nheartbeat", "$/h\nspent", "waiting on / note")
-        for position in (2, 3):
-            shown.columns[position].justify = "right"
-    else:
-        shown = table("worker", "state", "GPU", "pod", "age", "heartbeat", "$/h", "spent", "waiting on / note")
+    names = ("worker", "state", "age", "heartbeat", "$/h", "spent")
+    shown = table(*names) if output.narrow else table(*names[:2], "GPU", "pod", *names[2:], "waiting on / note")
+    seconds = []
     for row in listed:
         gpu, pod = (
             gpu_name(row.get("gpu_type") or row.get("instance_type"), row.get("gpu_count")),
@@ -71,13 +72,27 @@ def workers(rows: Iterable[Mapping[str, Any]], output: Output, now: datetime) ->
         price, spent = usd(row.get("price_usd_per_hour")), usd(row.get("cost_usd"))
         said = Text(plain(note(row, now)), style="bold red" if flags(row, now) else "")
         if output.narrow:
-            both = Text.assemble(state(row["status"]), "\n", plain(gpu))
-            shown.add_row(f"{row['id']}\n{pod}", both, f"{age}\n{beat}", f"{price}\n{spent}", said)
+            shown.add_row(row["id"], state(row["status"]), age, beat, price, spent)
+            seconds.append(Text.assemble(f"{pod}  {plain(gpu)}  ", said))
         else:
             shown.add_row(row["id"], state(row["status"]), plain(gpu), pod, age, beat, price, spent, said)
     count = f"{sums['workers']} worker{'s' if sums['workers'] != 1 else ''}"
     price, spent = usd(sums["usd_per_hour"]), usd(sums["spent_usd"])
-    total = [count, "", "", f"{price}\n{spent}", ""] if output.narrow else [count, *[""] * 5, price, spent, ""]
-    shown.add_section()
+    total = [count, *[""] * 3, price, spent] if output.narrow else [count, *[""] * 5, price, spent, ""]
     shown.add_row(*total, style="bold")
-    return shown
+    return Stacked(shown, ["pod, GPU, waiting on / note", *seconds]) if output.narrow else shown
+
+
+class Stacked:
+    """A table with a text of the whole width under each of its lines."""
+
+    def __init__(self, lines: Table, unders: Sequence[str | Text]) -> None:
+        self._lines, self._unders = lines, unders
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._lines, options, pad=False)
+        for line, under in zip_longest(lines, self._unders):
+            yield from line
+            yield Segment.line()
+            if under is not None:
+                yield Padding(under, (0, 0, 0, 2))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.cli_render import ago, one_line, span
+from orchestrator.cli_render import ago, one_line, plain, span
 from orchestrator.core.states import LIVE, READY, State
 
 SLOW_SPAWN_S = 300.0  # flags, as operators know them: spawning for longer than 5 minutes,
@@ -12,6 +12,7 @@ SILENT_S = 600.0  # … no heartbeat for 10 minutes,
 STUCK_S = 600.0  # … in one transitional state for 10 minutes
 HIDDEN = ("token_jti",)  # of no use to a reader, and half of what a worker proves itself with
 BUSY = "busy"
+LEAD = "python -m orchestrator run"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -83,6 +84,16 @@ def busy_share(row: Mapping[str, Any]) -> float | None:
     by_kind = row.get("cost_by_kind") or {}
     total = sum(float(amount) for amount in by_kind.values())
     return round(float(by_kind.get(BUSY, 0)) / total, 4) if total else None
+
+
+def leaderless(leadership: Mapping[str, Any]) -> str | None:
+    """That nobody leads, since when, what it means and what to type; None while somebody does."""
+    if leadership["leader"] is not None:
+        return None
+    since, now = "on this fleet yet", datetime.fromisoformat(leadership["now"])
+    if last := leadership["last"]:
+        since = f"for {span(ago(last['until'], now))} (last leader: {plain(last['holder'])})"
+    return f"No orchestrator has been running {since}; workers go on, none is started or ended. fix: {LEAD}"
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from orchestrator.web.signal import ASKS_CHANNEL
 TRANSITION_S = 2.0
 LEASE_OVER_S = 0.1  # after its end: then it is over for the database too
 LEAD_AGAIN_S = 1.0  # at least, between two times that a standby asks
+LEAD_RETRY_S = (0.5, 1.0, 2.0)  # after a call that failed, and those after it: a lease lasts for 15 s only
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
@@ -85,6 +86,7 @@ class Daemon:
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._lease: Lease | None = None
         self._led_at_s = time.monotonic()  # when the lease was last answered for
+        self._unanswered = 0  # calls for it in a row
         self._stopping = False
         self._at_rest = asyncio.Event()  # no tick is under way
         self._at_rest.set()
@@ -214,7 +216,9 @@ class Daemon:
             self._observer.gap()
             self._health.failed(f"database: {error}")
             log.warning("lease_unanswered", error=f"{type(error).__name__}: {error}")
+            self._ask_again_soon()
             return
+        self._unanswered = 0
         if self._overslept():
             self._observer.gap()
         self._lease, self._led_at_s = lease, time.monotonic()
@@ -225,9 +229,19 @@ class Daemon:
             self._ask_again_when_over(lease)
         self._metrics.plays(self._health.role)
         if before is None or (before.leader, before.term) != (lease.leader, lease.term):
-            self._observer.gap()
+            self._observer.forget()
             self._executor.stop_climbing()
             log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
+        if lease.leader:
+            self._observer.heard()
+
+    def _ask_again_soon(self) -> None:
+        """The first answer after an outage is worth having early: it keeps a lease, or takes one that is over."""
+        delay_s = LEAD_RETRY_S[min(self._unanswered, len(LEAD_RETRY_S) - 1)]
+        self._unanswered += 1
+        if self._scheduler.running and not self._stopping:
+            next_at = datetime.now(UTC) + timedelta(seconds=delay_s)
+            self._scheduler.modify_job("lead", next_run_time=next_at)
 
     def _ask_again_when_over(self, lease: Lease) -> None:
         """A leader that is gone without a word is missed for its lease, and not for a round of asking more."""
@@ -256,6 +270,10 @@ class Daemon:
             self._health.failed(f"{type(error).__name__}: {error}")
             self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
+        except asyncio.CancelledError:
+            if self._scheduler.running:
+                raise
+            log.info("tick_cut_off")  # by the end of SETTLE_S: a shutdown, and no crash
         finally:
             self._at_rest.set()
             self._schedule_next()

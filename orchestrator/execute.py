@@ -159,7 +159,7 @@ class Executor:
             case act.Bury():
                 await self._bury(term, action)
             case act.Rescue():
-                await self._rescue(term, None, action.reason)
+                await self._rescue(term, None, action.reason, action.over_s)
             case act.Create() | act.Climb() | act.Flush() | act.Delete() | act.Reap():
                 pass
             case _:
@@ -258,8 +258,8 @@ class Executor:
         )
         log.info("worker_terminated", worker=action.worker_id, reason=action.reason)
 
-    async def _rescue(self, term: int, worker_id: str | None, reason: str) -> None:
-        for task in await self._store.rescue(term, worker_id=worker_id):
+    async def _rescue(self, term: int, worker_id: str | None, reason: str, over_s: float = 0) -> None:
+        for task in await self._store.rescue(term, worker_id=worker_id, over_s=over_s):
             log.warning(
                 "task_rescued", task=task["id"], worker=task["worker_id"], outcome=task["outcome"], reason=reason
             )

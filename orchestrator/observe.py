@@ -7,6 +7,7 @@ snapshot says so; when the database gives no answer, there is none.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from math import ceil
@@ -15,6 +16,7 @@ import structlog
 
 from orchestrator import phrases
 from orchestrator.catalog import Catalog
+from orchestrator.core.hearing import Hearing
 from orchestrator.core.model import Pod, Snapshot
 from orchestrator.core.presence import Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
@@ -24,6 +26,7 @@ PAGE_PODS = 100  # the provider's page; a larger one would only make the calls f
 PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
 FIRST_PATIENCE_S = 2.0  # … of all ticks together, while there is none
 LATE_S = 5.0  # a list that takes longer is told of
+GAPS = 500  # remembered; what was before the oldest of them is forgotten
 log = structlog.get_logger()
 
 
@@ -50,7 +53,10 @@ class Observer:
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
         self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
-        self._steady_since: datetime | None = None
+        self._began_s: float | None = None  # hearing, on the loop's clock
+        self._heard_s = 0.0  # when the database last answered
+        self._gaps: deque[tuple[float, float]] = deque()  # in which nobody could be heard
+        self._deaf = True  # since _heard_s
         self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
         self.cloud_error: str | None = None
         self.wake: Callable[[], object] = lambda: None  # when a list that a tick did not wait for has come
@@ -60,13 +66,28 @@ class Observer:
         self._knocks_s[worker_id] = asyncio.get_running_loop().time()
 
     def gap(self) -> None:
-        """Something was missed (no lead, no database): silence and absence count from the next observation on."""
-        self._steady_since = None
-        self._presence = Presence()
+        """Something was missed (no lead, no database) since we last heard: it makes no silence until we hear again."""
+        self._deaf = True
         self._pods, self._listed_at_s = None, -1e9
         if self._listing is not None:  # begun before the gap: it counts for nothing
             self._listing.cancel()
             self._listing = None
+
+    def forget(self) -> None:
+        """Somebody else may have led: what lists have not shown counts anew. A pod without a live row never has one."""
+        self.gap()
+        self._presence = Presence(orphan_since=self._presence.orphan_since)
+
+    def heard(self) -> None:
+        """The database answered us while we lead: whoever speaks is heard."""
+        now_s = asyncio.get_running_loop().time()
+        if self._began_s is None:
+            self._began_s = now_s
+        elif self._deaf:
+            self._gaps.append((self._heard_s, now_s))
+        if len(self._gaps) > GAPS:
+            self._began_s = self._gaps.popleft()[1]
+        self._heard_s, self._deaf = now_s, False
 
     async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
         """What is now. Raises a port error when the database does not answer."""
@@ -79,7 +100,7 @@ class Observer:
             raise
         if asyncio.get_running_loop().time() - asked_s > self._deaf_s:
             self.gap()
-        self._steady_since = self._steady_since or half.now
+        self.heard()
         clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
         self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
         knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
@@ -87,7 +108,7 @@ class Observer:
             self._presence = fold(self._presence, self._pods, half.workers, self._fleet_id, half.now)
         return Snapshot(
             now=half.now,
-            steady_since=self._steady_since,
+            hearing=self._hearing(half.now, clock_s),
             pods=self._pods,
             workers=half.workers,
             demand=half.demand,
@@ -108,6 +129,15 @@ class Observer:
             knocked=knocked,
             unlisted=self._late() or (self.cloud_error if self._pods is None else None),
         )
+
+    def _hearing(self, now: datetime, clock_s: float) -> Hearing:
+        """On the database's clock."""
+
+        def at(moment_s: float) -> datetime:
+            return now - timedelta(seconds=clock_s - moment_s)
+
+        began_s = clock_s if self._began_s is None else self._began_s
+        return Hearing(at(began_s), tuple((at(began), at(ended)) for began, ended in self._gaps))
 
     def _late(self) -> str | None:
         """That a list is under way for too long."""

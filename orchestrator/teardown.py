@@ -49,6 +49,8 @@ class Teardown:
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the flush of its logs"}
         else:
             fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "the tasks it may hold to end"}
+        if action.listed_at is not None:
+            fields["metadata"] = {"listed_at": action.listed_at.isoformat()}
         return await self._store.move(
             term,
             action.worker_id,

@@ -16,7 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from orchestrator import cli_explanations, cli_tables
-from orchestrator.cli_render import ago, gpu_name, one_line, plain, relative, span, usd
+from orchestrator.cli_render import NARROW_COLUMNS, ago, gpu_name, one_line, plain, relative, span, usd
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import flags, note, totals
 from orchestrator.diagnostics import workers
@@ -34,6 +34,8 @@ LOG_LINES = 200
 DEPTHS = 120  # points of the sparkline: four minutes
 DECISIONS = 4
 COLUMNS = ("worker", "state", "GPU", "age", "heartbeat", "$/h", "spent", "waiting on / note")
+FEW = ("worker", "state", "age", "waiting on / note")  # on a narrow screen; enter shows the rest
+CELL_PADDING = 2  # a blank on each side
 NOTHING_YET = "asking the database…"
 
 
@@ -63,12 +65,17 @@ class Told(ModalScreen[None]):
         self.query_one("#told", Static).update(text if hidden == text.plain else Text(hidden))
 
 
+class Workers(DataTable[Text]):
+    """The table; its enter explains, and the footer says so."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("enter", "app.explain", "Explain")]
+
+
 class Top(App[None]):
     """Asks the store every EVERY_S and shows the answer, or how old the last one is."""
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("enter", "explain", "Explain"),
         ("l", "logs", "Logs"),
         ("q", "quit", "Quit"),
     ]
@@ -89,16 +96,13 @@ class Top(App[None]):
         yield Static(NOTHING_YET, id="age", markup=False)
         yield Static("", id="queue", markup=False)
         yield Sparkline(self._depths, id="depths")
-        yield DataTable(id="workers", cursor_type="row", zebra_stripes=False)
+        yield Workers(id="workers", cursor_type="row", zebra_stripes=False)
         yield Static("", id="decisions", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
         """Begin to ask."""
-        table = self.query_one(DataTable)
-        for name in COLUMNS:
-            table.add_column(name, key=name)
-        table.focus()
+        self.query_one(Workers).focus()
         self.set_interval(self._every_s, self._look)
         self._look()
 
@@ -139,24 +143,39 @@ class Top(App[None]):
 
     def _show_workers(self, rows: Sequence[Mapping[str, Any]], now: datetime) -> None:
         """The rows in the list's order; the cursor stays on its worker."""
-        table = self.query_one(DataTable)
+        table = self.query_one(Workers)
         under = self._under()
-        table.clear()
-        for row in rows:
-            table.add_row(*_cells(row, now), key=row["id"])
+        names = FEW if self.size.width < NARROW_COLUMNS else COLUMNS
+        anew = [column.value for column in table.columns] != list(names)
+        table.clear(columns=anew)
+        for name in names if anew else ():
+            table.add_column(name, key=name)
         ids = [row["id"] for row in rows]
+        for worker_id, cells in zip(ids, self._fitting(names, rows, now), strict=True):
+            table.add_row(*cells, key=worker_id)
         if under in ids:
             table.move_cursor(row=ids.index(under))
 
+    def _fitting(
+        self, names: Sequence[str], rows: Sequence[Mapping[str, Any]], now: datetime
+    ) -> Sequence[Sequence[Text]]:
+        """A line for each worker; only the note, which is last, is cut, and enter shows the whole of it."""
+        made = [dict(zip(COLUMNS, _cells(row, now), strict=True)) for row in rows]
+        taken = sum(max(len(name), *(len(cells[name]) for cells in made), 0) for name in names[:-1]) if made else 0
+        room = max(self.size.width - taken - CELL_PADDING * len(names), len(names[-1]))
+        for cells in made:
+            cells[names[-1]].truncate(room, overflow="ellipsis")
+        return [[cells[name] for name in names] for cells in made]
+
     def _under(self) -> str | None:
         """The worker under the cursor."""
-        table = self.query_one(DataTable)
+        table = self.query_one(Workers)
         if not table.row_count:
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
     def on_data_table_row_selected(self, _: DataTable.RowSelected) -> None:
-        """Enter, which the table takes for itself."""
+        """A click."""
         self.action_explain()
 
     def action_explain(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 # Quick ones first: what fails early should be what is cheap to look at.
 ORDER = (
     *("house", "core", "worker", "web", "cli", "emulator", "conformance", "privilege", "model", "fuzz", "sim", "crash"),
-    *("bringup", "shipping", "secrets", "guide", "e2e", "service", "faults", "chaos"),
+    *("bringup", "shipping", "secrets", "guide", "incidents", "e2e", "service", "faults", "chaos"),
 )
 TESTS = Path(__file__).parent
 NOT_RUN = pytest.StashKey[dict[str, int]]()

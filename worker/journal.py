@@ -48,7 +48,7 @@ class Journal:
         return text
 
     def clean_result(self, value: Any) -> Any:
-        """A handler's result, complete, but without configured secrets: through PostgREST nobody redacts it after us."""
+        """A handler's result, complete, without configured secrets: through PostgREST nobody redacts it after us."""
         if isinstance(value, str):
             return self._without_secrets(value)
         if isinstance(value, dict):

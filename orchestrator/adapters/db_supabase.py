@@ -98,7 +98,8 @@ class SupabaseDb:
         except APIError as error:
             raise _read(function, error) from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise _NotDone(Unavailable(f"{function}: no connection: {_words(error)}")) from error
+            where = self._client.supabase_url
+            raise _NotDone(Unavailable(f"{function}: no connection with {where}: {_words(error)}")) from error
         except httpx.HTTPError as error:
             raise Unavailable(f"{function}: {_words(error)}") from error
         except ValueError as error:  # NaN, a lone surrogate: no JSON, so nothing was sent

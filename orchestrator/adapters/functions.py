@@ -57,7 +57,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_snapshot": ("p_fleet",),
         "fleet_spawn": ("p_fleet", "p_term", "p_worker"),
         "fleet_move": ("p_fleet", "p_term", "p_worker_id", "p_from", "p_to", "p_stage", "p_reason", "p_fields"),
-        "fleet_rescue": ("p_fleet", "p_term", "p_worker_id"),
+        "fleet_rescue": ("p_fleet", "p_term", "p_worker_id", "p_over_s"),
         "fleet_attempt_open": ("p_fleet", "p_term", "p_worker_id", "p_stage"),
         "fleet_attempt_close": (
             "p_fleet",
@@ -134,6 +134,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_report": ("p_fleet",),
         "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_metrics": ("p_fleet", "p_since"),
+        "fleet_leadership": ("p_fleet",),
         "fleet_describe": (),
         "fleet_changes": ("p_digest",),
     }

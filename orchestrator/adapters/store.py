@@ -118,9 +118,9 @@ class SqlStore:
             p_evidence=result.evidence,
         )
 
-    async def rescue(self, term: int, *, worker_id: str | None = None) -> Sequence[Row]:
-        """Requeue (or fail, at the last attempt) tasks whose lease ran out; all of one worker's when it is named."""
-        return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id))["tasks"])
+    async def rescue(self, term: int, *, worker_id: str | None = None, over_s: float = 0) -> Sequence[Row]:
+        """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
+        return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id, p_over_s=over_s))["tasks"])
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
         """Remember that an offer was refused or granted."""
@@ -231,6 +231,10 @@ class SqlStore:
         """Stop spawning for a reason (None: go on), in one pool or all, for a time or for good; what holds then."""
         answer = await self._call("fleet_pause", p_pool=pool, p_reason=reason, p_for_s=for_s)
         return dict(answer["paused"])
+
+    async def leadership(self) -> Row:
+        """Who leads ({holder, since, term}, or None), and where nobody does who led last: {leader, last, now}."""
+        return dict(await self._call("fleet_leadership"))
 
     async def explain(self, worker_id: str) -> Row:
         """All that an explanation of one worker needs; its "worker" is None if there is none."""

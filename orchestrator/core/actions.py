@@ -80,6 +80,7 @@ class Terminate:
     cause: ExitCause
     code: FailureCode | None
     reason: str
+    listed_at: datetime | None = None  # when a list last showed a pod that is missing: it cost money until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class Rescue:
     """Requeue the tasks whose lease ran out, the attempt counted."""
 
     reason: str
+    over_s: float = 0  # for at least so long: meanwhile nobody could have renewed one
 
 
 Effect = Spawn | Create | Flush | Delete | Bury | Reap  # what takes the world, once it is written

@@ -13,7 +13,7 @@ from orchestrator.core.lifecycle import DEAD
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.states import ExitCause, FailureCode
 
-ORPHAN_GRACE_S = 10.0  # the operator has asked; what is recorded before its pod is asked for is no orphan anyway
+ORPHAN_GRACE_S = 2.0  # a second list; the operator has asked, and a pod's row is there before the pod is asked for
 LOST = frozenset({FailureCode.POD_MISSING, *DEAD.values()})
 FOLLOWING = (Flush, Delete, Bury, Rescue)  # the rest of an end that has begun
 

@@ -55,9 +55,9 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     if worker.pod_id is None:
         why = f"pod {pod.id} bears its id; the reply to the create call was lost" if pod else ""
         return Adopt(worker.id, pod.id, why) if pod else None
-    fate = _fate(worker, pod, snapshot, policy)
+    fate = _fate(worker, pod, ExitCause.SPAWN_FAILED, snapshot, policy)
     if fate:
-        return Terminate(worker.id, State.SPAWNING, ExitCause.SPAWN_FAILED, *fate)
+        return fate
     avoided_until = snapshot.avoid.get(f"machine:{pod.machine_id}") if pod else None
     if pod and avoided_until and avoided_until > snapshot.now:
         why = f"it landed on machine {pod.machine_id}, which failed and is avoided until {avoided_until:%H:%M:%S}"
@@ -87,13 +87,14 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     wish = _operators_wish(worker)
     if wish:
         return wish
-    fate = _fate(worker, pod, snapshot, policy)
+    fate = _fate(worker, pod, ExitCause.POD_LOST, snapshot, policy)
     if fate:
-        return Terminate(worker.id, worker.state, ExitCause.POD_LOST, *fate)
+        return fate
     beat = worker.last_heartbeat or worker.state_since
-    heard = max(beat, snapshot.steady_since, snapshot.knocked.get(worker.id, beat))
-    silent_s = (snapshot.now - heard).total_seconds()
-    if silent_s > policy.heartbeat_timeout_s:
+    heard = max(beat, snapshot.knocked.get(worker.id, beat))
+    patient = snapshot.hearing.back(policy.heartbeat_timeout_s, snapshot.now)
+    if patient and heard < patient:
+        silent_s = (snapshot.now - heard).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
     settled = _own_program(worker, snapshot, policy) if worker.own_program else None
@@ -104,8 +105,11 @@ def _oddly_listed(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: P
     """A remark in the row while the lists show less than they should, and its end: nothing is done about either."""
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
-    if pod is None and gone is not None and gone.lists >= 2:  # noqa: PLR2004
-        odd = f"its pod, which the lists of RunPod have not shown since {gone.since:%H:%M:%S}"
+    if pod is None and gone is not None:
+        odd = (
+            f"its pod, which the lists of RunPod have not shown since {gone.since:%H:%M:%S}: "
+            f"declared missing after {policy.absence_age_s:g} s of such lists"
+        )
     elif pod is not None and not pod.has_runtime:
         odd = f"its pod's runtime, which the list of RunPod does not show: {pod.status}"
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:
@@ -119,9 +123,10 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     """The end of a worker whose task stands still although its heartbeat lives; progress comes through our own door."""
     if worker.progress_at is None or not worker.tasks_running:
         return None
-    still_s = (snapshot.now - max(worker.progress_at, snapshot.steady_since)).total_seconds()
-    if still_s < policy.task_stuck_s:
+    patient = snapshot.hearing.back(policy.task_stuck_s, snapshot.now)
+    if patient is None or worker.progress_at > patient:
         return None
+    still_s = (snapshot.now - worker.progress_at).total_seconds()
     why = (
         f"task {worker.slowest_task} made no progress for {still_s:.0f} s, "
         f"TASK_STUCK_TIMEOUT_SEC={policy.task_stuck_s:g}"
@@ -198,14 +203,16 @@ def _operators_wish(worker: Worker) -> Terminate | None:
     return Terminate(worker.id, worker.state, ExitCause.MANUAL, no_pod, "an operator asked for it")
 
 
-def _fate(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> tuple[FailureCode, str] | None:
-    """Why the worker's pod is lost, if it provably is."""
+def _fate(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+    """The end of a worker whose pod is lost, if it provably is."""
     if pod is not None:
         code = DEAD.get(pod.status)
-        return (code, f"the provider says {pod.status}") if code else None
-    if _absent(worker, snapshot, policy.absence_age_s) and not _speaks(worker, snapshot):
-        return FailureCode.POD_MISSING, f"pod {worker.pod_id} is missing from complete lists"
-    return None
+        return Terminate(worker.id, worker.state, cause, code, f"the provider says {pod.status}") if code else None
+    if not _absent(worker, snapshot, policy.absence_age_s) or _speaks(worker, snapshot):
+        return None
+    why = f"pod {worker.pod_id} is missing from complete lists"
+    shown = snapshot.absent[worker.pod_id or worker.id].shown
+    return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, shown)
 
 
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:

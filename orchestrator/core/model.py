@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from orchestrator.core.hearing import Hearing
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
@@ -217,6 +218,7 @@ class Absence:
     lists: int
     since: datetime  # the first of them
     until: datetime  # the newest: what has happened since is not known
+    shown: datetime | None = None  # the last one that did show it, as far as this process knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ class Snapshot:
     """One observation: the provider's complete list and the database's half, taken one after the other."""
 
     now: datetime  # the database's clock
-    steady_since: datetime  # since when this orchestrator leads and observes without a gap: silence counts from here
+    hearing: Hearing  # when whoever spoke would have been heard: silence counts only then
     pods: tuple[Pod, ...] | None  # None: the provider gave no complete list, so nothing is known about pods
     workers: tuple[Worker, ...]  # live rows only, sorted by id
     demand: tuple[Demand, ...]

@@ -20,7 +20,7 @@ class Presence:
 
     absent: Mapping[str, Absence] = field(default_factory=dict)
     orphan_since: Mapping[str, datetime] = field(default_factory=dict)
-    seen: frozenset[str] = frozenset()  # pod ids of live rows that a list has shown
+    seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list that showed it
 
 
 def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet_id: str, now: datetime) -> Presence:
@@ -29,20 +29,22 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
     rows = tuple(workers)
     present = {pod.id for pod in listed}
     names = {pod.worker_id for pod in listed if pod.fleet_id == fleet_id}
-    seen = frozenset(w.pod_id for w in rows if w.pod_id and (w.pod_id in present or w.pod_id in before.seen))
+    seen = {w.pod_id: now if w.pod_id in present else before.seen.get(w.pod_id) for w in rows if w.pod_id}
+    shown = {pod_id: at for pod_id, at in seen.items() if at is not None}
     absent: dict[str, Absence] = {}
     for worker in rows:
         missing = worker.pod_id not in present if worker.pod_id else worker.id not in names
-        counts = worker.pod_id in seen if worker.pod_id else True
+        counts = worker.pod_id in shown if worker.pod_id else True
         born = worker.stage_since if worker.stage in FRESH else worker.created_at
         if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
             earlier = before.absent.get(key)
-            absent[key] = Absence(earlier.lists + 1, earlier.since, now) if earlier else Absence(1, now, now)
+            lists, since = (earlier.lists + 1, earlier.since) if earlier else (1, now)
+            absent[key] = Absence(lists, since, now, shown.get(key))
     owned = {worker.pod_id or worker.id for worker in rows}
     orphans = {
         pod.id: before.orphan_since.get(pod.id, now)
         for pod in listed
         if pod.fleet_id == fleet_id and pod.id not in owned and pod.worker_id not in owned
     }
-    return Presence(absent, orphans, seen)
+    return Presence(absent, orphans, shown)

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli_examples import examples
 from orchestrator.demo.play import Options, play
 from orchestrator.demo.processes import ChildFailed
 from orchestrator.demo.stack import ROOT, Transport
@@ -22,7 +23,7 @@ LOCK = "demo.lock"  # also the mark by which a directory is known to be a demo's
 INTERRUPTED = 130
 
 
-@click.command(name="demo")
+@click.command(name="demo", epilog=examples("demo"))
 @click.option(
     "--images",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

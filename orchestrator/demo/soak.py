@@ -70,10 +70,10 @@ def versions_(seed: int) -> None:
 
 
 @main.command(name="chaos")
-@click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Of harms.")
+@click.option("--minutes", default=16.0, show_default=True, type=click.FloatRange(min=0.1), help="Of harms.")
 @click.option("--tasks", default=10_000, show_default=True, type=click.IntRange(min=1), help="Spread over them.")
 @click.option("--seed", default=1, show_default=True, help="Of the harms, the tasks and the provider's dice.")
-@click.option("--every", "every_s", default=4.0, show_default=True, help="Seconds between two harms, on average.")
+@click.option("--every", "every_s", default=2.0, show_default=True, help="Seconds between two harms, on average.")
 @click.option("--pods", default=200, show_default=True, help="Light ones, which a restarted orchestrator finds.")
 @click.option(
     "--directory", type=click.Path(file_okay=False, path_type=Path), default=ROOT / ".demo-soak", help="Emptied first."

@@ -3,37 +3,22 @@
 A fact that could not be had ({"error": …}) gives no advice beyond the one about itself.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.collect import CONNECTED
+from orchestrator.core.states import READY
+from orchestrator.diagnostics import ailing, causes
+from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, workers
 
-Report = Mapping[str, Any]
-HIGH, MEDIUM, LOW = "HIGH", "MEDIUM", "LOW"
-SLOW_SPAWN_S, SILENT_S, STUCK_S = 300.0, 600.0, 600.0  # the guide's flags
 UNCLAIMED_S = 60.0  # a worker that has been ready for so long would have claimed
 BACKLOG_S = 900.0  # the oldest task has waited for longer, and it is a backlog
 DEAR = 2.0  # times a usual day
 DEAR_USD = 1.0  # below it nothing is an anomaly
 LAZY_SHARE = 0.1  # of a worker's money that bought work …
 LAZY_USD = 1.0  # … once it has cost this much
-DATABASE = 'psql "$DATABASE_URL" -c "select 1"'
-SSH_CODES = ("TCP_REFUSED", "TCP_TIMEOUT", "NOT_SSH", "SSH_DETAILS_MISSING", "HOST_KEY_CHANGED")
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """One thing to do."""
-
-    priority: str
-    category: str
-    issue: str
-    action: str
-    detail: str = ""
+REACHED = {  # how to see for oneself, by the way that the settings choose
+    "DATABASE_URL": 'psql "$DATABASE_URL" -c "select 1"',
+    "SUPABASE_URL": 'curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: $SUPABASE_SERVICE_ROLE_KEY"; is the project paused?',
+}
 
 
 def recommendations(report: Report) -> list[Recommendation]:
@@ -78,7 +63,8 @@ def _keys(report: Report) -> Iterator[Recommendation]:
 def _database(report: Report) -> Iterator[Recommendation]:
     state = report["database_state"]
     if "error" in state:
-        yield Recommendation(HIGH, "Database", "The database is unreachable", DATABASE, state["error"])
+        action = REACHED[report["environment"]["database"]]
+        yield Recommendation(HIGH, "Database", "The database is unreachable", action, state["error"])
         return
     broken = {name: test["status"] for name, test in state["rpc_function_tests"].items() if test["status"] != "ok"}
     if "worker_claim" in broken:
@@ -95,12 +81,12 @@ def _provider(report: Report) -> Iterator[Recommendation]:
     if error and error.startswith("ApiAuth"):
         action = "Set RUNPOD_API_KEY to a key that may manage pods"
         yield Recommendation(HIGH, "RunPod", "Authentication failed: RunPod refuses the API key", action, error)
-    elif error:
+    elif error and not report["environment"]["missing_critical"]:  # else it was not asked, and that is said
         yield Recommendation(HIGH, "RunPod", "RunPod does not answer", "See its status page; nothing is decided", error)
 
 
 def _stopped(report: Report) -> Iterator[Recommendation]:
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if state and state["leader"] is None:
         waiting = state["task_counts"].get("Queued", 0)
         detail = f"{waiting} queued task(s), {_live(state)} live worker(s) and nobody who leads"
@@ -114,87 +100,36 @@ def _stopped(report: Report) -> Iterator[Recommendation]:
         )
 
 
-def _stuck(report: Report) -> Iterator[Recommendation]:
-    """Workers that stay where they are, by stage and by what they wait for."""
-    groups: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
-    for name, worker in _workers(report):
-        row, told = worker["database_record"], worker["explanation"]
-        here_s = _ago(row["state_since"], report)
-        code = f" ({told['code']}{'/' + told['subcause'] if told['subcause'] else ''})" if told["code"] else ""
-        if row["status"] == "spawning" and (here_s > SLOW_SPAWN_S or told["who"] == "operator"):
-            groups["spawning", row["stage"], f"waiting on {told['who']}: {told['what']}{code}", told["fix"]].append(
-                name
-            )
-        elif row["status"] == "terminating" and here_s > STUCK_S:
-            groups["terminating", row["stage"], f"waiting on {told['who']}: {told['what']}", told["fix"]].append(name)
-    for (state, stage, what, fix), names in sorted(groups.items()):
-        issue = f"{len(names)} worker(s) stuck in {state}, stage {stage}: {what}"
-        yield Recommendation(HIGH, "Workers", issue, fix, ", ".join(names))
-
-
-def _silent(report: Report) -> Iterator[Recommendation]:
-    for name, worker in _workers(report):
-        row, ssh = worker["database_record"], worker["ssh_analysis"]
-        if row["status"] not in {"active", "idle"}:
-            continue
-        heard_s = _ago(row["last_heartbeat"] or row["state_since"], report)
-        agent = (ssh["processes"] or {}).get("exit_class")
-        if ssh["connection_status"] == CONNECTED and agent in {"ended", "killed"}:
-            issue = f"Worker {name}: SSH works, but its process is not running ({agent})"
-            yield Recommendation(
-                HIGH, "Workers", issue, f"python -m orchestrator terminate {name}", f"logs {name} says why"
-            )
-        elif heard_s > SILENT_S:
-            issue = f"Worker {name} has sent no heartbeat for {heard_s / 60:.0f} minutes"
-            yield Recommendation(
-                HIGH, "Workers", issue, f"python -m orchestrator explain {name}", ssh["connection_status"]
-            )
-
-
-def _ssh(report: Report) -> Iterator[Recommendation]:
-    refused = [n for n, w in _workers(report) if "Authentication failed" in w["ssh_analysis"]["connection_status"]]
-    state = _known(report, "database_state") or {"failed_climbs": ()}
-    climbs = [climb for climb in state["failed_climbs"] if climb["code"] == "AUTH_FAILED"]
-    if refused or climbs:
-        subcause = next((climb["cause"] for climb in climbs if climb["cause"]), None)
-        cause = causes.of("AUTH_FAILED", subcause)
-        detail = f"{sum(c['n'] for c in climbs)} attempt(s) within a day" + (
-            f"; now: {', '.join(refused)}" if refused else ""
-        )
-        means = cause.means if cause else ""
-        action = cause.fix if cause else "python -m orchestrator doctor"
-        yield Recommendation(HIGH, "SSH", f"SSH authentication fails: {means}", action, detail)
-    unreachable = [climb for climb in state["failed_climbs"] if climb["code"] in SSH_CODES]
-    if unreachable:
-        codes = ", ".join(sorted({climb["code"] for climb in unreachable}))
-        issue = f"SSH connections failed within a day: {codes}"
-        detail = f"{sum(climb['n'] for climb in unreachable)} attempt(s)"
-        yield Recommendation(MEDIUM, "SSH", issue, f"python -m orchestrator explain {unreachable[0]['code']}", detail)
-
-
 def _tasks(report: Report) -> Iterator[Recommendation]:
     """Tasks that nobody takes, although somebody leads."""
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if not state or state["leader"] is None:
         return
     queued = state["task_counts"].get("Queued", 0)
     claimable = sum(pool["claimable"] for pool in state["queue"])
     if queued and not claimable and not any(pool["running"] for pool in state["queue"]):
-        held = ", ".join(f"{sum(p[why] for p in state['queue'])} by {why}" for why in ("dependencies", "scheduled"))
+        held = {why: sum(pool[why] for pool in state["queue"]) for why in ("dependencies", "scheduled")}
+        due = min((pool["next_due_at"] for pool in state["queue"] if pool.get("next_due_at")), default=None)
         action = "python -m orchestrator tasks list --status Queued, then explain one of them"
-        yield Recommendation(HIGH, "Tasks", f"All {queued} queued tasks are blocked", action, held)
+        said = ", ".join(f"{count} by {why}" for why, count in held.items())
+        if due:  # also what depends on them goes on from then
+            said += f"; the next is due in {max(0, -ago_s(due, report)):.0f} s"
+            issue = f"{held['scheduled']} queued task(s) wait for their time: a retry's pause, or submitted for later"
+            yield Recommendation(LOW, "Tasks", issue, action, said)
+        else:
+            yield Recommendation(HIGH, "Tasks", f"All {queued} queued tasks are blocked", action, said)
     pools = {pool["pool"] for pool in state["queue"] if pool["claimable"]}
-    for name, worker in _workers(report):
+    for name, worker in workers(report):
         row = worker["database_record"]
-        free = row["status"] in {"active", "idle"} and not row["tasks_running"] and row["pool"] in pools
-        if free and _ago(row["state_since"], report) > UNCLAIMED_S:
+        free = row["status"] in READY and not row["tasks_running"] and row["pool"] in pools
+        if free and ago_s(row["state_since"], report) > UNCLAIMED_S:
             issue = f"Worker {name} is {row['status']} but does not claim tasks"
             action = f"python -m orchestrator logs {name}"
             yield Recommendation(HIGH, "Tasks", issue, action, f"SSH: {worker['ssh_analysis']['connection_status']}")
 
 
 def _stitch(report: Report) -> Iterator[Recommendation]:
-    state = _known(report, "database_state") or {"failed_tasks": ()}
+    state = known(report, "database_state") or {"failed_tasks": ()}
     for row in state["failed_tasks"]:
         if row["no_segments"] or "stitch" in row["task_type"]:
             issue = f"{row['n']} {row['task_type']} task(s) failed: {row['message'] or row['code']}"
@@ -209,7 +144,7 @@ def _stitch(report: Report) -> Iterator[Recommendation]:
 
 
 def _drift(report: Report) -> Iterator[Recommendation]:
-    found = (_known(report, "runpod_state") or {}).get("mismatches")
+    found = (known(report, "runpod_state") or {}).get("mismatches")
     if found and found["orphans"]:
         usd = sum(orphan["usd_per_hour"] or 0 for orphan in found["orphans"])
         issue = f"{len(found['orphans'])} orphaned pod(s) cost ${usd:.2f}/h and no worker names them"
@@ -219,7 +154,7 @@ def _drift(report: Report) -> Iterator[Recommendation]:
         issue = f"{len(found['bereft'])} stale worker row(s): their pods are gone"
         detail = ", ".join(f"{row['worker_id']} ({row['pod_status'] or 'not listed'})" for row in found["bereft"])
         yield Recommendation(HIGH, "Database", issue, "python -m orchestrator sync update_database", detail)
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if state and state["expired_leases"]:
         issue = f"{state['expired_leases']} task(s) In Progress are held by nobody"
         yield Recommendation(
@@ -228,14 +163,14 @@ def _drift(report: Report) -> Iterator[Recommendation]:
 
 
 def _cost(report: Report) -> Iterator[Recommendation]:
-    state = _known(report, "database_state")
+    state = known(report, "database_state")
     if not state:
         return
     spent, usual = float(state["spent"]["last_day_usd"]), state["spent"]["usual_day_usd"]
     if usual is not None and spent > DEAR_USD and spent > DEAR * float(usual):
         issue = f"Cost anomaly: ${spent:.2f} in the last 24 hours, usually ${float(usual):.2f} a day"
         yield Recommendation(MEDIUM, "Cost", issue, "python -m orchestrator cost --since 24h --by worker")
-    for name, worker in _workers(report):
+    for name, worker in workers(report):
         row = worker["database_record"]
         share = row["busy_share"]
         if share is not None and share < LAZY_SHARE and float(row["cost_usd"]) > LAZY_USD:
@@ -245,10 +180,10 @@ def _cost(report: Report) -> Iterator[Recommendation]:
 
 def _backlog(report: Report) -> Iterator[Recommendation]:
     """A queue that does not drain: what limits the fleet, and when it would be done."""
-    state = _known(report, "database_state")
-    decisions = {one["pool"]: one for one in _known(report, "orchestrator_analysis", {}).get("scaling_decisions", ())}
+    state = known(report, "database_state")
+    decisions = {one["pool"]: one for one in known(report, "orchestrator_analysis", {}).get("scaling_decisions", ())}
     for pool in state["queue"] if state else ():
-        waited_s = _ago(pool["oldest_claimable_at"], report) if pool["oldest_claimable_at"] else 0
+        waited_s = ago_s(pool["oldest_claimable_at"], report) if pool["oldest_claimable_at"] else 0
         decision = decisions.get(pool["pool"], {"blocked": (), "target": None})
         if not pool["claimable"] or (waited_s < BACKLOG_S and not decision["blocked"]):
             continue
@@ -289,9 +224,7 @@ RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (
     _database,
     _provider,
     _stopped,
-    _stuck,
-    _silent,
-    _ssh,
+    *ailing.RULES,
     _tasks,
     _stitch,
     _drift,
@@ -302,21 +235,5 @@ RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (
 )
 
 
-def _known(report: Report, name: str, default: Any = None) -> Any:
-    """A part of the report; the default where it could not be had."""
-    part = report.get(name) or {}
-    return default if not part or "error" in part else part
-
-
-def _workers(report: Report) -> Iterator[tuple[str, Any]]:
-    for name, worker in sorted(report["workers"].items()):
-        if "error" not in worker:
-            yield name, worker
-
-
 def _live(state: Report) -> int:
     return sum(count for status, count in state["workers_by_status"].items() if status != "terminated")
-
-
-def _ago(moment: str, report: Report) -> float:
-    return (datetime.fromisoformat(report["timestamp"]) - datetime.fromisoformat(moment)).total_seconds()

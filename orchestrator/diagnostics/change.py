@@ -1,25 +1,33 @@
 """What changed between two saved reports."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 Report = Mapping[str, Any]
+NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b")
 
 
 def changes(before: Report, after: Report) -> dict[str, Any]:
     """Problems come and gone, workers come, gone and moved, tasks and dollars."""
     old, new = _issues(before), _issues(after)
+    was, is_ = set(map(_kind, old)), set(map(_kind, new))
     then, now = _states(before), _states(after)
     return {
         "since": before["timestamp"],
-        "new_issues": [issue for issue in new if issue not in old],
-        "solved_issues": [issue for issue in old if issue not in new],
+        "new_issues": [issue for issue in new if _kind(issue) not in was],
+        "solved_issues": [issue for issue in old if _kind(issue) not in is_],
         "workers_come": sorted(now.keys() - then.keys()),
         "workers_gone": sorted(then.keys() - now.keys()),
         "workers_moved": {n: [then[n], now[n]] for n in sorted(now.keys() & then.keys()) if then[n] != now[n]},
         "tasks": _difference(_counts(before), _counts(after)),
         "usd_per_hour": round(_hourly(after) - _hourly(before), 4),
     }
+
+
+def _kind(issue: str) -> str:
+    """The issue whatever its numbers: a longer queue is no new problem."""
+    return NUMBER.sub("#", issue)
 
 
 def _issues(report: Report) -> list[str]:

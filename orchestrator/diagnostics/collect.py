@@ -9,7 +9,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -23,8 +23,6 @@ from orchestrator.diagnostics.drift import drift
 from orchestrator.last_look import look
 from orchestrator.ports import AuthFailed, Blobs, Cloud, Lines, PortError, UnknownWorker
 
-PART_S = 10.0  # one part of the report; for all of them there are 30 s
-SSH_S = 12.0  # all that is asked of one pod
 CONNECTED = "✅ Connected"
 PROBE = "gpu-diagnostics-nobody"  # no worker's id: a claim in its name is refused before anything is looked at
 TAIL_LINES = 10
@@ -32,13 +30,26 @@ Row = Mapping[str, Any]
 Part = dict[str, Any]
 
 
-async def part(what: Awaitable[Part], timeout_s: float = PART_S) -> Part:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the report waits: whatever hangs costs its own part and holds up no other. Seconds."""
+
+    whole_s: float = 27.0  # with the interpreter's start and its end: 30
+    part_s: float = 10.0  # each of the parts but the workers; they are asked side by side
+    connect_s: float = 5.0  # an SSH server that accepts and says nothing
+    pod_s: float = 12.0  # all that is asked of one pod
+
+
+LIMITS = Limits()
+
+
+async def part(what: Awaitable[Part], timeout_s: float = LIMITS.part_s) -> Part:
     """A part of the report, or {"error": why there is none}."""
     try:
         async with asyncio.timeout(timeout_s):
             return await what
     except TimeoutError:
-        return {"error": f"no answer within {timeout_s:.0f} s"}
+        return {"error": f"no answer within {timeout_s:g} s"}
     except PortError as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
@@ -108,11 +119,14 @@ async def worker(
     pod: Pod | None,
     policy: Policy,
     shown: Callable[[Row], Part],
+    limits: Limits = LIMITS,
 ) -> Part:
     """Everything about one worker: its row as `shown`, its pod, SSH, its logs, its history, the explanation."""
     found, ledger = await asyncio.gather(store.explain(name), store.log_pieces(name))
     row = found["worker"]
-    ssh, logs = await asyncio.gather(ssh_analysis(row, lines), part(log_analysis(row, ledger, blobs)))
+    ssh, logs = await asyncio.gather(
+        ssh_analysis(row, lines, limits), part(log_analysis(row, ledger, blobs), limits.part_s)
+    )
     return {
         "database_record": shown(row),
         "runpod_pod": None
@@ -128,7 +142,7 @@ async def worker(
     }
 
 
-async def ssh_analysis(row: Row, lines: Lines | None) -> Part:
+async def ssh_analysis(row: Row, lines: Lines | None, limits: Limits) -> Part:
     """Whether our key opens the pod, and whether its agent runs there; nothing is changed on it."""
     details = f"{row['ssh_host']}:{row['ssh_port']}" if row.get("ssh_host") else None
     found: Part = {"ssh_details": details, "processes": None, "worker_script": None, "workspace": None}
@@ -137,15 +151,15 @@ async def ssh_analysis(row: Row, lines: Lines | None) -> Part:
         return found | {"connection_status": f"not tried: {why}"}
     whom = worker_of(row)
     try:
-        async with asyncio.timeout(SSH_S):
-            async with lines.session(whom, timeout_s=SSH_S) as session:
-                code = await session.list(launch.CODE_DIR, timeout_s=SSH_S) or {}
+        async with asyncio.timeout(limits.pod_s):
+            async with lines.session(whom, timeout_s=limits.connect_s) as session:
+                code = await session.list(launch.CODE_DIR, timeout_s=limits.pod_s) or {}
                 evidence = dict(session.evidence)
             seen = await look(lines, whom)
     except AuthFailed as error:
         return found | {"connection_status": f"❌ Authentication failed: {error}", "cause": error.cause}
     except TimeoutError:
-        return found | {"connection_status": f"❌ no answer within {SSH_S:.0f} s"}
+        return found | {"connection_status": f"❌ no answer within {limits.pod_s:g} s"}
     except PortError as error:
         return found | {"connection_status": f"❌ {type(error).__name__}: {error}"}
     agent = f"agent-{row.get('code_sha')}.pyz"
@@ -182,13 +196,13 @@ async def log_analysis(row: Row, ledger: Sequence[Row], blobs: Blobs | None) -> 
     return found
 
 
-async def network(places: Mapping[str, str], get: Callable[[str], Awaitable[int]]) -> Part:
+async def network(places: Mapping[str, str], get: Callable[[str], Awaitable[int]], timeout_s: float) -> Part:
     """Whether each place answers at all: 401 and 404 are answers."""
 
     async def asked(url: str) -> Part:
         began_s = time.monotonic()
         try:
-            async with asyncio.timeout(PART_S):
+            async with asyncio.timeout(timeout_s):
                 status = await get(url)
         except (OSError, TimeoutError, PortError) as error:
             why = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -198,3 +212,20 @@ async def network(places: Mapping[str, str], get: Callable[[str], Awaitable[int]
 
     answers = await asyncio.gather(*(asked(url) for url in places.values()))
     return {name: {"url": url, **answer} for (name, url), answer in zip(places.items(), answers, strict=True)}
+
+
+def connectivity(workers: Part, pods: Sequence[Any]) -> Part:
+    """By pod: where SSH is, what RunPod says, what came of connecting."""
+    by_pod = {
+        one["database_record"]["pod_id"]: one["ssh_analysis"]["connection_status"]
+        for one in workers.values()
+        if "database_record" in one
+    }
+    return {
+        pod.id: {
+            "ssh_details": {"ip": pod.ssh_host, "port": pod.ssh_port} if pod.ssh_host else None,
+            "status": pod.status.value,
+            "connection": by_pod.get(pod.id, "not tried"),
+        }
+        for pod in pods
+    }

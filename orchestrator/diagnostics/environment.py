@@ -31,6 +31,7 @@ def environment(
         "important": {name: shown(name, given.get(name), sensitive=sensitive) for name in IMPORTANT},
         "aws": {name: shown(name, given.get(name), sensitive=sensitive) for name in AWS},
         "all_runpod": {name: shown(name, given[name], sensitive=sensitive) for name in runpod},
+        "database": "DATABASE_URL" if given.get("DATABASE_URL") else "SUPABASE_URL",  # wiring.open_db chooses like this
         "missing_critical": [name for name in critical if not given.get(name)],
         "missing_important": [name for name in IMPORTANT if not given.get(name)],
         "problems": [dict(zip(("what", "why", "fix"), problem, strict=True)) for problem in problems],

@@ -21,8 +21,13 @@ class Kind:
 
 
 SETTING = Kind("E001", 4, "a setting cannot be used", "compare your environment with .env.example")
-MISSING_PART = Kind("E002", 4, "a part of this program is not installed", "./run setup")
-NO_DATABASE = Kind("E010", 1, "the database does not answer", 'psql "$DATABASE_URL" -c "select 1"')
+MISSING_PART = Kind("E002", 4, "a part of this program is not installed", "./run --help makes .venv the first time")
+NO_DATABASE = Kind(
+    "E010",
+    1,
+    "the database does not answer",
+    'psql "$DATABASE_URL" -c "select 1"; or: curl -i "$SUPABASE_URL/rest/v1/"',
+)
 OLD_SCHEMA = Kind("E011", 4, "the database's schema is not this version's", "python -m orchestrator migrate")
 DATABASE_AUTH = Kind("E012", 4, "the database refuses us", 'psql "$DATABASE_URL" -c "select current_user"')
 PROVIDER_AUTH = Kind("E020", 4, "RunPod refuses the API key", "set RUNPOD_API_KEY to a key that may manage pods")

@@ -232,7 +232,8 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
     cause = causes.of(wait.code, wait.subcause) if wait.code else None
     if wait.code:
         wait.ended.append(f"{named(wait.code, wait.subcause)}: {cause.means if cause else 'not explained yet'}")
-    said = next((e["reason"] for e in reversed(found["events"]) if e["to_state"] == State.TERMINATING), None)
+    begun = (e for e in reversed(found["events"]) if e["to_state"] == State.TERMINATING != e["from_state"])
+    said = next((e["reason"] for e in begun), None)
     if said:
         wait.ended.append(f"said then: {said}")
     best = cause or told

@@ -101,6 +101,20 @@ async def test_an_image_that_comes_in_the_second_deadline_is_in_time(rig: Rig, s
     assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
+async def test_a_pod_is_booked_from_its_machine_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is billed; while it is PROVISIONING without one it costs nothing."""
+    monkeypatch.setattr("orchestrator.boot.EARLY_S", 0.05)
+    worker, _ = await rig.worker(pod={"status": PodStatus.PROVISIONING, "data_center": None, "has_runtime": False})
+    created_at = (await rig.row(worker.id))["billing_since"]
+    climb = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    async with asyncio.timeout(DEADLINE_S):
+        while not any("shown" in (one["evidence"] or {}) for one in await rig.attempts(worker.id)):
+            await asyncio.sleep(0.02)
+        rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.ERROR, data_center="EU-RO-1"))
+        await climb
+    assert (await rig.row(worker.id))["billing_since"] > created_at
+
+
 async def test_a_pod_without_an_address_has_a_deadline(rig: Rig, short: None) -> None:
     """The port for 22 is never mapped."""
     worker, _ = await rig.worker(pod={"ssh_port": None})

@@ -4,15 +4,21 @@ import asyncio
 import os
 import pty
 import re
+import shlex
 import signal
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from orchestrator.cli import COMMANDS, Commands
+from orchestrator.cli_examples import EXAMPLES, PROGRAM
+from orchestrator.cli_render import Output
 from orchestrator.core.states import State
+from orchestrator.demo.main import main as demo
 from orchestrator.diagnostics.errors import KINDS
 from tests.cli.builders import INHERITED, ROOT, TIMEOUT_S, Cli, Fleet, run
 
@@ -46,6 +52,44 @@ def test_every_command_can_be_loaded_and_explains_itself() -> None:
             command = commands.get_command(None, name)  # type: ignore[arg-type]  # not used for loading
             assert command is not None
             assert command.help
+
+
+def _all(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """A command by its whole name, or every command of a group."""
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            yield from _all(child, f"{name} {child.name}")
+    else:
+        yield name, command
+
+
+def test_every_command_shows_examples_that_can_be_typed() -> None:
+    """At least one, each on a line of its own for pasting, and each is understood."""
+    commands = Commands()
+    named = [one for name in commands.list_commands(None) for one in _all(commands.get_command(None, name), name)]  # type: ignore[arg-type]
+    assert {name for name, _ in named} == set(EXAMPLES)
+    for name, shown in named:
+        command = demo if name == "demo" else shown
+        help_text = command.get_help(click.Context(command, max_content_width=80, info_name=name))
+        lines = [line.strip() for line in help_text.splitlines() if line.startswith(f"    {PROGRAM} {name}")]
+        assert len(lines) == len(EXAMPLES[name]), help_text
+        for line in lines:
+            words = shlex.split(line.removeprefix(f"{PROGRAM} {name}"))
+            command.make_context(name, words, obj=Output())  # raises what is wrong with them
+
+
+async def test_every_script_shows_examples_under_its_own_name() -> None:
+    """As the guide types them."""
+    scripts = {
+        "spawn_gpu.py list": "python spawn_gpu.py list --all",
+        "comprehensive_diagnostics.py": "python comprehensive_diagnostics.py --save-report",
+        "fetch_worker_logs.py": "python fetch_worker_logs.py 18865e9b --lines 500",
+        "shutdown_all_workers.py": "python shutdown_all_workers.py --dry-run",
+        "sync_runpod_database.py": "python sync_runpod_database.py analyze",
+    }
+    runs = (run(sys.executable, *f"scripts/{script} --help".split()) for script in scripts)
+    for ran, example in zip(await asyncio.gather(*runs), scripts.values(), strict=True):
+        assert f"{example}\n" in ran.out, ran.out + ran.err
 
 
 def test_error_ids_are_unique_and_stable_in_form() -> None:

@@ -1,6 +1,7 @@
 """`list` and `status`, as an operator and as a program read them."""
 
 import asyncio
+import re
 import sys
 
 from orchestrator.core.states import State
@@ -13,7 +14,21 @@ ESCAPE = "\x1b"
 async def test_an_empty_fleet_says_so(cli: Cli) -> None:
     """In the words that operators know."""
     ran = await cli("list")
-    assert (ran.code, ran.out, ran.err) == (0, "No active workers found.\n", "")
+    assert (ran.code, ran.out) == (0, "No active workers found.\n")
+    assert ran.err.startswith("No orchestrator has been running on this fleet yet; ")
+
+
+async def test_that_nobody_leads_is_said_with_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
+    """By `list` and by `status`; data stays on stdout, and a program reads it as `leader`."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    assert (await cli("list", "--json")).json()["leader"]["holder"] == "the test"
+    await fleet.store.resign("the test", fleet.term)
+    said = r"No orchestrator has been running for \d+s \(last leader: the test\); .* fix: python -m orchestrator run\n"
+    runs = await asyncio.gather(*(cli(*command) for command in (["list"], ["status", worker_id])))
+    for ran in runs:
+        assert ran.code == 0
+        assert re.fullmatch(said, ran.err), ran.err
+    assert (await cli("list", "--json")).json()["leader"] is None
 
 
 async def test_the_list_loads_only_what_it_needs(cli: Cli) -> None:

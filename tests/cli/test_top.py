@@ -47,6 +47,21 @@ async def test_the_screen_shows_the_fleet_and_explains_a_worker(fleet: Fleet) ->
     assert app.return_code == 0
 
 
+@pytest.mark.parametrize("width", [80, 160])
+async def test_the_screen_fits_and_says_what_enter_does(fleet: Fleet, width: int) -> None:
+    """The note is there at either width, whole in the table, and the footer names the keys."""
+    await fleet.worker()
+    app = Top(fleet.store, POLICY, every_s=0.2)
+    async with app.run_test(size=(width, 24)) as pilot:
+        await until(pilot, lambda: app.query_one(DataTable).row_count == 1)
+        table = app.query_one(DataTable)
+        [column] = [one for one in table.columns.values() if one.label.plain == "waiting on / note"]
+        await until(pilot, lambda: column.content_width > len("waits for operator"))
+        assert sum(one.get_render_width(table) for one in table.columns.values()) <= width
+        shown = {active.binding.description for active in app.active_bindings.values() if active.binding.show}
+        assert {"Explain", "Logs", "Quit"} <= shown
+
+
 async def test_the_screen_survives_a_database_that_is_gone(fleet: Fleet) -> None:
     """What was seen stays, and its age is said."""
     await fleet.worker()

@@ -93,6 +93,7 @@ async def test_the_report_reads_and_changes_nothing(past: Agent, fleet: Fleet, h
     assert report["task_counts"] == {"Queued": 2, "In Progress": 1, "Complete": 1, "Failed": 2}
     [queue] = report["queue"]
     assert (queue["claimable"], queue["running"], queue["completed_1h"], queue["mean_task_s"]) == (2, 1, 1, 60)
+    assert queue["next_due_at"] is None
     [climb] = report["failed_climbs"]
     assert (climb["code"], climb["cause"], climb["stage"]) == ("AUTH_FAILED", "PAIR_MISMATCH", "ssh_auth")
     assert report["error_patterns"]["auth_failures"] == 1
@@ -101,12 +102,26 @@ async def test_the_report_reads_and_changes_nothing(past: Agent, fleet: Fleet, h
     assert report["leader"]["holder"] == "us"
 
 
+async def test_the_report_says_when_a_failed_stage_has_worked_since(fleet: Fleet) -> None:
+    """In the same pool: what another pool's pods accept says nothing of this one's."""
+    for pool, outcome, code in (("a", "failed", "AUTH_FAILED"), ("b", "failed", "AUTH_FAILED"), ("b", "ok", None)):
+        worker = await fleet.spawn(pool=pool)
+        attempt = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.SSH_AUTH)
+        fleet.wait(10)
+        ended: dict[str, Any] = {"p_exception_type": None, "p_evidence": {}}
+        await fleet.fleet("attempt_close", p_id=attempt["id"], p_outcome=outcome, p_failure_code=code, **ended)
+    climbs = {climb["pool"]: climb for climb in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_climbs"]}
+    assert climbs["a"]["ok_at"] is None
+    assert climbs["b"]["ok_at"] > climbs["b"]["last_at"]
+
+
 async def test_efficiency_is_throughput_use_depth_and_price(past: Agent, fleet: Fleet) -> None:
     """Of one window; a window that is none is refused."""
     since = fleet.now - timedelta(hours=1)
     told = await fleet.call("fleet_efficiency", p_fleet=FLEET, p_since=since, p_until=None)
     assert told["tasks_per_hour"] == 1
-    assert (told["completed"], told["failed"], told["queue_now"]) == (1, 1, 2)
+    assert (told["completed"], told["failed"], told["queue_now"]) == (1, 2, 2)  # one by its dependency
+    assert told["failed_attempts"] == 1
     assert told["run_p50_s"] == 60
     assert told["usd_per_task"] == told["usd"]
     assert told["usd"] == pytest.approx(3.6 * 660 / 3600, rel=0.01)

@@ -182,6 +182,29 @@ async def test_a_terminated_worker_leaves_no_task_behind(fleet: Fleet) -> None:
     assert (await fleet.task(task_id))["status"] == "Queued"
 
 
+async def test_an_end_that_was_meant_costs_no_attempt(fleet: Fleet) -> None:
+    """An operator's shutdown gives the task back, by whichever way it is taken from the worker."""
+    (task_id,) = await fleet.submit({"max_attempts": 1})
+    for ended_by in ("its last move", "its lease"):
+        agent = await fleet.agent()
+        await agent.claim()
+        await fleet.end(agent.id, State.ACTIVE, ExitCause.MANUAL)
+        if ended_by == "its lease":
+            fleet.wait(61)
+            (given,) = (await fleet.fleet("rescue", p_worker_id=None))["tasks"]
+            assert given["outcome"] == "requeued"
+        else:
+            await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+        assert (await fleet.task(task_id))["status"] == "Queued"
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.POD_LOST)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert (await fleet.task(task_id))["status"] == "Failed"
+    given_back = ("released", "RELEASED", None)
+    assert await attempts(fleet, task_id) == [given_back, given_back, ("lost", "WORKER_LOST", "lost")]
+
+
 async def test_a_draining_worker_finishes_what_it_holds(fleet: Fleet) -> None:
     """Its token stays good for that."""
     await fleet.submit()

@@ -232,6 +232,20 @@ async def test_costs_follow_the_states_from_the_pods_first_second(fleet: Fleet) 
     assert row["cost_usd"] == 0.56
 
 
+async def test_a_pod_without_a_machine_costs_nothing(fleet: Fleet) -> None:
+    """RunPod's bill begins with the machine; what was seen later moves the begin of ours, and never back."""
+    worker_id = await fleet.spawn()
+    await fleet.move(worker_id, State.SPAWNING, pod_id="p", price_usd_per_hour=3.6, nonce="n", token_jti="j")
+    fleet.wait(50)
+    await fleet.move(worker_id, State.SPAWNING, unbilled_s=10)
+    await fleet.move(worker_id, State.SPAWNING, unbilled_s=45)
+    fleet.wait(10)
+    await fleet.move(worker_id, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED)
+    await fleet.move(worker_id, State.ACTIVE, unbilled_s=0)
+    row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]
+    assert row["cost_by_kind"] == {"booting": 0.02}
+
+
 async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore) -> None:
     """Claimable, running, and what waits for something, apart."""
     later = (fleet.now + timedelta(hours=1)).isoformat()

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orchestrator.core.hearing import Hearing
 from orchestrator.core.model import (
     Absence,
     Demand,
@@ -143,7 +144,7 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
     """A fleet whose every pod is listed, unless `pods` says otherwise."""
     base = Snapshot(
         now=NOW,
-        steady_since=ago(3600),
+        hearing=Hearing(ago(3600)),
         pods=tuple(pod_of(w) for w in workers if w.pod_id),
         workers=tuple(sorted(workers, key=lambda w: w.id)),
         demand=(Demand("default", claimable, running, changes.pop("blocked", {}), None),),

@@ -1,7 +1,7 @@
 """What each live worker needs next."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -19,6 +19,7 @@ from orchestrator.core.actions import (
     Terminate,
     Wait,
 )
+from orchestrator.core.hearing import Hearing
 from orchestrator.core.model import UNREACHED, PodStatus, Snapshot
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.presence import Presence, fold
@@ -152,12 +153,24 @@ def test_a_pod_that_died_ends_its_climb(status: PodStatus, code: FailureCode) ->
 
 
 def test_one_incomplete_absence_is_not_death() -> None:
-    """A pod must be missing from two lists and for a while."""
+    """A pod must be missing from two lists and for a while; what is seen is said from the first list on."""
     one = busy("gpu-1", last_heartbeat=ago(40))
-    assert only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(30, lists=1)})) is None
+    seen = only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(0, lists=1)}))
+    assert isinstance(seen, Wait)
+    assert seen.waiting_for.startswith("its pod, which the lists of RunPod have not shown since ")
+    assert seen.waiting_for.endswith(": declared missing after 10 s of such lists")
     assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(5, lists=2)})), Wait)
     lost = snapshot(one, pods=(), absent={"pod-gpu-1": absent(11)})
     assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)
+
+
+def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
+    """Until then it is booked; where nobody looked before, nobody knows."""
+    one = busy("gpu-1", last_heartbeat=ago(40))
+    for shown in (ago(13), None):
+        action = only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(absent(11), shown=shown)}))
+        assert isinstance(action, Terminate)
+        assert action.listed_at == shown
 
 
 def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
@@ -184,7 +197,37 @@ def test_silence_counts_from_when_we_listened() -> None:
     """A heartbeat lost while this orchestrator was away itself is no evidence."""
     silent = busy("gpu-1", last_heartbeat=ago(300))
     assert end(only(snapshot(silent))) == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
-    assert only(snapshot(silent, steady_since=ago(20))) is None
+    assert only(snapshot(silent, hearing=Hearing(ago(20)))) is None
+
+
+def outages(every_s: float, lasting_s: float, until_s: float = 0) -> tuple[tuple[datetime, datetime], ...]:
+    """Of the database, for the last hour or so, the newest of them over `until_s` ago."""
+    starts = [until_s + lasting_s + number * every_s for number in range(int(3600 // every_s))]
+    return tuple((ago(start), ago(start - lasting_s)) for start in reversed(starts))
+
+
+@pytest.mark.parametrize(
+    ("every_s", "lasting_s", "until_s", "silent_s", "dead"),
+    [
+        (30, 5, 0, 80, False),  # 20 s heard in each 30, if agents come back as slowly as they may
+        (30, 5, 0, 95, True),
+        (30, 15, 0, 340, False),  # 5 s in each 30
+        (30, 15, 0, 360, True),
+        (30, 28, 0, 3600, False),  # nobody need have come through
+        (3600, 600, 50, 665, False),  # a long one: 15 s before it, and 40 s after it
+        (3600, 600, 50, 675, True),
+    ],
+)
+def test_silence_is_counted_across_the_outages_of_the_database(
+    every_s: float, lasting_s: float, until_s: float, silent_s: float, dead: bool
+) -> None:
+    """However often it drops out, a dead worker is known as one in the end, and no live one is taken for it."""
+    silent = busy("gpu-1", last_heartbeat=ago(silent_s))
+    hearing = Hearing(ago(7200), outages(every_s, lasting_s, until_s))
+    action = only(snapshot(silent, hearing=hearing))
+    assert (action is not None) == dead
+    if dead:
+        assert end(action) == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
 
 
 def test_a_worker_that_got_no_answer_from_us_is_not_silent() -> None:
@@ -213,7 +256,7 @@ def test_an_own_programs_state_follows_what_it_holds() -> None:
 def test_a_task_without_progress_ends_its_worker(still_s: float, steady_s: float, stuck: bool) -> None:
     """Although its heartbeat lives; counted from when we could have heard of it. Task and time are named."""
     one = busy("gpu-1", progress_at=ago(still_s), slowest_task="7f3a")
-    action = only(snapshot(one, running=1, steady_since=ago(steady_s)))
+    action = only(snapshot(one, running=1, hearing=Hearing(ago(steady_s))))
     if not stuck:
         assert action is None
         return
@@ -360,7 +403,14 @@ def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
 def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
     """Agents renew through our own door: after an outage of ours they get their time again."""
     assert [type(a) for a in plan(snapshot(expired_leases=2), policy()).actions] == [Rescue]
-    assert plan(snapshot(expired_leases=2, steady_since=ago(30)), policy()).actions == ()
+    assert plan(snapshot(expired_leases=2, hearing=Hearing(ago(30))), policy()).actions == ()
+
+
+def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
+    """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
+    (action,) = plan(snapshot(expired_leases=2, hearing=Hearing(ago(900), ((ago(50), ago(30)),))), policy()).actions
+    assert isinstance(action, Rescue)
+    assert action.over_s == 30
 
 
 def test_presence_counts_lists_and_forgets_what_came_back() -> None:
@@ -372,6 +422,7 @@ def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     second = fold(first, [], [one], "test", NOW + timedelta(seconds=4))
     assert second.absent["pod-gpu-1"].lists == 2
     assert second.absent["pod-gpu-1"].since == NOW
+    assert second.absent["pod-gpu-1"].shown == NOW
     assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
 
 

@@ -39,6 +39,7 @@ def worker(**row: Any) -> Facts:
         "last_heartbeat": when(5), "tasks_running": 1, "busy_share": 0.9, "cost_usd": 0.5, "pod_id": "pod-1",
     }  # fmt: skip
     explanation = {"who": "worker", "what": "to finish", "code": None, "subcause": None, "fix": "none needed"}
+    explanation |= {"then": "given up"}
     analysis = {"connection_status": "✅ Connected", "processes": {"exit_class": "running"}}
     return {"database_record": record | row, "explanation": explanation | told, "ssh_analysis": analysis | ssh}
 
@@ -84,8 +85,9 @@ def key_trouble(cause: str) -> Callable[[Facts], None]:
     return setting("environment.ssh_keys", {"usable": False, "cause": cause, "error": "as seen"})
 
 
-def climbs(code: str, cause: str | None = None) -> Callable[[Facts], None]:
+def climbs(code: str, cause: str | None = None, ok_at: str | None = None) -> Callable[[Facts], None]:
     row = {"code": code, "cause": cause, "stage": "ssh_auth", "n": 3, "workers": 3, "last_at": when(60)}
+    row |= {"pool": "default", "ok_at": ok_at}
     return setting("database_state.failed_climbs", [row])
 
 
@@ -107,6 +109,16 @@ def stuck(stage: str, **told: Any) -> Callable[[Facts], None]:
     return setting("workers.gpu-1", worker(status="spawning", stage=stage, state_since=when(301), told=told))
 
 
+UNSTUCK = {
+    "intent": "python -m orchestrator run",
+    "pod_running": "SPAWNING_TIMEOUT_SEC",
+    "ssh_details": "RUNPOD_CLOUD",
+    "ssh_auth": "RUNPOD_SSH_PUBLIC_KEY",
+    "exec": "WORKER_PYTHON",
+    "platform": "WORKER_PYTHON",
+    "process": "logs gpu-1",
+    "heartbeat": "WORKER_API_URL",
+}
 MISSING = {name: value for name, value in GIVEN.items() if name != "RUNPOD_SSH_PRIVATE_KEY"}
 BLOCKED = {
     "pool": "default",
@@ -127,7 +139,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "mangled public key": (key_trouble("bad_public_key"), "HIGH", "SSH", "RUNPOD_SSH_PUBLIC_KEY is mangled", "RUNPOD_SSH_PUBLIC_KEY", "as seen"),
     "keys of two kinds": (key_trouble("key_type_mix"), "HIGH", "SSH", "RSA and Ed25519", "RUNPOD_SSH", "as seen"),
     "wrong key pair": (key_trouble("pair_mismatch"), "HIGH", "SSH", "does not match", "RUNPOD_SSH", "as seen"),
-    "database unreachable": (setting("database_state", {"error": "Unavailable: no route"}), "HIGH", "Database", "The database is unreachable", "psql", "no route"),
+    "database unreachable": (setting("database_state", {"error": "Unavailable: no route"}), "HIGH", "Database", "The database is unreachable", 'curl -i "$SUPABASE_URL/rest/v1/"', "no route"),
     "claim function missing": (setting("database_state.rpc_function_tests.worker_claim", {"status": "missing"}), "HIGH", "Tasks", "worker_claim does not work", "migrate", "missing"),
     "claim function fails": (setting("database_state.rpc_function_tests.worker_claim", {"status": "fails", "probe": "permission denied"}), "HIGH", "Tasks", "worker_claim does not work", "migrate", "permission denied"),
     "an older schema": (setting("database_state.rpc_function_tests.fleet_lead", {"status": "missing"}), "HIGH", "Database", "lacks functions", "migrate", "fleet_lead"),
@@ -139,10 +151,16 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "stuck by an operator's key": (setting("workers.gpu-1", worker(status="spawning", stage="ssh_auth", state_since=when(20), told={"who": "operator", "what": "the pod to accept our key", "code": "AUTH_FAILED", "subcause": "REFUSED"})), "HIGH", "Workers", "waiting on operator: the pod to accept our key (AUTH_FAILED/REFUSED)", "none needed", "gpu-1"),
     "process died": (setting("workers.gpu-1", worker(ssh=ENDED)), "HIGH", "Workers", "SSH works, but its process is not running (killed)", "terminate gpu-1", "logs"),
     "no heartbeat": (setting("workers.gpu-1", worker(last_heartbeat=when(700), ssh=MUTE)), "HIGH", "Workers", "no heartbeat for 12 minutes", "explain gpu-1", "no answer within 12 s"),
+    "SSH that does not answer": (setting("workers.gpu-1", worker(ssh=MUTE)), "MEDIUM", "SSH", "1 worker(s) work, but cannot be reached over SSH", "explain gpu-1", "gpu-1: no answer within 12 s"),
+    "a worker that could not be asked": (setting("workers.gpu-1", {"error": "not asked: the report's 27 s were over"}), "MEDIUM", "Workers", "Of 1 worker(s) nothing is known", "diagnose gpu-1", "gpu-1: not asked"),
     "SSH authentication now": (setting("workers.gpu-1", worker(ssh=REFUSED)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "now: gpu-1"),
     "SSH authentication before": (climbs("AUTH_FAILED", "PAIR_MISMATCH"), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
     "SSH unreachable": (climbs("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempt(s)"),
+    "SSH authentication before, and mended": (climbs("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempt(s) within a day, the last 1 min ago; a later one succeeded"),
+    "SSH authentication again": (climbs("AUTH_FAILED", "PAIR_MISMATCH", when(90)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
+    "SSH unreachable, and mended": (climbs("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempt(s)"),
     "all tasks blocked": (waits({"Queued": 4}, dependencies=3, scheduled=1, running=0), "HIGH", "Tasks", "All 4 queued tasks are blocked", "tasks list", "3 by dependencies, 1 by scheduled"),
+    "only retries that are not due": (waits({"Queued": 4}, dependencies=1, scheduled=3, running=0, next_due_at=when(-28)), "LOW", "Tasks", "3 queued task(s) wait for their time: a retry's pause, or submitted for later", "tasks list", "1 by dependencies, 3 by scheduled; the next is due in 28 s"),
     "active but not claiming": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(tasks_running=0))(r))[0], "HIGH", "Tasks", "gpu-1 is active but does not claim tasks", "logs gpu-1", "Connected"),
     "stitch without segments": (failed(task_type="travel_stitch", no_segments=2, message="No valid segment videos found"), "HIGH", "Tasks", "2 travel_stitch task(s) failed: No valid segment videos found", "depends_on", "HANDLER"),
     "another stitch failure": (failed(task_type="travel_stitch"), "HIGH", "Tasks", "2 travel_stitch task(s) failed: boom", "explain t-1", "HANDLER"),
@@ -156,7 +174,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "MAX_ACTIVE_GPUS", "no ETA"),
     "a place that cannot be reached": (setting("network_tests.supabase", {"accessible": False, "url": "https://x", "error": "ConnectError"}), "LOW", "Network", "supabase cannot be reached", "curl -i https://x", "ConnectError"),
     "old code": (setting("deployment_verification.code_consistency", {"workers_with_other_code": ["gpu-1"]}), "LOW", "Deployment", "1 worker(s) run other code", "new workers", "gpu-1"),
-    **{f"stuck in {rung.stage}": (stuck(rung.stage), "HIGH", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", "explain gpu-1", "gpu-1") for rung in LADDER},
+    **{f"stuck in {rung.stage}": (stuck(rung.stage), "HIGH", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", UNSTUCK.get(rung.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for rung in LADDER},
 }  # fmt: skip
 
 
@@ -164,6 +182,14 @@ def test_nothing_is_said_of_a_fleet_that_is_well() -> None:
     """And it is healthy."""
     assert recommendations(facts()) == []
     assert is_healthy([])
+
+
+def test_a_worker_that_passes_through_is_not_stuck() -> None:
+    """Logging in, an operator is waited for; that is news only once something has failed."""
+    report = facts()
+    young = {"status": "spawning", "stage": "ssh_auth", "state_since": when(20)}
+    report["workers"]["gpu-1"] = worker(**young, told={"who": "operator"})
+    assert recommendations(report) == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -208,10 +234,10 @@ def test_parts_that_could_not_be_had_make_no_noise() -> None:
 
 
 def test_changes_are_problems_workers_tasks_and_dollars() -> None:
-    """Between two reports; none between equal ones."""
-    before = facts() | {"recommendations": [{"issue": "old"}, {"issue": "both"}]}
+    """Between two reports; none between equal ones. A problem whose numbers differ is the same problem."""
+    before = facts() | {"recommendations": [{"issue": "old"}, {"issue": "4 tasks wait, gpu-1"}]}
     assert not any(value for name, value in changes(before, before).items() if name != "since")
-    after = copy.deepcopy(before) | {"recommendations": [{"issue": "both"}, {"issue": "new"}]}
+    after = copy.deepcopy(before) | {"recommendations": [{"issue": "5 tasks wait, gpu-1"}, {"issue": "new"}]}
     after["workers"] = {"gpu-1": worker(status="idle"), "gpu-2": worker()}
     after["database_state"]["task_counts"] = {"Complete": 1}
     after["runpod_state"]["total_hourly_cost"] = 0.8

@@ -126,6 +126,17 @@ async def test_a_vanished_pod_costs_nothing_after_it_was_last_seen(fleet: Fleet)
     assert float(report["worker"]["cost_usd"]) == pytest.approx(0.1)
 
 
+async def test_a_vanished_pod_costs_what_it_did_until_a_list_last_showed_it(fleet: Fleet) -> None:
+    """Its agent was silent for longer than the machine was there."""
+    agent = await fleet.agent()
+    fleet.wait(100)
+    listed = {"listed_at": fleet.now.isoformat()}
+    fleet.wait(60)
+    lost: dict[str, Any] = {"exit_cause": ExitCause.POD_LOST, "failure_code": "POD_MISSING", "metadata": listed}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    assert kinds(await cost(fleet)) == {"busy": 0.1}
+
+
 async def test_a_pod_that_vanished_while_it_came_up_was_there_at_its_last_proof(fleet: Fleet) -> None:
     """The last stage that was proven."""
     agent = await fleet.agent(State.SPAWNING)

@@ -99,13 +99,14 @@ async def test_each_failure_is_named_once_it_has_ended_a_worker(fleet: Fleet, co
 
 @pytest.mark.parametrize("cause", ExitCause)
 async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
-    """Of a worker that ran and ended for it."""
+    """Of a worker that ran and ended for it; with what was said when its end began, and not in a later step of it."""
     agent = await fleet.agent()
     await fleet.end(agent.id, State.ACTIVE, cause)
+    await fleet.move(agent.id, State.TERMINATING, stage=Stage.DELETING, reason="its logs are safe")
     await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
     said, meaning = await explained(fleet, agent.id), causes.ending(cause)
     assert meaning is not None
-    assert said.ended[0] == f"{cause}: {meaning.means}"
+    assert (said.ended[0], said.ended[-1]) == (f"{cause}: {meaning.means}", "said then: test")
     assert (said.who, said.then) == ("nobody", meaning.then)
 
 

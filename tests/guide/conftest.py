@@ -5,8 +5,8 @@ import secrets
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 
-from orchestrator.demo.play import submit
 from orchestrator.demo.processes import Child
 from orchestrator.demo.stack import ROOT, Stack
+from orchestrator.emulator.loopback import free_port
 from orchestrator.emulator.postgrest import EmbeddedPostgrest
 from orchestrator.emulator.supabase import create_roles
 from tests.cli.builders import Ran
@@ -68,17 +70,15 @@ class Fleet:
 
     async def orchestrator(self, **changes: str) -> Child:
         """A running one."""
-        before, self.stack.environment = self.stack.environment, self.environment
-        try:
-            child = await self.stack.start_orchestrator(changes)
-        finally:
-            self.stack.environment = before
+        child = await self.stack.start_orchestrator({**self.environment, **changes})
         self.children.append(child)
         return child
 
     async def submit(self, *tasks: dict[str, Any]) -> Sequence[str]:
         """Queue these; their ids."""
-        return await submit(self.stack, list(tasks))
+        asked = await self.sql.execute("select public.task_submit(p_tasks => %s) as made", [Jsonb(list(tasks))])
+        [row] = await asked.fetchall()
+        return [str(made["id"]) for made in row["made"]["tasks"]]
 
     async def until(self, query: str, *values: object, timeout_s: float = 60.0) -> Sequence[dict[str, Any]]:
         """Wait until a query returns a row; its rows."""
@@ -124,6 +124,10 @@ class Fleet:
         return ran.out.strip()
 
 
+Story = Callable[[Fleet, Path], Coroutine[None, None, None]]
+Told = dict[str, asyncio.Task[None]]
+
+
 @pytest.fixture(scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Everything but an orchestrator; its database is a Supabase project's."""
@@ -137,14 +141,14 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 @pytest.fixture
 async def guided(stack: Stack) -> AsyncIterator[Fleet]:
     """An empty fleet, and nobody who leads it."""
-    async with _fleet(stack) as fleet:
+    async with fleet_of(stack) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
 async def steady(stack: Stack) -> AsyncIterator[Fleet]:
     """A fleet that has done its work: an orchestrator, an idle worker with logs in S3, and PostgREST beside them."""
-    async with EmbeddedPostgrest(stack.database_url, secrets.token_hex(32)) as rest, _fleet(stack) as fleet:
+    async with EmbeddedPostgrest(stack.database_url, secrets.token_hex(32)) as rest, fleet_of(stack) as fleet:
         fleet.environment |= {"SUPABASE_URL": rest.project_url, "SUPABASE_SERVICE_ROLE_KEY": rest.secret_key}
         await fleet.orchestrator()
         await fleet.submit({"task_type": "work", "params": {"seconds": 0.1}})
@@ -156,13 +160,50 @@ async def steady(stack: Stack) -> AsyncIterator[Fleet]:
 
 
 @asynccontextmanager
-async def _fleet(stack: Stack) -> AsyncIterator[Fleet]:
+async def fleet_of(stack: Stack) -> AsyncIterator[Fleet]:
     fleet_id = f"guide-{uuid.uuid4().hex[:8]}"
     async with await stack.connect() as sql:
         fleet = Fleet(stack, sql, {**stack.environment, "FLEET_ID": fleet_id})
         yield fleet
-        for child in fleet.children:
-            await child.kill()
-        for pod in await fleet.pods():
-            await stack.control("POST", f"pods/{pod['id']}/kill", {"how": "vanish"})
+        await _cleared(fleet)
         await sql.execute("delete from tasks")
+
+
+@asynccontextmanager
+async def side_by_side(stack: Stack, stories: Iterable[Story], directory: Path) -> AsyncIterator[Told]:
+    """Every story at once, each on a fleet in a database of its own: they mostly wait."""
+    async with AsyncExitStack() as exits:
+        told: Told = {}
+        for story in stories:
+            fleet = await exits.enter_async_context(_apart(stack))
+            place = directory / story.__name__
+            place.mkdir()
+            told[story.__name__] = asyncio.create_task(story(fleet, place))
+        yield told
+        await asyncio.gather(*told.values(), return_exceptions=True)
+
+
+@asynccontextmanager
+async def _apart(stack: Stack) -> AsyncIterator[Fleet]:
+    """A fleet that shares the bucket and RunPod with others, and nothing else."""
+    name, port = f"guide-{uuid.uuid4().hex[:8]}", free_port()
+    template = stack.database_url.rpartition("/")[2]
+    async with await AsyncConnection.connect(stack.postgres.url_of("postgres"), autocommit=True) as server:
+        await server.execute(f'create database "{name}" template "{template}"'.encode())
+    own = {
+        "DATABASE_URL": stack.postgres.url_of(name),
+        "FLEET_ID": name,
+        "PORT": str(port),
+        "WORKER_API_URL": f"http://127.0.0.1:{port}",
+    }
+    async with await AsyncConnection.connect(own["DATABASE_URL"], autocommit=True, row_factory=dict_row) as sql:
+        fleet = Fleet(stack, sql, {**stack.environment, **own})
+        yield fleet
+        await _cleared(fleet)
+
+
+async def _cleared(fleet: Fleet) -> None:
+    for child in fleet.children:
+        await child.kill()
+    for pod in await fleet.pods():
+        await fleet.stack.control("POST", f"pods/{pod['id']}/kill", {"how": "vanish"})

@@ -1,20 +1,28 @@
 """The guide's emergency procedures, each from its first command to its end."""
 
-from tests.guide.conftest import Fleet
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.demo.stack import Stack
+from tests.guide.conftest import Fleet, Story, Told, side_by_side
 
 LONG = {"task_type": "work", "params": {"seconds": 600}, "timeout_s": 900}
 
 
-async def test_stuck_workers_are_ended_and_the_fleet_comes_back(guided: Fleet) -> None:
+async def stuck_workers_are_ended_and_the_fleet_comes_back(guided: Fleet, _: Path) -> None:
     """With an orchestrator: all end, the list is clean, and what is queued brings new workers."""
     await guided.orchestrator()
     [task] = await guided.submit(LONG)
     old = await guided.active()
     await guided.until("select 1 from tasks where id = %s and status = 'In Progress'", task)
-    refused = await guided.script("shutdown_all_workers.py")
+    refused, dry = await asyncio.gather(
+        guided.script("shutdown_all_workers.py"), guided.script("shutdown_all_workers.py", "--dry-run")
+    )
     assert (refused.code, refused.out) == (2, "")
     assert "error[E050]" in refused.err
-    dry = await guided.script("shutdown_all_workers.py", "--dry-run")
     assert dry.code == 0
     assert old["id"] in dry.out
     assert "Would end" in dry.err
@@ -25,11 +33,12 @@ async def test_stuck_workers_are_ended_and_the_fleet_comes_back(guided: Fleet) -
     assert ended["exit_cause"] == "manual"
     new = await guided.active()
     assert new["id"] != old["id"]
-    await guided.until("select 1 from tasks where id = %s and worker_id = %s", task, new["id"])
+    [again] = await guided.until("select * from tasks where id = %s and worker_id = %s", task, new["id"])
+    assert again["attempts"] - again["uncounted"] == 1, "an operator's shutdown costs the task no attempt"
     assert "shutdown" not in str(await (await guided.sql.execute("select * from fleet_settings")).fetchall())
 
 
-async def test_everything_can_be_ended_while_no_orchestrator_runs(guided: Fleet) -> None:
+async def everything_can_be_ended_while_no_orchestrator_runs(guided: Fleet, _: Path) -> None:
     """The command leads for the time being, by the loop's own means, and spawns nothing."""
     orchestrator = await guided.orchestrator()
     [task] = await guided.submit(LONG)
@@ -56,7 +65,7 @@ async def test_everything_can_be_ended_while_no_orchestrator_runs(guided: Fleet)
     assert [row["id"] for row in workers] == [old["id"]]
 
 
-async def test_a_database_that_does_not_agree_with_runpod(guided: Fleet) -> None:
+async def a_database_that_does_not_agree_with_runpod(guided: Fleet, _: Path) -> None:
     """Pods without rows are deleted, rows without pods ended; nothing else is touched."""
     orchestrator = await guided.orchestrator()
     await guided.submit(LONG)
@@ -88,3 +97,23 @@ async def test_a_database_that_does_not_agree_with_runpod(guided: Fleet) -> None
     assert ran.code == 0, ran.err
     [row] = await guided.until("select * from workers where id = %s and status <> 'active'", worker["id"])
     assert (row["exit_cause"], row["failure_code"]) == ("pod_lost", "POD_MISSING")
+
+
+STORIES: tuple[Story, ...] = (
+    stuck_workers_are_ended_and_the_fleet_comes_back,
+    everything_can_be_ended_while_no_orchestrator_runs,
+    a_database_that_does_not_agree_with_runpod,
+)
+
+
+@pytest.fixture(scope="module")
+async def told(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+    """All of them under way."""
+    async with side_by_side(stack, STORIES, tmp_path_factory.mktemp("emergencies")) as stories:
+        yield stories
+
+
+@pytest.mark.parametrize("story", [story.__name__ for story in STORIES])
+async def test_an_emergency_ends_well(told: Told, story: str) -> None:
+    """As the story's own words have it."""
+    await told[story]

@@ -238,7 +238,8 @@ class Pair:
             cause = dice.choice([*list(ExitCause), None])
             fields |= {"exit_cause": cause, "failure_code": dice.choice((None, "POD_MISSING", "NO_CAPACITY"))}
         if dice.random() < 0.2:
-            fields |= {"metadata": {"k": dice.randrange(3)}, "reserved_usd": 0.3, "budget": {"hourly_usd": 4.0}}
+            listed_at = (self.now - timedelta(seconds=dice.choice((1, 20)))).isoformat()
+            fields |= {"metadata": {"listed_at": listed_at}, "reserved_usd": 0.3, "budget": {"hourly_usd": 4.0}}
         stage = dice.choice((None, dice.choice(LADDER).stage)) if to is None else None
         await self.call(
             "fleet_move",
@@ -321,7 +322,8 @@ class Pair:
 
     async def _rescue(self) -> None:
         whose = self.dice.choice((None, None, self._worker()))
-        await self.call("fleet_rescue", p_fleet=FLEET, p_term=self._term, p_worker_id=whose)
+        said = {"p_worker_id": whose, "p_over_s": self.dice.choice((0, 0, 7.5, 60))}
+        await self.call("fleet_rescue", p_fleet=FLEET, p_term=self._term, **said)
 
     async def _log(self) -> None:
         dice, name = self.dice, self._worker()

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 LEAK_S = 120.0  # I1, without any other fault meanwhile
 STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
-RACE_S = 20.0  # decisions made before a refusal was written down, and writes that were late on the wire
+RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
 OVERDUE_S = 120.0
 CALM_S = 20.0  # over the flush's own deadline
+UNLED_S = 3.5
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
 SECRET = "SECRET"
 STAGES = {
@@ -41,6 +42,7 @@ class Laws:
         self.completed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._made: Counter[str] = Counter()
+        self._led_s = 0.0  # when there was last a leader, or a reason for none
         self._within_s = 0.0  # when there were last no more workers than allowed
 
     def broken(self, law: str, what: str) -> None:
@@ -104,7 +106,8 @@ class Laws:
         if new["exit_cause"] == "heartbeat_lost":
             agent = pod.agents.get(new["nonce"]) if pod and pod.exists() else None
             heard = agent.beaten_s if agent is not None and agent.lives else None
-            if heard is not None and now - heard < self._world.policy.heartbeat_timeout_s - 1:
+            patient_s = self._world.policy.heartbeat_timeout_s - 1
+            if heard is not None and self._world.listened_s(heard) < patient_s:
                 self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
         if new["exit_cause"] in PLANNED and self._world.db.running.get(new["id"]):
             self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
@@ -242,11 +245,21 @@ class Laws:
             live = row is not None and row["status"] != "terminated"
             if not live and now - since > LEAK_S:
                 self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
+        self._lead(now, quiet)
         self._limit(now, quiet)
         for row in workers.values():
             late_s = (self._world.kernel.moment() - row["deadline_at"]).total_seconds()
             if row["status"] == "spawning" and min(late_s, now - quiet) > OVERDUE_S:
                 self.broken("I7", f"{row['id']} is {row['stage']} {late_s:.0f} s after its deadline")
+
+    def _lead(self, now: float, quiet: float) -> None:
+        """Where the database answers and somebody could lead, somebody does."""
+        lease = self._world.db.leases.get(FLEET)
+        led = lease is not None and lease["expires_at"] > self._world.kernel.moment()
+        if led or self._world.db_down or now < quiet or not any(replica.up for replica in self._world.replicas):
+            self._led_s = now
+        elif now - self._led_s > UNLED_S:
+            self.broken("lead", f"nobody leads for {now - self._led_s:.0f} s, and the database is there")
 
     def _limit(self, now: float, quiet: float) -> None:
         """A tick writes its ends and its spawns side by side, so that it is more than the limit for a moment."""

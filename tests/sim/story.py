@@ -1,5 +1,6 @@
 """What happens in one seed: work comes, everything goes wrong for a while, then nothing does, and all must end well."""
 
+import math
 import random
 import uuid
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from tests.sim.world import World
 
 LIMIT_S = 7200.0  # of the liveness phase
 SETTLE_S = 5.0
+FLICKERS = 0.2  # of the seeds: in these the database never stays for long
 KINDS = ("ok",) * 16 + ("fail", "fatal", "stuck", "crash")
 
 
@@ -25,6 +27,7 @@ class Story:
     def __init__(self, world: World) -> None:
         self._world, self._faults, self._kernel = world, world.faults, world.kernel
         self._ids = random.Random(f"tasks of {world.seed}")
+        self._flicker = random.Random(f"flicker of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
 
@@ -151,12 +154,19 @@ class Story:
     def _lose_database(self) -> None:
         if not self._world.db_down:
             self._note("database_down")
-            self._world.db_down = True
-            self._kernel.after(self._faults.one_of((1.0, 5.0, 20.0, 50.0)), self._find_database)
+            self._cut_off_database(self._faults.one_of((1.0, 5.0, 20.0, 50.0)))
+
+    def _cut_off_database(self, for_s: float) -> None:
+        self._world.db_down = True
+        self._world.outages.append((self._kernel.now, math.inf))
+        self._kernel.after(for_s, self._find_database)
 
     def _find_database(self) -> None:
+        """It is back; who listens on a line of its own learns of it at once."""
+        if self._world.db_down:
+            self._world.outages[-1] = (self._world.outages[-1][0], self._kernel.now)
         self._world.db_down = False
-        for replica in self._world.replicas:
+        for replica in self._world.replicas if self._faults.active else ():
             replica.hears("connected", "")
 
     def _lose_provider(self) -> None:
@@ -234,10 +244,19 @@ class Story:
         self._faults.active = False
         self._faults.over_s = max(self._faults.over_s, self._kernel.now + HANGS_S)
         world.say("the faults stop")
-        world.db_down = world.s3_down = world.provider.down = world.provider.broke = False
+        self._find_database()
+        world.s3_down = world.provider.down = world.provider.broke = False
         world.provider.dry.clear()
         world.provider.mangled = None
         for slot, replica in enumerate(world.replicas):
             if replica.loop.dead or replica.ended:
                 world.start_replica(slot)
             replica.hears("connected", "")
+        if self._flicker.random() < FLICKERS:
+            self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
+
+    def _drop_out(self, every_s: float) -> None:
+        """The database goes on being away for some seconds, more often than a worker may be silent."""
+        self._faults.count["database_flickers"] += 1
+        self._cut_off_database(self._flicker.uniform(0.1, 0.3) * every_s)
+        self._kernel.after(every_s, lambda: self._drop_out(every_s))

@@ -33,7 +33,7 @@ UNANSWERED = "the database does not answer"
 SAYS_NOTHING = "$^"  # the witness looks for waits without an end; no harm here has a sentence of its own
 # Quick to notice, and with work for two cores; attempts are many because a task may lose its worker many times.
 OPERATOR = {
-    "MAX_ACTIVE_GPUS": "5",
+    "MAX_ACTIVE_GPUS": "8",
     "TASKS_PER_GPU_THRESHOLD": "3",
     "GPU_IDLE_TIMEOUT_SEC": "4",
     "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "4",

@@ -16,6 +16,7 @@ from orchestrator.ports import LEASE_TTL_S
 
 ABSENT_S = (0.0, 0.0, 2.0, 8.0)  # until a platform starts a killed orchestrator again
 DOWN_S = (0.0, 0.0, 0.5, 2.0, 6.0)  # between two lives of a server
+BUSY_WITHIN_S, LOOK_EVERY_S = 10.0, 0.25  # for a worker that has a task in its hands
 GOODBYE, NOBODY = "SIGTERM", "SIGKILL of both"  # what a leader is missed for, besides what a standby has to notice
 BREAK_WITHIN_S = 10.0  # a pattern that has not come by then is not waited for
 PATTERNS = {
@@ -214,14 +215,18 @@ async def provider_fault(field: Field, dice: random.Random) -> str:
     return f"{kind} x {times}"
 
 
+# How long it takes to lead is only told from how long the database was away where that was there all the time.
+CALM_FOR_A_LEASE = ("orchestrators", "postgres", "lines")
 DECK: tuple[Harm, ...] = (
-    Harm("leader_killed", leader_killed, ("orchestrators",), 3),
-    Harm("standby_killed", standby_killed, ("orchestrators",), 4),
+    Harm("leader_killed", leader_killed, ("orchestrators",), 2),
+    Harm("leader_killed", leader_killed, CALM_FOR_A_LEASE, 2),
+    Harm("standby_killed", standby_killed, ("orchestrators",), 6),
     Harm("both_killed", both_killed, ("orchestrators",), 1),
     Harm("leader_ended", leader_ended, ("orchestrators",), 1),
-    Harm("leader_frozen", leader_frozen, ("orchestrators",), 2),
-    Harm("leader_cut_off", leader_cut_off, ("orchestrators", "lines"), 1),
-    Harm("agent_killed", agent_killed, ("agents",), 5),
+    Harm("leader_frozen", leader_frozen, ("orchestrators",), 1),
+    Harm("leader_frozen", leader_frozen, CALM_FOR_A_LEASE, 1),
+    Harm("leader_cut_off", leader_cut_off, CALM_FOR_A_LEASE, 1),
+    Harm("agent_killed", agent_killed, ("agents",), 8),
     Harm("agent_frozen", agent_frozen, ("frozen agents",), 2),
     Harm("pod_lost", pod_lost, ("agents",), 2),
     Harm("postgres_restarted", postgres("fast"), ("postgres",), 6),
@@ -243,9 +248,11 @@ async def _leader(field: Field) -> tuple[int, Row]:
 
 
 async def _busy(field: Field, dice: random.Random) -> Row:
-    busy = await field.busy(dice)
-    if busy is None:
-        raise NobodyThere
+    until_s = field.seconds() + BUSY_WITHIN_S
+    while (busy := await field.busy(dice)) is None:
+        if field.seconds() > until_s:
+            raise NobodyThere
+        await asyncio.sleep(LOOK_EVERY_S)
     return busy
 
 

@@ -1,14 +1,17 @@
 """What must hold in the end, judged by rows, by the provider's ledger and by bytes; the figures; the table."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.core.hearing import RETRY_S
 from orchestrator.demo.chaos.field import BUDGET_USD, Death, Field
 from orchestrator.demo.chaos.harms import GOODBYE, NOBODY
 from orchestrator.demo.tally import CONCURRENT_READS, count, faults
@@ -18,6 +21,7 @@ from orchestrator.ports import Blobs, NotFound
 FAIL_OVER_S = 20.0  # the bars of the specification
 AGAIN_S = 90.0
 QUOTED = 5
+LEASE_TAKEN = b'"lease_taken"'
 REFUSED = (b"Traceback (most recent call last)", b'"action_crashed"')
 ATTEMPTS = (
     "select task_id::text as task, attempt, outcome, extract(epoch from started_at)::float as at from task_attempts"
@@ -96,22 +100,41 @@ def _said(field: Field) -> list[str]:
 
 
 def _again(
-    deaths: Sequence[Death], attempts: Sequence[Mapping[str, Any]], deaf: Sequence[tuple[float, float]]
+    deaths: Sequence[Death],
+    attempts: Sequence[Mapping[str, Any]],
+    leads: Sequence[float],
+    deaf: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float, str]]:
-    """For each dead worker's task, the seconds until it ran again: in all, and since somebody listened without a gap.
+    """For each dead worker's task, the seconds until it ran again: in all, and those in which it could have been heard.
 
-    A leader that could not have heard an agent does not take its silence for death: the time that it takes to notice
-    begins anew. A task that its worker had ended is none.
+    A leader that could not have heard an agent does not take that silence for death: the time that it takes to notice
+    begins with its lead, and stands still while agents cannot reach it. A task that its worker had ended is none.
     """
     known = {(row["task"], row["attempt"]): row for row in attempts}
     found = []
     for death in deaths:
         again = known.get((death.task, death.attempt + 1))
         if again is not None and known[death.task, death.attempt]["outcome"] == "lost":
-            gaps = [to for since, to in deaf if since < again["at"] and to > death.at]
-            heard_from = min(again["at"], max(gaps, default=death.at))
-            found.append((again["at"] - death.at, again["at"] - max(death.at, heard_from), death.how))
+            at = again["at"]
+            heard_from = max([death.at, *(led for led in leads if led < at)])
+            found.append((at - death.at, _outside(heard_from, at, deaf), death.how))
     return found
+
+
+def _outside(since: float, to: float, deaf: Sequence[tuple[float, float]]) -> float:
+    """How much of the time from `since` to `to` is in none of these."""
+    outside, reached = 0.0, since
+    for began, ended in sorted(deaf):
+        outside += max(0.0, min(began, to) - reached)
+        reached = max(reached, min(ended + min(ended - began, RETRY_S), to))
+    return outside + max(0.0, to - reached)
+
+
+def _leads(field: Field) -> list[float]:
+    """When a lease was taken, in epoch seconds."""
+    said = (field.stack.directory / "orchestrator.log").read_bytes().splitlines()
+    taken = (json.loads(line) for line in said if LEASE_TAKEN in line and line.endswith(b"}"))
+    return [datetime.fromisoformat(line["timestamp"]).timestamp() for line in taken]
 
 
 def _figures(
@@ -127,9 +150,9 @@ def _figures(
     ]
     fail_overs = sorted(took for took, after in clear if after not in {GOODBYE, NOBODY})
     hand_overs = sorted(took for took, after in clear if after == GOODBYE)
-    gaps = [(blow.began_s, blow.ended_s) for blow in away] + [(since, to) for since, to, _ in field.fail_overs]
+    gaps = [(blow.began_s, blow.ended_s) for blow in away]
     gaps += [(b.began_s, b.ended_s) for b in blows if b.name.startswith("line") and b.what.startswith("pods")]
-    again = _again(field.deaths, attempts, [(field.began_at + a, field.began_at + b) for a, b in gaps])
+    again = _again(field.deaths, attempts, _leads(field), [(field.began_at + a, field.began_at + b) for a, b in gaps])
     late = [f"a dead worker's task ran again after {took:.0f} s ({how})" for _, took, how in again if took > AGAIN_S]
     if _quantile(fail_overs) > FAIL_OVER_S:
         late.append(f"fail-over took {_quantile(fail_overs):.1f} s")
@@ -170,7 +193,7 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
         "fail-over": "{fail_overs}: p50 {fail_over_p50_s} s, p99 {fail_over_p99_s} s; "
         "{fail_overs_without_a_database_too} without a database too, {fail_over_longest_s} s at most; "
         "hand-over {hand_over_max_s} s at most",
-        "run again": "{tasks_run_again}: within {run_again_max_s} s; since somebody listened without a gap: "
+        "run again": "{tasks_run_again}: within {run_again_max_s} s; of time in which a leader could have heard: "
         "p50 {run_again_heard_p50_s} s, {run_again_heard_max_s} s at most",
         "rest": "{rest_s} s after the last harm",
     }

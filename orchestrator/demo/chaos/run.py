@@ -138,7 +138,7 @@ async def _feed(field: Field, options: Options) -> list[str]:
 
 def _task(dice: random.Random, before: Sequence[str]) -> dict[str, Any]:
     """Short and long ones; some leave a file, some wait for another."""
-    params = {"seconds": round(dice.uniform(0.05, 0.8), 2), "lines": dice.randint(1, 20)}
+    params = {"seconds": round(dice.uniform(0.02, 0.2), 2), "lines": dice.randint(1, 20)}
     params["leaves_file"] = dice.random() < 0.125  # noqa: PLR2004  one in eight
     waits = [dice.choice(before[-50:])] if before and dice.random() < 0.05 else []  # noqa: PLR2004  one in twenty
     task_id = str(uuid.UUID(int=dice.getrandbits(128), version=4))

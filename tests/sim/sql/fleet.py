@@ -14,7 +14,7 @@ SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "
 COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
            "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
            "waiting_for", "exit_cause", "failure_code")  # fmt: skip
-MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s")
+MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
          "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "billing_until",
@@ -186,6 +186,10 @@ class Database(Queue):
         self._check_budget(p_fleet, p_worker_id, new["reserved_usd"], new["reserved_usd_per_hour"], budget)
         if row["pod_id"] is None and new["pod_id"] is not None:
             change["billing_since"] = self.now
+        elif row["status"] == "spawning" and row["billing_since"] is not None and fields.get("unbilled_s") is not None:
+            change["billing_since"] = max(
+                row["billing_since"], self.now - timedelta(seconds=float(fields["unbilled_s"]))
+            )
         for name, column in (("deadline_s", "deadline_at"), ("next_attempt_s", "next_attempt_at")):
             if fields.get(name) is not None:
                 change[column] = self.now + timedelta(seconds=float(fields[name]))
@@ -208,19 +212,20 @@ class Database(Queue):
             if attempt["ended_at"] is None:
                 attempt |= {"ended_at": self.now, "outcome": "lost"}
 
-    def abandoned(self, task: Row) -> bool:
+    def abandoned(self, task: Row, over_s: float = 0) -> bool:
         """internal_is_abandoned, of a task In Progress."""
+        by = self.now - timedelta(seconds=over_s)
         if task["lease_expires_at"] is not None:
-            return bool(task["lease_expires_at"] <= self.now)
+            return bool(task["lease_expires_at"] <= by)
         worker = self.workers.get(task["worker_id"] or "")
-        return worker is not None and worker["status"] == "terminated" and worker["terminated_at"] <= self.now
+        return worker is not None and worker["status"] == "terminated" and worker["terminated_at"] <= by
 
-    def rescue(self, worker_id: str | None) -> list[Json]:
+    def rescue(self, worker_id: str | None, over_s: float = 0) -> list[Json]:
         """internal_rescue."""
         if worker_id is not None:
             lost = list(self.running.get(worker_id, {}).values())
         else:
-            lost = [t for held in self.running.values() for t in held.values() if self.abandoned(t)]
+            lost = [t for held in self.running.values() for t in held.values() if self.abandoned(t, over_s)]
         found = []
         for task in sorted(lost, key=lambda t: str(t["id"])):
             if task["status"] != "In Progress":
@@ -234,9 +239,9 @@ class Database(Queue):
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
 
-    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None) -> Json:
+    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None, p_over_s: float = 0) -> Json:
         self._check_term(p_fleet, p_term, "fleet_rescue")
-        return {"tasks": self.rescue(p_worker_id)}
+        return {"tasks": self.rescue(p_worker_id, p_over_s)}
 
     def fleet_request_termination(
         self, p_fleet: str, p_worker_id: str, p_reason: str | None, p_now_not_drain: bool

@@ -12,6 +12,8 @@ Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
              "timeout_s")  # fmt: skip
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+ENDING = ("terminating", "terminated")
+PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "max_lifetime", "budget", "superseded")
 POINTS = ("Claiming", "Processing", "Completion")
 
 
@@ -321,6 +323,10 @@ class Queue(Tables):
     def give_up(self, task_id: str, outcome: str, failure: Mapping[str, Any], *, counted: bool, backoff: bool) -> str:
         """internal_give_up."""
         task = self.tasks[task_id]
+        holder = self.workers.get(task["worker_id"] or "")
+        if outcome == "lost" and holder is not None and holder["status"] in ENDING and holder["exit_cause"] in PLANNED:
+            outcome, counted = "released", False
+            failure = {"code": "RELEASED", "message": f"Worker {holder['id']} was ended: {holder['exit_cause']}"}
         used, said, status, run_after = task["attempts"] - task["uncounted"], "requeued", "Queued", None
         if task["cancel_requested_at"] is not None:
             said, status = "cancelled", "Cancelled"

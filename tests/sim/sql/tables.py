@@ -150,7 +150,9 @@ class Tables:
         deleted = greatest(*(a["ended_at"] for a in deletes))
         if new["failure_code"] == "POD_MISSING" and new["billing_until"] is None:
             claimed = old["state_since"] if old["status"] in ("active", "idle") else None
-            new["billing_until"] = greatest(new["billing_since"], new["last_heartbeat"], proven, claimed)
+            said = new["metadata"].get("listed_at")
+            listed = datetime.fromisoformat(said) if said else None
+            new["billing_until"] = greatest(new["billing_since"], new["last_heartbeat"], proven, claimed, listed)
         if new["status"] == "terminated":
             new["billing_until"] = least(new["billing_until"], deleted)
 

@@ -1,0 +1,64 @@
+"""What operators look at, on terminals of 80 and of 160 columns, without colour: no line too wide, nothing lost."""
+
+import asyncio
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from orchestrator.cli import Commands
+from orchestrator.cli_render import Output
+from orchestrator.core.states import State
+from tests.cli.builders import Cli, Fleet
+
+ISO = re.compile(r"\d{4}-\d\d-\d\d(T|.{9}\.\d)")  # for programs; a person gets ages
+LONG = "two complete lists of RunPod without the pod, asked 3 times since 2026-11-21 15:11:48Z, and it is still there"
+
+
+async def shown(width: int, *command: str) -> str:
+    """The command's stdout on a terminal so wide."""
+    output, screen = Output(), StringIO()
+    plain = {"highlight": False, "markup": False, "emoji": False}
+    output.out = Console(file=screen, width=width, force_terminal=True, color_system=None, **plain)  # type: ignore[arg-type]
+    output.err = Console(file=StringIO(), width=width)
+    await asyncio.to_thread(Commands().main, [*command], "orchestrator", standalone_mode=False, obj=output)
+    return screen.getvalue()
+
+
+def squeezed(text: str) -> str:
+    """Without what a line break may add or take away."""
+    return re.sub(r"\s", "", text)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+async def test_screens_fit_their_terminal(fleet: Fleet, cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Every screen has what it is read for, whole, with lines no longer than the terminal's, and no raw timestamps."""
+    for name in ("DATABASE_URL", "FLEET_ID"):
+        monkeypatch.setenv(name, str(cli.environment[name]))
+    going, busy = await fleet.worker(upto=State.TERMINATING), await fleet.worker(upto=State.ACTIVE)
+    await fleet.db.call("fleet_move", p_fleet=cli.environment["FLEET_ID"], p_term=fleet.term, p_worker_id=going,
+                        p_from=["terminating"], p_to=None, p_stage=None, p_reason="test",
+                        p_fields={"waiting_for": LONG})  # fmt: skip
+    ended = await fleet.worker(upto=State.TERMINATED)
+    pod = (await fleet.row(going))["pod_id"]
+    screens = {
+        ("list",): (going, busy, pod, "terminating", "RTX 4090", LONG, "2 workers", "$0.88"),
+        ("list", "--all"): (ended, "spawn_failed AUTH_FAILED"),
+        ("status", going): (going, pod, LONG, "SSH: 213.173.110.7:12086", "ssh_auth"),
+        ("explain", going): ("WAITING ON operator", LONG, "deadline", "spent: $", "fix: "),
+        ("explain", "scaling"): ("leader: the test", "pool default", "NVIDIA GeForce RTX 4090|*|SECURE"),
+        ("timeline", ended): ("ssh_auth attempt 1", "PermissionDenied", "in all"),
+        ("doctor",): ("settings:", "database:", "RUNPOD_API_KEY", "fail"),
+        ("diagnose",): ("UNHEALTHY", "Missing critical environment variables", "Evidence", going, busy, "not tried"),
+        ("health",): ("UNHEALTHY", "the test"),
+        ("efficiency",): ("failed attempts", "7d", "$/task"),
+        ("cost",): (going, busy, "booting"),
+    }
+    for command, essential in screens.items():
+        text = await shown(width, *command)
+        wide = [line for line in text.splitlines() if len(line.rstrip()) > width]
+        assert not wide, (command, wide)
+        assert not ISO.search(text), (command, text)
+        lost = [words for words in essential if squeezed(words) not in squeezed(text)]
+        assert not lost, (command, lost, text)
