@@ -22,7 +22,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     medians: dict[str, list[float]] = {}
     async with AsyncExitStack() as stack:
         postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
-        ours = Ours(await database(postgres, "depth"), exchange=True)
+        ours = Ours(await database(postgres, "depth"))
         await ours.open(stack, 1)
         (sql,) = ours.connections
         await sql.execute("insert into tasks (id, task_type, pool) values (gen_random_uuid(), 'x', 'never')")
@@ -40,7 +40,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
             for name, call in {
                 "observe": _statement(sql, "select fleet_snapshot('default')"),
                 "count": _statement(sql, COUNTING),
-                "complete_and_claim_10": claim,
+                "claim_10_and_complete": claim,
             }.items():
                 took_s = [await _timed(call) for _ in range(tries)]
                 medians.setdefault(name, []).append(quantile(took_s, 0.5) * 1e3)

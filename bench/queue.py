@@ -18,7 +18,7 @@ from orchestrator.emulator.postgres import EmbeddedPostgres
 TRIES = 3  # rounds; the figures are medians of them
 DEPTH = 10_000  # `./run bench depth` goes to a million
 SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (8, 100), (32, 50))  # connections, batch
-COUNTS = {1: 1_000, 50: 6_000, 100: 6_000}  # tasks of one measurement, by batch
+COUNTS = {1: 1_000, 50: 2_000, 100: 2_000}  # tasks of one measurement, by batch
 PEER_COUNTS = {"procrastinate": {1: 400, 50: 400, 100: 400}, "pgqueuer": {1: 400, 50: 6_000, 100: 6_000}}
 PEER_SHAPES = ((1, 1), (8, 1), (1, 50), (8, 100))
 
@@ -35,10 +35,8 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         for _ in range(tries):
             for connections, batch in SHAPES:
                 for name, side in sides.items():
-                    if (name == "ours" and batch > 1) or (
-                        name in PEER_COUNTS and (connections, batch) not in PEER_SHAPES
-                    ):
-                        continue  # nobody completes a batch one by one; the peers take their time
+                    if name in PEER_COUNTS and (connections, batch) not in PEER_SHAPES:
+                        continue  # the peers take their time
                     count = PEER_COUNTS.get(name, COUNTS)[batch]
                     rate = count / await side.work(connections, batch, count)
                     rates.setdefault(f"{name} {connections}x{batch}", []).append(rate)
@@ -49,20 +47,18 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
 async def _sides(stack: AsyncExitStack, postgres: EmbeddedPostgres, python: Path) -> dict[str, Side]:
     most = max(connections for connections, _ in SHAPES)
     floor = Floor(await database(postgres, "floor"))
-    ours = Ours(await database(postgres, "ours"), exchange=False)
-    exchange = Ours(await database(postgres, "exchange"), exchange=True)
-    for side in (floor, ours, exchange):
+    ours = Ours(await database(postgres, "ours"))
+    for side in (floor, ours):
         await side.open(stack, most)
     theirs = {name: Peer(name, python, await database(postgres, name)) for name in PEER_COUNTS}
-    return {"floor": floor, "ours": ours, "exchange": exchange, **theirs}
+    return {"floor": floor, "ours": ours, **theirs}
 
 
 def _figures(rates: dict[str, float]) -> dict[str, Any]:
-    """What each did, and for the others what share of it ours is: of two calls, and of one for both."""
+    """What each did, and for the others what share of it ours is."""
     figures: dict[str, Any] = {}
     for key, rate in rates.items():
         name, shape = key.split(" ", 1)
-        mine = {own: rates[f"{own} {shape}"] / rate for own in ("ours", "exchange") if f"{own} {shape}" in rates}
-        shares = "".join(f", {own} {share:.2f} of it" for own, share in mine.items())
-        figures[key] = f"{rate:,.0f}/s" + (shares if name not in mine else "")
+        share = "" if name == "ours" else f", ours {rates[f'ours {shape}'] / rate:.2f} of it"
+        figures[key] = f"{rate:,.0f}/s{share}"
     return figures

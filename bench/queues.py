@@ -9,10 +9,8 @@ from typing import Any, Protocol
 
 import psycopg
 from psycopg.rows import TupleRow
-from psycopg.types.json import Jsonb
 
 from bench import peers
-from bench.pickup import WORKER
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
@@ -20,6 +18,10 @@ from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate
 
 Connection = psycopg.AsyncConnection[TupleRow]
+WORKER = {
+    "gpu_type": "none", "gpu_count": 1, "data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60,
+    "own_program": False, "deadline_s": 3600, "actor": "bench", "reason": "bench", "metadata": {},
+}  # fmt: skip
 
 
 class Side(Protocol):
@@ -57,6 +59,11 @@ class Floor:
         await self.connections[0].execute("insert into floor select from generate_series(1, %s)", (count,))
         await self.connections[0].execute("vacuum analyze floor")
 
+    async def claim(self, batch: int, count: int) -> None:
+        """Only claim so many."""
+        for _ in range(count // batch):
+            await self.connections[0].execute(self.CLAIM, (batch,))
+
     async def work(self, connections: int, batch: int, count: int) -> float:
         """Claim and complete so many."""
 
@@ -68,16 +75,13 @@ class Floor:
 
 
 class Ours:
-    """Through the functions that a worker calls: one worker for each connection."""
+    """Through the functions that an agent calls, a completion for each task: one worker for each connection."""
 
     CLAIM = "select worker_claim(%s, %s, %s, %s, 0)"
     COMPLETE = "select worker_complete(%s, %s, %s, %s, null, null)"
-    EXCHANGE = "select worker_exchange(%s, %s, %s, %s, %s, 0)"
 
-    def __init__(self, url: str, *, exchange: bool) -> None:
-        """With `exchange`, completions and the next claim are one call; without, one call for each of them."""
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.exchange = exchange
         self.connections: list[Connection] = []
         self.workers: list[tuple[str, str]] = []
         self.claims = 0
@@ -104,15 +108,14 @@ class Ours:
         await self.connections[0].execute(every, (count,))
         await self.connections[0].execute("vacuum analyze tasks, task_attempts")
 
+    async def claim(self, batch: int, count: int) -> None:
+        """Only claim so many."""
+        for _ in range(count // batch):
+            self.claims += 1
+            await _one(self.connections[0], self.CLAIM, (*self.workers[0], self.claims, batch))
+
     async def work(self, connections: int, batch: int, count: int) -> float:
         """Claim and complete so many."""
-        held: dict[int, list[dict[str, Any]]] = {}
-
-        async def exchange(connection: Connection, place: int) -> None:
-            self.claims += 1
-            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in held.get(place, ())])
-            args = (*self.workers[place], done, self.claims, batch)
-            held[place] = (await _one(connection, self.EXCHANGE, args))["tasks"]
 
         async def turn(connection: Connection, place: int) -> None:
             self.claims += 1
@@ -120,12 +123,7 @@ class Ours:
             for task in tasks:
                 await _one(connection, self.COMPLETE, (*self.workers[place], task["id"], task["attempt"]))
 
-        each = exchange if self.exchange else turn
-        took_s = await _turns(self.connections[:connections], each, count // batch)
-        for place, tasks in held.items():  # what the last exchange of each connection left
-            done = Jsonb([{"id": task["id"], "attempt": task["attempt"]} for task in tasks])
-            await _one(self.connections[place], self.EXCHANGE, (*self.workers[place], done, 1, 1))
-        return took_s
+        return await _turns(self.connections[:connections], turn, count // batch)
 
 
 class Peer:

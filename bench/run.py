@@ -19,7 +19,7 @@ from rich.table import Table
 from orchestrator.demo.stack import ROOT
 
 # The quick ones first.
-BENCHES = ("agent_start", "pickup", "queue", "depth", "held", "reaction", "bringup", "shipping", "thousand")
+BENCHES = ("agent_start", "startup", "pickup", "queue", "depth", "held", "reaction", "bringup", "shipping", "thousand")
 
 
 @click.command()

@@ -149,87 +149,6 @@ begin
 end
 $$;
 
--- Ends attempts of one worker that completed. p_done: [{id, attempt, output_location, result_data}]; the outcome of each,
--- in the same order: ok, already, fenced, or what worker_complete says while an output is unseen.
-create function public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
-declare
-    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
-    v_ids uuid[];
-    v_ended uuid[];
-    v_outcomes jsonb;
-begin
-    if p_worker.nonce is distinct from p_nonce then
-        return (select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', 'fenced')), '[]')
-                  from jsonb_array_elements(p_done) d);
-    end if;
-    select array_agg(l.id) into v_ids from (
-        select t.id from jsonb_array_elements(p_done) d
-          join public.tasks t on t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
-         where t.status = 'In Progress' and t.worker_id = p_worker.id
-         order by t.id for update of t) l;
-    if v_ids is not null then
-        perform set_config('orchestrator.minded', 'on', true);  -- who waits is seen to below
-        with done as (
-            update public.tasks t
-               set status = 'Complete', output_location = d->>'output_location',
-                   result_data = case when d->'result_data' = 'null' then null else d->'result_data' end,
-                   generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
-                   updated_at = p_now
-              from jsonb_array_elements(p_done) d
-             where t.id = any (v_ids) and t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
-            returning t.id, t.attempts
-        ), noted as (
-            update public.task_attempts a
-               set ended_at = p_now, outcome = 'complete', log_last = v_log_last
-              from done d where a.task_id = d.id and a.attempt = d.attempts
-        )
-        select array_agg(d.id) into v_ended from done d;
-        perform set_config('orchestrator.minded', '', true);
-        perform public.internal_settle_dependants(v_ended);
-    end if;
-    select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', case
-               when (d->>'id')::uuid = any (v_ended) then 'ok'
-               when exists (select from public.task_attempts a
-                             where a.task_id = (d->>'id')::uuid and a.attempt = (d->>'attempt')::int
-                               and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
-               else 'fenced' end) order by n), '[]')
-      into v_outcomes from jsonb_array_elements(p_done) with ordinality e (d, n);
-    return v_outcomes;
-end
-$$;
-
--- Completes and claims in one call: over a long line, and for work that is shorter than a round trip. p_done is what
--- worker_complete takes of each, and "done" in the answer what it says; the rest is worker_claim's. An output that only
--- the orchestrator can see for a caller over PostgREST goes through worker_complete.
-create function public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch int,
-                                       p_wait_s numeric, p_now timestamptz default null)
-returns jsonb language plpgsql security definer set search_path = '' as $$
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, true);
-    v_done jsonb := coalesce(nullif(p_done, 'null'), '[]');
-    v_outcomes jsonb;
-begin
-    if jsonb_typeof(v_done) <> 'array' or jsonb_array_length(v_done) > 100 then
-        perform public.internal_refuse('OR007', 'p_done must be a list of at most 100 {id, attempt, …}');
-    elsif exists (select from jsonb_array_elements(v_done) d
-                   where jsonb_typeof(d) <> 'object' or coalesce(d->>'id', '') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-                      or coalesce(d->>'attempt', '') !~ '^[0-9]{1,9}$'
-                      or octet_length((d->'result_data')::text) > 1048576
-                      or octet_length(d->>'output_location') > 4096) then
-        perform public.internal_refuse('OR007', 'p_done has an entry without id and attempt, or one that is too large', '',
-            'a result of at most 1 MiB, a location of at most 4096 bytes');
-    elsif public.internal_is_pod() and v_done @? '$[*] ? (@.output_location starts with "s3://")' then
-        perform public.internal_refuse('OR007', 'an output in the bucket is completed with worker_complete', '',
-            'somebody has to look for it first');
-    end if;
-    v_outcomes := public.internal_finish(v_worker, p_nonce, v_done, v_now);
-    return public.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, p_wait_s, p_now)
-        || jsonb_build_object('done', v_outcomes);
-end
-$$;
-
 create or replace function public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int,
                                        p_output_location text, p_result_data jsonb, p_now timestamptz default null)
 returns jsonb language plpgsql security definer set search_path = '' as $$
@@ -283,24 +202,11 @@ $$;
 
 do $$
 declare
-    v_function record;
     v_role name;
 begin
-    for v_function in
-        select p.oid::regprocedure as signature, p.proname as name from pg_catalog.pg_proc p
-         where p.pronamespace = 'public'::regnamespace
-           and p.proname in ('internal_take', 'internal_finish', 'worker_exchange')
-    loop
-        execute format('revoke all on function %s from public', v_function.signature);
-        for v_role in select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated', 'service_role') loop
-            execute format('revoke all on function %s from %I', v_function.signature, v_role);
-        end loop;
-        if v_function.name !~ '^internal_' then
-            execute format('grant execute on function %s to gpu_worker', v_function.signature);
-            if exists (select from pg_catalog.pg_roles where rolname = 'service_role') then
-                execute format('grant execute on function %s to service_role', v_function.signature);
-            end if;
-        end if;
+    revoke all on function public.internal_take(public.workers, bigint, int, timestamptz) from public;
+    for v_role in select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated', 'service_role') loop
+        execute format('revoke all on function public.internal_take(public.workers, bigint, int, timestamptz) from %I', v_role);
     end loop;
 end
 $$;

@@ -115,7 +115,7 @@ begin
                  select t.id, t.attempts from public.tasks t
                   where t.pool = p.pool and t.status = 'Queued' and not t.blocked
                     and coalesce(t.run_after <= v_now, true)
-                  order by t.priority desc, t.created_at, t.id limit c_head) c) h
+                  order by ~t.priority, t.created_at, t.id limit c_head) c) h
          where h.mark is not null
     ), held as (
         select t.worker_id, string_agg(t.id || '/' || t.attempts, ',' order by t.id) as tasks
@@ -970,6 +970,10 @@ $$;
 CREATE FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1359,7 +1363,7 @@ COMMENT ON COLUMN public.workers.nonce IS 'The current launch of its agent; any 
 
 COMMENT ON COLUMN public.workers.token_jti IS 'The one token that is accepted; null revokes it';
 
-COMMENT ON COLUMN public.workers.claim_no IS 'The highest claim number of the current launch';
+COMMENT ON COLUMN public.workers.claim_no IS 'The number from which the current launch may claim; a claim that took tasks has its number in task_attempts';
 
 COMMENT ON COLUMN public.workers.agent IS 'What the agent said of itself when it registered';
 
@@ -1608,58 +1612,6 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    SET enable_seqscan TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-declare
-    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
-    v_ids uuid[];
-    v_ended uuid[];
-    v_outcomes jsonb;
-begin
-    if p_worker.nonce is distinct from p_nonce then
-        return (select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', 'fenced')), '[]')
-                  from jsonb_array_elements(p_done) d);
-    end if;
-    select array_agg(l.id) into v_ids from (
-        select t.id from jsonb_array_elements(p_done) d
-          join public.tasks t on t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
-         where t.status = 'In Progress' and t.worker_id = p_worker.id
-         order by t.id for update of t) l;
-    if v_ids is not null then
-        perform set_config('orchestrator.minded', 'on', true);  -- who waits is seen to below
-        with done as (
-            update public.tasks t
-               set status = 'Complete', output_location = d->>'output_location',
-                   result_data = case when d->'result_data' = 'null' then null else d->'result_data' end,
-                   generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
-                   updated_at = p_now
-              from jsonb_array_elements(p_done) d
-             where t.id = any (v_ids) and t.id = (d->>'id')::uuid and t.attempts = (d->>'attempt')::int
-            returning t.id, t.attempts
-        ), noted as (
-            update public.task_attempts a
-               set ended_at = p_now, outcome = 'complete', log_last = v_log_last
-              from done d where a.task_id = d.id and a.attempt = d.attempts
-        )
-        select array_agg(d.id) into v_ended from done d;
-        perform set_config('orchestrator.minded', '', true);
-        perform public.internal_settle_dependants(v_ended);
-    end if;
-    select coalesce(jsonb_agg(jsonb_build_object('id', d->'id', 'outcome', case
-               when (d->>'id')::uuid = any (v_ended) then 'ok'
-               when exists (select from public.task_attempts a
-                             where a.task_id = (d->>'id')::uuid and a.attempt = (d->>'attempt')::int
-                               and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
-               else 'fenced' end) order by n), '[]')
-      into v_outcomes from jsonb_array_elements(p_done) with ordinality e (d, n);
-    return v_outcomes;
-end
-$$;
-
 CREATE FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1776,6 +1728,55 @@ CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time z
       from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
 $$;
 
+CREATE FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+    c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
+    c_least constant int := -2147483648;
+    c_due constant int := 100;  -- more of them than that, and the claim looks everywhere
+    v_low int;
+    v_low_at timestamptz;
+    v_due int;
+    v_due_place int;
+    v_due_at timestamptz;
+begin
+    select r.place, r.created_at, r.id, l.n, l.place, l.created_at, d.n, d.place, d.created_at
+      into place, created_at, id, lowered, v_low, v_low_at, v_due, v_due_place, v_due_at
+      from (select m.seen, m.xid, m.place, m.created_at, m.id from public.task_marks m
+             where m.pool = p_pool and m.seen is not null order by m.no desc limit 1) r
+     cross join lateral (
+           select count(*) as n, min(m.place) as place, min(m.created_at) as created_at from public.task_marks m
+            where m.pool = p_pool and m.seen is null and m.xid >= pg_snapshot_xmin(r.seen)
+              and (m.xid = r.xid or not pg_visible_in_snapshot(m.xid, r.seen))) l
+     cross join lateral (
+           select count(*) as n, min(c.place) as place, min(c.created_at) as created_at from (
+               select ~t.priority as place, t.created_at from public.tasks t
+                where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now limit c_due) c) d
+     where pg_snapshot_xmax(r.seen) <= pg_snapshot_xmax(pg_current_snapshot());  -- not restored from another server
+    if not found or v_due = c_due then
+        place := c_least;
+        created_at := '-infinity';
+        id := c_nowhere;
+        return;
+    end if;
+    if (v_low, v_low_at) <= (place, created_at) then
+        place := v_low;
+        created_at := v_low_at;
+        id := c_nowhere;
+    end if;
+    if (v_due_place, v_due_at) <= (place, created_at) then
+        place := v_due_place;
+        created_at := v_due_at;
+        id := c_nowhere;
+    end if;
+end
+$$;
+
 CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1822,6 +1823,50 @@ CREATE FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) RETURNS
     AS $$
     select to_jsonb(d) from public.decisions d
      where d.fleet = p_fleet and d.pool = p_pool order by d.id desc limit 1
+$$;
+
+CREATE FUNCTION public.internal_raise_mark(p_pool text, p_now timestamp with time zone, p_anew boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_sort TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+    v_seen pg_snapshot;
+    v_last record;
+    v_from record;
+    c_marks constant int := 1951809;  -- a namespace of advisory locks
+begin
+    if current_setting('transaction_isolation') <> 'read committed'  -- its snapshot may be older than the last mark's
+       or not pg_try_advisory_xact_lock(c_marks, hashtext(p_pool)) then
+        return;
+    end if;
+    v_seen := pg_current_snapshot();
+    select m.no, pg_snapshot_xmin(m.seen) as xmin into v_last
+      from public.task_marks m where m.pool = p_pool and m.seen is not null order by m.no desc limit 1;
+    select m.place, m.created_at, m.id into v_from from public.internal_mark(p_pool, p_now) m;
+    if p_anew then
+        v_from.place := -2147483648;
+        v_from.created_at := '-infinity';
+    end if;
+    insert into public.task_marks (pool, seen, place, created_at, id)
+    select p_pool, v_seen, coalesce(h.place, 2147483647), coalesce(h.created_at, 'infinity'),
+           coalesce(h.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+      from (values (1)) v (one) left join (
+           select ~t.priority as place, t.created_at, t.id from public.tasks t
+            where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after is null
+              and (~t.priority, t.created_at, t.id) >= (v_from.place, v_from.created_at, v_from.id)
+            order by ~t.priority, t.created_at, t.id limit 1) h on true;
+    delete from public.task_marks m where m.pool = p_pool and m.seen is not null and m.no = v_last.no;
+    delete from public.task_marks m
+     where m.pool = p_pool and m.seen is null and m.xid >= coalesce(v_last.xmin, '0') and m.xid < pg_snapshot_xmin(v_seen);
+    if p_anew then
+        delete from public.task_marks m
+         where m.pool = p_pool and m.seen is null
+           and (m.xid < pg_snapshot_xmin(v_seen) or m.xid >= pg_snapshot_xmax(pg_current_snapshot()));
+    end if;
+end
 $$;
 
 CREATE FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) RETURNS uuid
@@ -1904,6 +1949,8 @@ begin
         insert into public.task_counts (pool, kind, n)
         select t.pool, case when t.blocked then 'blocked' when t.run_after is not null then 'timed' else 'plain' end, count(*)
           from public.tasks t where t.status = 'Queued' group by 1, 2;
+        perform public.internal_raise_mark(p.pool, public.internal_now(), true)
+           from (select distinct m.pool from public.task_marks m) p;
     else
         with gone as (delete from public.task_counts returning pool, kind, n)
         insert into public.task_counts (pool, kind, n)
@@ -2074,16 +2121,21 @@ CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint,
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
+    v_from record;
     v_rows tid[];
     v_plain int;
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    c_raise_every constant int := 32;  -- tasks that a worker claims, between two of its tries to raise the mark
+    c_lowered constant int := 64;  -- marks; more than that are not read again and again
 begin
+    select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
     select array_agg(l.ctid), count(*) filter (where l.run_after is null) into v_rows, v_plain from (
         select q.ctid, q.run_after from public.tasks q
          where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
            and (q.run_after is null or q.run_after <= p_now)
-         order by q.priority desc, q.created_at, q.id
+           and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
+         order by ~q.priority, q.created_at, q.id
          limit p_batch for update skip locked) l;
     if v_rows is null then
         return null;
@@ -2118,6 +2170,9 @@ begin
                order by k.priority desc, k.created_at, k.id)
       into v_tasks from taken k;
     perform set_config('orchestrator.minded', '', true);
+    if p_claim_no % c_raise_every * p_batch % c_raise_every < p_batch or v_from.lowered > c_lowered then
+        perform public.internal_raise_mark(p_worker.pool, p_now, false);
+    end if;
     return v_tasks;
 end
 $$;
@@ -2231,6 +2286,9 @@ begin
           from added a cross join lateral (
               select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
          where a.status = 'Queued' group by 1, 2;
+        insert into public.task_marks (pool, place, created_at, id)
+        select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
+          from added a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
     elsif tg_op = 'DELETE' then
         insert into public.task_counts (pool, kind, n)
         select a.pool, k.kind, -count(*)
@@ -2248,6 +2306,9 @@ begin
                                     else 'plain' end, -1
                   from was b where b.status = 'Queued') c
          group by 1, 2 having sum(c.n) <> 0;
+        insert into public.task_marks (pool, place, created_at, id)
+        select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
+          from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
     end if;
     return null;
 end
@@ -2536,6 +2597,8 @@ $$;
 CREATE FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -2553,12 +2616,10 @@ begin
             format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
     end if;
     if v_wanted <> 'run' or v_worker.status not in ('spawning', 'active', 'idle') or p_claim_no < v_claim_no
-       or p_claim_no = v_claim_no and exists (
-              select from public.task_attempts a
-               where a.worker_id = p_worker_id and a.nonce = p_nonce and a.claim_no = p_claim_no) then
+       or p_claim_no <= (select max(a.claim_no) from public.task_attempts a
+                          where a.worker_id = p_worker_id and a.nonce = p_nonce) then
         v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
     else
-        v_claim_no := p_claim_no;
         if v_worker.status <> 'spawning' then
             v_tasks := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
             if v_tasks is not null then
@@ -2568,17 +2629,19 @@ begin
                 v_status := 'idle';
             end if;
         end if;
-        if v_tasks is null and (coalesce(p_wait_s, 0) <= 0
-                                or public.internal_is_pod() and public.internal_is_over_postgrest()) then
-            v_claim_no := p_claim_no + 1;
+        if v_tasks is null then
+            v_claim_no := p_claim_no;
+            if coalesce(p_wait_s, 0) <= 0 or public.internal_is_pod() and public.internal_is_over_postgrest() then
+                v_claim_no := p_claim_no + 1;
+            end if;
         end if;
         if v_status <> v_worker.status then
             perform public.internal_because('worker', null, case v_status
                 when 'active' then format('claimed %s of pool %s', jsonb_array_length(v_tasks), v_worker.pool)
                 else format('asked for work of pool %s and there was none', v_worker.pool) end);
-        end if;
-        if v_status <> v_worker.status or v_claim_no <> v_worker.claim_no then
             update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker_id;
+        elsif v_claim_no <> v_worker.claim_no then
+            update public.workers w set claim_no = v_claim_no where w.id = p_worker_id;
         end if;
     end if;
     return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
@@ -2589,6 +2652,8 @@ $$;
 CREATE FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -2637,35 +2702,6 @@ begin
     return jsonb_build_object('outcome', v_outcome);
 end
 $$;
-
-CREATE FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $_$
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, true);
-    v_done jsonb := coalesce(nullif(p_done, 'null'), '[]');
-    v_outcomes jsonb;
-begin
-    if jsonb_typeof(v_done) <> 'array' or jsonb_array_length(v_done) > 100 then
-        perform public.internal_refuse('OR007', 'p_done must be a list of at most 100 {id, attempt, …}');
-    elsif exists (select from jsonb_array_elements(v_done) d
-                   where jsonb_typeof(d) <> 'object' or coalesce(d->>'id', '') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-                      or coalesce(d->>'attempt', '') !~ '^[0-9]{1,9}$'
-                      or octet_length((d->'result_data')::text) > 1048576
-                      or octet_length(d->>'output_location') > 4096) then
-        perform public.internal_refuse('OR007', 'p_done has an entry without id and attempt, or one that is too large', '',
-            'a result of at most 1 MiB, a location of at most 4096 bytes');
-    elsif public.internal_is_pod() and v_done @? '$[*] ? (@.output_location starts with "s3://")' then
-        perform public.internal_refuse('OR007', 'an output in the bucket is completed with worker_complete', '',
-            'somebody has to look for it first');
-    end if;
-    v_outcomes := public.internal_finish(v_worker, p_nonce, v_done, v_now);
-    return public.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, p_wait_s, p_now)
-        || jsonb_build_object('done', v_outcomes);
-end
-$_$;
 
 CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3219,6 +3255,28 @@ WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000',
 
 COMMENT ON TABLE public.task_counts IS 'Differences; the sum for a pool and kind is the number of its queued tasks';
 
+CREATE TABLE public.task_marks (
+    no bigint NOT NULL,
+    pool text NOT NULL,
+    seen pg_snapshot,
+    xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
+    place integer NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    id uuid NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON TABLE public.task_marks IS 'Where claims begin to look in each pool; see the migration claim_marks';
+
+ALTER TABLE public.task_marks ALTER COLUMN no ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.task_marks_no_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE VIEW public.task_queue_analysis WITH (security_invoker='true') AS
  SELECT pool,
     task_type,
@@ -3398,7 +3456,11 @@ CREATE INDEX task_attempts_started ON public.task_attempts USING brin (started_a
 
 CREATE INDEX task_attempts_worker ON public.task_attempts USING btree (worker_id, started_at DESC);
 
-CREATE INDEX tasks_claim ON public.tasks USING btree (pool, priority DESC, created_at, id) INCLUDE (run_after) WHERE ((status = 'Queued'::text) AND (NOT blocked));
+CREATE INDEX task_marks_lowered ON public.task_marks USING btree (pool, xid) WHERE (seen IS NULL);
+
+CREATE INDEX task_marks_raised ON public.task_marks USING btree (pool, no DESC) WHERE (seen IS NOT NULL);
+
+CREATE INDEX tasks_claim ON public.tasks USING btree (pool, ((~ priority)), created_at, id) INCLUDE (run_after) WHERE ((status = 'Queued'::text) AND (NOT blocked));
 
 CREATE UNIQUE INDEX tasks_dedupe ON public.tasks USING btree (dedupe_key) WHERE ((dedupe_key IS NOT NULL) AND (status = ANY (ARRAY['Queued'::text, 'In Progress'::text])));
 
@@ -3482,6 +3544,8 @@ ALTER TABLE public.schema_migrations ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.task_attempts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_counts ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.task_marks ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_types ENABLE ROW LEVEL SECURITY;
 
@@ -3642,8 +3706,6 @@ REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_finish(p_worker public.workers, p_nonce text, p_done jsonb, p_now timestamp with time zone) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
@@ -3656,6 +3718,8 @@ REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_open_interval(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
@@ -3665,6 +3729,8 @@ REVOKE ALL ON FUNCTION public.internal_paused(p_fleet text, p_now timestamp with
 REVOKE ALL ON FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_raise_mark(p_pool text, p_now timestamp with time zone, p_anew boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[], p_index integer) FROM PUBLIC;
 
@@ -3737,10 +3803,6 @@ REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO gpu_worker;
-GRANT ALL ON FUNCTION public.worker_exchange(p_worker_id text, p_nonce text, p_done jsonb, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) TO service_role;
-
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO service_role;
@@ -3800,6 +3862,10 @@ GRANT ALL ON TABLE public.releases TO service_role;
 GRANT ALL ON TABLE public.schema_migrations TO service_role;
 
 GRANT ALL ON TABLE public.task_counts TO service_role;
+
+GRANT ALL ON TABLE public.task_marks TO service_role;
+
+GRANT ALL ON SEQUENCE public.task_marks_no_seq TO service_role;
 
 GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
 

@@ -16,11 +16,11 @@ from orchestrator.cli_render import Output, ago, clock, gpu_name, json_option, o
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli_workers import busy_share, flags, is_live, leaderless, public, totals
 from orchestrator.core.states import READY, Stage
-from orchestrator.diagnostics import workers
 from orchestrator.ports import PortError, Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
+    from orchestrator.diagnostics import workers
 
 NOBODY = "No active workers found."
 WATCH_EVERY_S = 2.0
@@ -60,6 +60,8 @@ async def status(output: Output, worker: str) -> None:
     """Everything known about one worker, named by its id, the end of its id, or its pod's id. Exit 3 if unknown."""
     async with opened_store() as store:
         found, leads = await find_worker(store, worker), await store.leadership()
+        from orchestrator.diagnostics import workers
+
         told = workers.explained(await store.explain(found["worker"]["id"]), settings_for("database").policy())
     row, now = found["worker"], utcnow()
     provider = await _provider(row.get("pod_id"))
@@ -173,8 +175,10 @@ def _facts(
     return shown
 
 
-def _why(told: workers.Explanation) -> dict[str, str]:
+def _why(told: "workers.Explanation") -> dict[str, str]:
     """What `explain` says of it, in short: the cause, what happens by itself, and what to do."""
+    from orchestrator.diagnostics import workers  # not for `list`: it knows how agents are sent
+
     code = f" ({workers.named(told.code, told.subcause)})" if told.code else ""
     why = "; ".join(told.ended) or f"waiting on {told.who}: {told.what}{code}"
     return {"why": one_line(why, 400), "then": told.then, "fix": told.fix}

@@ -13,6 +13,9 @@ from pgqueuer.qm import QueueManager
 from pgqueuer.queries import Queries
 
 FILL_BATCH = 5_000
+DEADLINE_S = 60.0
+WARM_UP = 5  # jobs that do not count
+CALM_S = 0.02  # after a job, until its worker is idle again
 
 
 async def fill(url: str, count: int) -> None:
@@ -47,7 +50,31 @@ async def work(url: str, connections: int, batch: int, count: int) -> float:
     return ended_s - began_s
 
 
+async def pickup(url: str, count: int) -> list[float]:
+    """Seconds from the insert of a job to its start, by an idle worker that listens; one after the other."""
+    await fill(url, 0)
+    queries = Queries(AsyncpgDriver(await asyncpg.connect(url)))
+    manager = QueueManager(Queries(AsyncpgDriver(await asyncpg.connect(url))))
+    started: asyncio.Queue[float] = asyncio.Queue()
+
+    async def noop(_: Job) -> None:
+        started.put_nowait(time.perf_counter())
+
+    manager.entrypoint("noop")(noop)
+    running = asyncio.create_task(manager.run())
+    took_s = []
+    for _ in range(count + WARM_UP):
+        await asyncio.sleep(CALM_S)
+        began_s = time.perf_counter()
+        await queries.enqueue(["noop"], [None], [0])
+        async with asyncio.timeout(DEADLINE_S):
+            took_s.append(await started.get() - began_s)
+    manager.shutdown.set()
+    await running
+    return took_s[WARM_UP:]
+
+
 if __name__ == "__main__":
     address, verb, *numbers = sys.argv[1:]
-    main = {"fill": fill, "work": work}[verb](address, *map(int, numbers))
+    main = {"fill": fill, "work": work, "pickup": pickup}[verb](address, *map(int, numbers))
     print(json.dumps(uvloop.run(main)))

@@ -9,6 +9,8 @@ import time
 import procrastinate
 
 FILL_BATCH = 5_000
+WARM_UP = 5  # jobs that do not count
+CALM_S = 0.02  # after a job, until its worker is idle again
 DEADLINE_S = 240.0
 INSTALLED = "select to_regclass('procrastinate_jobs') is not null as there"
 
@@ -42,6 +44,31 @@ async def work(url: str, connections: int, batch: int, count: int) -> float:
     return took_s
 
 
+async def pickup(url: str, count: int) -> list[float]:
+    """Seconds from the insert of a job to its start, by an idle worker that listens; one after the other."""
+    await fill(url, 0)
+    connector = procrastinate.PsycopgConnector(conninfo=url, min_size=2, max_size=4)
+    app, begun = procrastinate.App(connector=connector), asyncio.Queue[float]()
+
+    @app.task(name="noop")
+    async def noop() -> None:
+        begun.put_nowait(time.perf_counter())
+
+    took_s = []
+    async with app.open_async():
+        worker = asyncio.create_task(app.run_worker_async(install_signal_handlers=False, listen_notify=True))
+        for _ in range(count + WARM_UP):
+            await asyncio.sleep(CALM_S)
+            began_s = time.perf_counter()
+            await noop.defer_async()
+            async with asyncio.timeout(DEADLINE_S):
+                took_s.append(await begun.get() - began_s)
+        worker.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await worker
+    return took_s[WARM_UP:]
+
+
 started, finished = asyncio.Event(), asyncio.Event()
 
 
@@ -62,5 +89,5 @@ def _app(url: str, connections: int, count: int = 0) -> tuple[procrastinate.App,
 
 if __name__ == "__main__":
     address, verb, *numbers = sys.argv[1:]
-    main = {"fill": fill, "work": work}[verb](address, *map(int, numbers))
+    main = {"fill": fill, "work": work, "pickup": pickup}[verb](address, *map(int, numbers))
     print(json.dumps(asyncio.run(main)))

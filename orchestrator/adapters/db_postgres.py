@@ -31,7 +31,6 @@ JSON_ARGS = frozenset(
     {
         "p_tasks",
         "p_agent",
-        "p_done",
         "p_health",
         "p_logs",
         "p_result_data",

@@ -2,10 +2,11 @@
 
 import asyncio
 import re
+import sys
 
 from orchestrator.core.states import State
 from orchestrator.emulator.postgres import EmbeddedPostgres
-from tests.cli.builders import Cli, Fleet
+from tests.cli.builders import Cli, Fleet, run
 
 ESCAPE = "\x1b"
 
@@ -28,6 +29,25 @@ async def test_that_nobody_leads_is_said_with_since_when_and_what_to_do(cli: Cli
         assert ran.code == 0
         assert re.fullmatch(said, ran.err), ran.err
     assert (await cli("list", "--json")).json()["leader"] is None
+
+
+async def test_the_list_loads_only_what_it_needs(cli: Cli) -> None:
+    """No SDK, no web server, no SSH, nothing of the loop: what is not loaded cannot make it slow to start."""
+    look = (
+        "import sys; from orchestrator.cli import main\n"
+        "try: main(['list'])\n"
+        "finally: print(*{name for name in sys.modules if 'orchestrator' in name or '.' not in name}, file=sys.stderr)"
+    )
+    ran = await run(sys.executable, "-c", look, environment=cli.environment)
+    assert ran.out == "No active workers found.\n"
+    loaded = set(ran.err.split())
+    sdks = {"boto3", "botocore", "runpod", "aiohttp", "httpx", "supabase", "asyncssh", "cryptography", "jwt"}
+    services = {"starlette", "uvicorn", "apscheduler", "prometheus_client", "textual", "structlog"}
+    ours = {
+        f"orchestrator.{name}" for name in ("daemon", "service", "web", "bringup", "execute", "shipping", "emulator")
+    }
+    assert {"psycopg", "orchestrator.adapters.store"} <= loaded
+    assert not (sdks | services | ours) & loaded
 
 
 async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) -> None:

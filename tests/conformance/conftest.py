@@ -35,6 +35,7 @@ TABLES = (
     "fleet_settings",
     "releases",
     "task_types",
+    "task_marks",
 )
 
 

@@ -110,23 +110,3 @@ async def test_many_differences_become_few(fleet: Fleet, hand: AsyncConnection[D
     rows = await (await hand.execute("select count(*) as n from task_counts")).fetchone()
     assert rows is not None
     assert rows["n"] == 1
-
-
-async def test_completing_and_claiming_in_one_call(fleet: Fleet) -> None:
-    """Each completion is answered as alone, repeated too; a stale attempt is fenced; the claim is a claim."""
-    agent = await fleet.agent()
-    await fleet.submit(count=3)
-    fleet.wait(1)  # the later ones are behind
-    other = await fleet.submit({}, {"depends_on": ["#0"]})
-    first, second = await agent.claim(batch=2)
-    done = [{"id": first["id"], "attempt": 1, "result_data": {"a": 1}}, {"id": second["id"], "attempt": 9}]
-    for expected in ("ok", "already"):
-        answer = await agent.call("exchange", p_done=done, p_claim_no=2, p_batch=2, p_wait_s=0)
-        assert [one["outcome"] for one in answer["done"]] == [expected, "fenced"]
-        assert len(answer["tasks"]) == 2
-    assert (await fleet.task(first["id"]))["result_data"] == {"a": 1}
-    assert (await fleet.task(second["id"]))["status"] == "In Progress"
-    assert [task["id"] for task in answer["tasks"]][1] == other[0]
-    done = [{"id": task["id"], "attempt": 1} for task in answer["tasks"]]
-    answer = await agent.call("exchange", p_done=done, p_claim_no=3, p_batch=2, p_wait_s=0)
-    assert [task["id"] for task in answer["tasks"]] == [other[1]], "its dependency is complete in the same call"

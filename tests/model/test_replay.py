@@ -131,7 +131,10 @@ class Real:
         await self._hand.execute("update fleet_lease set expires_at = '2000-01-01'")
 
     async def _row(self, worker_id: str) -> DictRow | None:
-        return await (await self._hand.execute("select * from workers where id = %s", (worker_id,))).fetchone()
+        query = """select w.status, w.stage, w.nonce, greatest(w.claim_no, (
+                       select max(a.claim_no) from task_attempts a
+                        where a.worker_id = w.id and a.nonce = w.nonce)) as claim_no from workers w where w.id = %s"""
+        return await (await self._hand.execute(query, (worker_id,))).fetchone()
 
     async def rows(self) -> Rows:
         """What the tables hold, as the model writes it."""

@@ -177,8 +177,7 @@ class Queue(Tables):
             refuse("OR007", "p_claim_no counts from 1 and p_batch is from 1 to 100")
         status = worker["status"]
         mine = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id and a["nonce"] == p_nonce]
-        again = p_claim_no == worker["claim_no"] and not any(a["claim_no"] == p_claim_no for a in mine)
-        fresh = want == "run" and (p_claim_no > worker["claim_no"] or again)
+        fresh = want == "run" and p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
         if fresh and status in ("spawning", "active", "idle"):
             taken = 0 if status == "spawning" else self._take(worker, p_claim_no, p_batch)
             if taken:
@@ -188,7 +187,9 @@ class Queue(Tables):
             why = f"claimed {taken} of pool {worker['pool']}"
             if status != "active":
                 why = f"asked for work of pool {worker['pool']} and there was none"
-            claim_no = p_claim_no + (not taken and (p_wait_s or 0) <= 0)  # an answer without tasks spends the number
+            claim_no = worker["claim_no"]
+            if not taken:
+                claim_no = p_claim_no + ((p_wait_s or 0) <= 0)  # an answer without tasks spends the number
             if status != worker["status"] or claim_no != worker["claim_no"]:
                 self.update_worker(worker, {"status": status, "claim_no": claim_no}, why, "worker")
         tasks = self._claimed(p_worker_id, p_nonce, p_claim_no)
