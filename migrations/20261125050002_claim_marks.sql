@@ -195,20 +195,30 @@ declare
     v_plain int;
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    c_least constant int := -2147483648;
     c_raise_every constant int := 32;  -- tasks that a worker claims, between two of its tries to raise the mark
     c_lowered constant int := 64;  -- marks; more than that are not read again and again
 begin
     select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
-    select array_agg(l.ctid), count(*) filter (where l.run_after is null) into v_rows, v_plain from (
-        select q.ctid, q.run_after from public.tasks q
-         where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
-           and (q.run_after is null or q.run_after <= p_now)
-           and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
-         order by ~q.priority, q.created_at, q.id
-         limit p_batch for update skip locked) l;
-    if v_rows is null then
-        return null;
-    end if;
+    loop
+        select array_agg(l.ctid), count(*) filter (where l.run_after is null) into v_rows, v_plain from (
+            select q.ctid, q.run_after from public.tasks q
+             where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
+               and (q.run_after is null or q.run_after <= p_now)
+               and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
+             order by ~q.priority, q.created_at, q.id
+             limit p_batch for update skip locked) l;
+        exit when v_rows is not null;
+        -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task waits
+        -- for ever for that: it is looked everywhere before a worker is sent away.
+        if v_from.place = c_least
+           or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0) <= 0 then
+            return null;
+        end if;
+        perform public.internal_raise_mark(p_worker.pool, p_now, true);
+        v_from.place := c_least;
+        v_from.created_at := '-infinity';
+    end loop;
     perform set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
     with taken as (
         update public.tasks t

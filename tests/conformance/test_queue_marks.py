@@ -137,6 +137,22 @@ async def test_marks_made_with_the_triggers_off_are_mended(fleet: Fleet, hand: A
     assert len(await agent.claim()) == 1
 
 
+async def test_a_mark_that_is_wrong_costs_a_look_and_no_task(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """A worker is not sent away while the counts say that there is something; the mark is right after it."""
+    agent = await fleet.agent()
+    await fleet.submit(count=40)
+    await agent.claim(batch=40)
+    await fleet.submit(count=2)
+    await hand.execute(
+        """insert into task_marks (pool, seen, place, created_at, id)
+           values ('default', pg_current_snapshot(), 2147483647, 'infinity', 'ffffffff-ffff-ffff-ffff-ffffffffffff')"""
+    )
+    assert len(await (await hand.execute(HIDDEN)).fetchall()) == 2
+    assert len(await agent.claim()) == 1
+    assert await (await hand.execute(HIDDEN)).fetchall() == []
+    assert len(await agent.claim()) == 1
+
+
 async def test_marks_restored_from_another_server_hide_nothing(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """Its transactions had other numbers, higher ones perhaps."""
     agent = await fleet.agent()

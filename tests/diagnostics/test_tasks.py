@@ -4,6 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from orchestrator import cli_explanations
 from orchestrator.core.states import ExitCause, Stage, State
@@ -131,6 +133,18 @@ async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) ->
     await promoted(fleet, 10)
     said = await told(fleet, task)
     assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker(s) serve it"
+
+
+async def test_a_dependency_that_was_deleted_is_named_and_nobody_is_sent_after_it(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """It would be waited for for ever."""
+    (first,) = await fleet.submit()
+    (task,) = await fleet.submit(depends_on=[first])
+    await hand.execute("delete from tasks where id = %s", (first,))
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("operator", f"1 of 1 dependencies: {first} (does not exist)")
+    assert said.fix.startswith(f"python -m orchestrator tasks cancel {task}")
 
 
 async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
