@@ -82,6 +82,22 @@ async def test_no_mark_hides_a_claimable_task_whatever_else_is_going_on(
     assert raised > STEPS / 2, "the walk had marks to look at"
 
 
+async def test_an_old_snapshot_raises_no_mark(fleet: Fleet, database: str, hand: AsyncConnection[DictRow]) -> None:
+    """What became claimable after it is no longer marked by itself once somebody else has raised the mark."""
+    agent = await fleet.agent()
+    await fleet.submit(count=40)
+    await agent.claim(batch=40)
+    async with await psycopg.AsyncConnection.connect(database) as reader:
+        await reader.execute("set default_transaction_isolation = 'repeatable read'")
+        await reader.commit()
+        await reader.execute("select count(*) from tasks")
+        await fleet.submit(count=1)
+        await hand.execute("select internal_raise_mark('default', now(), false)")
+        await reader.execute("select internal_raise_mark('default', now(), false)")
+        await reader.commit()
+    assert await (await hand.execute(HIDDEN)).fetchall() == []
+
+
 async def test_every_task_is_claimed_in_order_while_others_add_and_give_back(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
