@@ -142,6 +142,7 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
 
     guard_last_words()
     output, commands = Output(), Commands(only, prog_name if only else None)
+    output.owns_process = True
     command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
     assert command is not None  # noqa: S101  a door to a command that is not there is a bug
     sys.exit(_exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))

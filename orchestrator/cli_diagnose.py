@@ -66,7 +66,7 @@ async def diagnose(
         output.show(*shown(report, narrow=output.narrow))
     if saved:
         output.say(f"saved: {saved}")
-    return leave(0 if report["healthy"] else 1)
+    return leave(output, 0 if report["healthy"] else 1)
 
 
 def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:

@@ -27,7 +27,7 @@ async def health(output: Output) -> int:
         output.document(**{name: report[name] for name in NAMES}, numbers=told)
     else:
         output.show(verdict(report), *advised(report), "", facts(told))
-    return leave(0 if report["healthy"] else 1)
+    return leave(output, 0 if report["healthy"] else 1)
 
 
 def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -53,14 +53,15 @@ def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progre
         yield Progress(bar)
 
 
-def leave(code: int) -> int:
-    """The exit code; the process does not outlive its answer by more than LEAVE_S, whatever its threads wait for."""
+def leave(output: Output, code: int) -> int:
+    """The exit code; a process of our own does not outlive its answer by more than LEAVE_S, whatever threads wait for."""
 
     def cut_short() -> None:
         sys.stdout.flush()
         os._exit(code)
 
-    late = threading.Timer(LEAVE_S, cut_short)
-    late.daemon = True
-    late.start()
+    if output.owns_process:
+        late = threading.Timer(LEAVE_S, cut_short)
+        late.daemon = True
+        late.start()
     return code

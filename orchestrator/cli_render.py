@@ -32,6 +32,7 @@ class Output:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", not a traceback
         self.json = False
+        self.owns_process = False  # the process is this command's, and ends with it
         self.out = _console(sys.stdout)
         self.err = _console(sys.stderr)
 

@@ -87,7 +87,8 @@ async def test_a_thread_that_hangs_does_not_hold_the_end() -> None:
     """S3 and name servers are waited for in threads: the answer is out, and the exit code is its own."""
     program = (
         "import sys, threading, time; from orchestrator.cli_patience import leave\n"
-        "threading.Thread(target=time.sleep, args=(3600,)).start(); print('the report'); sys.exit(leave(1))"
+        "from orchestrator.cli_render import Output; output = Output(); output.owns_process = True\n"
+        "threading.Thread(target=time.sleep, args=(3600,)).start(); print('the report'); sys.exit(leave(output, 1))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(60):
