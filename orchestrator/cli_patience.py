@@ -54,7 +54,7 @@ def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progre
 
 
 def leave(output: Output, code: int) -> int:
-    """The exit code; a process of our own does not outlive its answer by more than LEAVE_S, whatever threads wait for."""
+    """The exit code; a process of our own does not outlive its answer by more than LEAVE_S, whatever threads do."""
 
     def cut_short() -> None:
         sys.stdout.flush()
