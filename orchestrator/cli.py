@@ -44,6 +44,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "orchestrator.cli_diagnose:diagnose",
             "The whole report: settings, database, RunPod, every worker, network, and what to do.",
         ),
+        "verify": ("orchestrator.cli_verify:verify", "What is proven of a worker; with --now, of its pod as it is."),
         "timeline": ("orchestrator.cli_timeline:timeline", "Everything that happened to a worker, in order."),
         "cost": ("orchestrator.cli_cost:cost", "Dollars by worker, pool, kind or task, and RunPod's bill beside them."),
         "efficiency": (

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         (WORKER, "one worker"),
         ("--since last", "and what changed since the last saved report"),
     ),
+    "verify": (("18865e9b", "what its bring-up proved"), ("18865e9b --now", "and its pod, over SSH, at this moment")),
     "timeline": (("18865e9b", "by the end of the worker's id"),),
     "cost": (("--since 7d --by type", "a week, by type of task"), ("--by kind", "booting, busy, idle, draining")),
     "efficiency": (("", "the last hour, 6 h, 24 h and week"), ("--window 90m", "one window")),

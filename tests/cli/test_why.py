@@ -38,6 +38,17 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
         assert words in text, words
 
 
+async def test_what_was_proven_of_a_worker_is_told_rung_by_rung(cli: Cli, fleet: Fleet) -> None:
+    """The last attempt at each; what is not come so far is neither proven nor failed. Exit 1 until all holds."""
+    worker = await fleet.worker(upto=State.TERMINATING)
+    ran = await cli("verify", worker)
+    assert (ran.code, ran.err) == (1, "")
+    assert re.search(r"^✗ +ssh_auth +failed at .*: AUTH_FAILED PermissionDenied$", ran.out, re.MULTILINE), ran.out
+    assert re.search(r"^– +deploy +not come so far$", ran.out, re.MULTILINE), ran.out
+    assert ran.out.splitlines()[-1] == f"not proven   fix: python -m orchestrator explain {worker}"
+    assert (await cli("verify", "gpu-none")).code == 3
+
+
 async def test_a_program_gets_the_same_explanation(cli: Cli, fleet: Fleet) -> None:
     """Every field by name, under a version."""
     worker = await fleet.worker()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from orchestrator.core.states import RUNGS
 from orchestrator.demo.play import submit
 from orchestrator.demo.stack import Stack
 from orchestrator.demo.tally import compare_logs
@@ -124,6 +125,12 @@ async def test_an_operator_spawns_and_terminates(stack: Stack, until: Until) -> 
     status, out, err = await stack.run("list", "--json")
     assert status == 0, err
     assert "gpu-by-hand" in json.dumps(json.loads(out))
+    status, out, err = await stack.run("verify", "gpu-by-hand", "--now", "--json")
+    assert status == 0, out + err
+    proofs = {one["what"]: (one["holds"], one["said"]) for one in json.loads(out)["proofs"]}
+    assert set(RUNGS) | {"heartbeat now", "ssh now", "code now", "process now"} == set(proofs)
+    assert proofs["ssh now"][1].endswith("its host key is the pinned one")
+    assert proofs["process now"][1].startswith("running, process ")
     status, out, err = await stack.run("terminate", "--worker-id", "gpu-by-hand", "--force")
     assert status == 0, out + err
     await until("select 1 from workers where id = 'gpu-by-hand' and status = 'terminated' and exit_cause = 'manual'")
