@@ -270,10 +270,6 @@ class Daemon:
             self._health.failed(f"{type(error).__name__}: {error}")
             self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
-        except asyncio.CancelledError:
-            if self._scheduler.running:
-                raise
-            log.info("tick_cut_off")  # by the end of SETTLE_S: a shutdown, and no crash
         finally:
             self._at_rest.set()
             self._schedule_next()

@@ -4,6 +4,7 @@ Events are fixed `noun_verbed` names with facts as keys; `message` carries the p
 of third-party loggers take the same way out, tracebacks, warnings and what nobody caught included.
 """
 
+import asyncio
 import logging
 import sys
 import threading
@@ -61,8 +62,14 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # That a job is skipped while the one before it still runs is how the timers are meant.
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
+    logging.getLogger("apscheduler.executors.default").addFilter(_is_no_cut)
     logging.captureWarnings(True)
     _log_what_nobody_caught()
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    """Not a timer's job that was cancelled: nothing but a shutdown does that, and it is no error."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Out(logging.StreamHandler[TextIO]):

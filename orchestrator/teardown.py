@@ -13,6 +13,7 @@ import structlog
 from orchestrator import last_look
 from orchestrator.core import actions as act
 from orchestrator.core.model import UNREACHED, Policy, Worker
+from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import FAILURES, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
 
@@ -126,7 +127,8 @@ class Teardown:
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
             waiting_for=f"{'two complete lists without the pod' if sent else 'the delete call to succeed'} ({times})",
             next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
-            deadline_s=self._policy.drain_grace_s,
+            # A pod that no list has shown yet may appear for so long: until then its absence proves nothing.
+            deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
         )
         said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
         (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)

@@ -169,6 +169,16 @@ def leaks(said: str) -> list[str]:
     return [name for name, encode in ENCODINGS.items() if encode(CANARY) in said or CANARY[:20] in said]
 
 
+def test_a_job_that_a_shutdown_cuts_off_is_no_error(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler cancels what runs when it ends; what goes wrong by itself is told as ever."""
+    monkeypatch.setattr(logging.getLogger("apscheduler"), "propagate", True)
+    jobs = logging.getLogger("apscheduler.executors.default")
+    for error in (asyncio.CancelledError(), ValueError("its own")):
+        jobs.error("Error running job tick", exc_info=(type(error), error, None))
+    assert written.getvalue().count("\n") == 1
+    assert "its own" in written.getvalue()
+
+
 def test_events_are_redacted_by_value_and_by_name(written: io.StringIO) -> None:
     """Facts, nested ones, objects, names that tell."""
     structlog.get_logger().error(

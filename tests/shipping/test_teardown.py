@@ -16,6 +16,7 @@ from orchestrator.adapters.lines import SshLines
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.core.actions import Delete, Flush, Terminate
 from orchestrator.core.model import UNREACHED, Worker
+from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import BadArgument, PortError, Unavailable
 from orchestrator.teardown import Teardown
@@ -185,6 +186,16 @@ async def test_a_delete_says_how_often_it_was_asked_and_since_when(hauling: Haul
         (WaitingOn.ORCHESTRATOR, "the delete call to succeed (asked 1 time"),
         (WaitingOn.PROVIDER, "two complete lists without the pod (asked 2 times"),
     ]
+
+
+async def test_a_short_grace_does_not_shorten_the_wait_for_lists(hauling: Hauling) -> None:
+    """A pod that no list has shown yet is waited for as long as lists may lag: the row's deadline says so."""
+    parts = teardown(hauling, True, drain_grace_s=10)
+    await parts.begin(hauling.rig.term, end(hauling))
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "its pod is gone"), await now(hauling))
+    await parts.delete(hauling.rig.term, Delete(hauling.worker.id, "pod-x", "its work is done"))
+    worker = await now(hauling)
+    assert seconds(worker.deadline_at, worker.stage_since) >= LISTING_LAG_S
 
 
 # --- the last look
