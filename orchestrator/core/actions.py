@@ -80,7 +80,9 @@ class Terminate:
     cause: ExitCause
     code: FailureCode | None
     reason: str
-    listed_at: datetime | None = None  # when a list last showed a pod that is missing: it cost money until then
+    # When a list last showed a pod that is missing, or where none of ours did, first did not: it cost money until then at
+    # most. A budget is kept by what may have been spent.
+    listed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

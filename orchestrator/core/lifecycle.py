@@ -211,8 +211,8 @@ def _fate(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot,
     if not _absent(worker, snapshot, policy.absence_age_s) or _speaks(worker, snapshot):
         return None
     why = f"pod {worker.pod_id} is missing from complete lists"
-    shown = snapshot.absent[worker.pod_id or worker.id].shown
-    return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, shown)
+    gone = snapshot.absent[worker.pod_id or worker.id]
+    return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, gone.shown or gone.since)
 
 
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:

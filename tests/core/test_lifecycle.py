@@ -165,12 +165,12 @@ def test_one_incomplete_absence_is_not_death() -> None:
 
 
 def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
-    """Until then it is booked; where nobody looked before, nobody knows."""
+    """Until then it is booked; where nobody looked before, until it was first missed: a budget must hold."""
     one = busy("gpu-1", last_heartbeat=ago(40))
-    for shown in (ago(13), None):
+    for shown, booked_until in ((ago(13), ago(13)), (None, absent(11).since)):
         action = only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(absent(11), shown=shown)}))
         assert isinstance(action, Terminate)
-        assert action.listed_at == shown
+        assert action.listed_at == booked_until
 
 
 def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
