@@ -80,8 +80,8 @@ class Terminate:
     cause: ExitCause
     code: FailureCode | None
     reason: str
-    # When a list last showed a pod that is missing, or where none of ours did, first did not: it cost money until then at
-    # most. A budget is kept by what may have been spent.
+    # When a list last showed a pod that is missing, or where none of ours did, first did not: it cost money until then
+    # at most, and a budget is kept by what may have been spent.
     listed_at: datetime | None = None
 
 
