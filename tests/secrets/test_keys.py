@@ -56,6 +56,14 @@ async def test_a_mangled_key_logs_in_if_nothing_was_lost(doors: dict[str, Sshd],
     await (await shell.connect("127.0.0.1", port, pinned=None, timeout_s=SOON_S)).close()
 
 
+@pytest.mark.parametrize("cut_off", range(1, 9))
+def test_a_key_that_is_cut_off_anywhere_is_called_so(cut_off: int) -> None:
+    """In the middle of a byte too, where the characters left are as many as no encoding gives."""
+    for _, pem in FORMS.values():
+        with pytest.raises(BadKey, match="cut off"):
+            private_key(pem[: len(pem) * 2 // 3 - cut_off])
+
+
 @pytest.mark.parametrize("name", LOST)
 def test_a_mangled_key_is_refused_by_name_if_something_was_lost(name: str) -> None:
     """With the words that say what to do, and without a piece of the key."""
