@@ -1,6 +1,6 @@
 -- Leases that ended so long ago: where the orchestrator could not be reached meanwhile, their holders get that time again.
+-- In a function of its own: an earlier version, which may run beside this one, looks for fleet_rescue as it was.
 
-drop function public.fleet_rescue(text, bigint, text, timestamptz);
 drop function public.internal_rescue(text, timestamptz);
 
 -- Gives up what a worker holds, or (null) what is abandoned since p_over_s. Tasks that somebody is just ending are waited
@@ -39,14 +39,13 @@ begin
 end
 $$;
 
-create function public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric default 0,
-                                    p_now timestamptz default null)
+create function public.fleet_rescue_overdue(p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null)
 returns jsonb language plpgsql security definer set search_path = '' as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
-    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now, p_over_s));
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
+    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s));
 end
 $$;
 
@@ -56,7 +55,7 @@ declare
     v_role name;
 begin
     foreach v_function in array array['public.internal_rescue(text, timestamptz, numeric)',
-                                      'public.fleet_rescue(text, bigint, text, numeric, timestamptz)']::regprocedure[] loop
+                                      'public.fleet_rescue_overdue(text, bigint, numeric, timestamptz)']::regprocedure[] loop
         execute format('revoke all on function %s from public', v_function);
         for v_role in
             select rolname from pg_catalog.pg_roles where rolname in ('anon', 'authenticated', 'service_role') loop
@@ -64,7 +63,7 @@ begin
         end loop;
     end loop;
     if exists (select from pg_catalog.pg_roles where rolname = 'service_role') then
-        grant execute on function public.fleet_rescue(text, bigint, text, numeric, timestamptz) to service_role;
+        grant execute on function public.fleet_rescue_overdue(text, bigint, numeric, timestamptz) to service_role;
     end if;
 end
 $$;

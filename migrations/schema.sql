@@ -880,7 +880,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric DEFAULT 0, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -888,7 +888,19 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now, p_over_s));
+    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+end
+$$;
+
+CREATE FUNCTION public.fleet_rescue_overdue(p_fleet text, p_term bigint, p_over_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
+    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s));
 end
 $$;
 
@@ -3655,8 +3667,11 @@ GRANT ALL ON FUNCTION public.fleet_report(p_fleet text, p_now timestamp with tim
 REVOKE ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_over_s numeric, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_rescue_overdue(p_fleet text, p_term bigint, p_over_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_rescue_overdue(p_fleet text, p_term bigint, p_over_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;

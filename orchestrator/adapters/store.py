@@ -120,7 +120,9 @@ class SqlStore:
 
     async def rescue(self, term: int, *, worker_id: str | None = None, over_s: float = 0) -> Sequence[Row]:
         """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
-        return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id, p_over_s=over_s))["tasks"])
+        if worker_id is not None:
+            return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id))["tasks"])
+        return list((await self._call("fleet_rescue_overdue", p_term=term, p_over_s=over_s))["tasks"])
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
         """Remember that an offer was refused or granted."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ PATHS = {
     State.TERMINATED: [State.TERMINATING, State.TERMINATED],
 }
 MOVE = "update workers set status = %s, exit_cause = 'manual' where id = %s"
+BEFORE_ANY_RELEASE = "20261122000102"
 OURS = "^(task|worker|fleet|internal)_"  # by their names
 CALLABLE = """
     select proname from pg_proc
@@ -39,6 +41,13 @@ CALLABLE = """
 async def test_the_written_schema_is_the_one_that_the_migrations_make(server: EmbeddedPostgres, database: str) -> None:
     """On a difference: python -m tests.conformance.schema_dump, and read what changed."""
     assert await dump(server) == SCHEMA.read_text()
+
+
+def test_no_migration_takes_away_what_an_earlier_version_calls() -> None:
+    """Versions run side by side for the length of a deploy, and back: arguments that are added need a new function."""
+    for migration in read_migrations():
+        dropped = re.findall(r"drop function (?:if exists )?(?:public\.)?((?:task|worker|fleet)_\w+)", migration.sql)
+        assert dropped == (["fleet_pause"] if migration.version == BEFORE_ANY_RELEASE else []), migration.version
 
 
 async def test_a_second_migration_finds_nothing_to_do(empty_database: str) -> None:

@@ -321,9 +321,11 @@ class Pair:
         await self.call("fleet_strike", p_fleet=FLEET, p_term=self._term, **said)
 
     async def _rescue(self) -> None:
-        whose = self.dice.choice((None, None, self._worker()))
-        said = {"p_worker_id": whose, "p_over_s": self.dice.choice((0, 0, 7.5, 60))}
-        await self.call("fleet_rescue", p_fleet=FLEET, p_term=self._term, **said)
+        whose, over_s = self.dice.choice((None, self._worker())), self.dice.choice((None, 0, 7.5, 60))
+        if over_s is None:
+            await self.call("fleet_rescue", p_fleet=FLEET, p_term=self._term, p_worker_id=whose)
+        else:
+            await self.call("fleet_rescue_overdue", p_fleet=FLEET, p_term=self._term, p_over_s=over_s)
 
     async def _log(self) -> None:
         dice, name = self.dice, self._worker()

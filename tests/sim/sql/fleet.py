@@ -239,9 +239,13 @@ class Database(Queue):
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
 
-    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None, p_over_s: float = 0) -> Json:
+    def fleet_rescue_overdue(self, p_fleet: str, p_term: int, p_over_s: float) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_rescue_overdue")
+        return {"tasks": self.rescue(None, p_over_s)}
+
+    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None) -> Json:
         self._check_term(p_fleet, p_term, "fleet_rescue")
-        return {"tasks": self.rescue(p_worker_id, p_over_s)}
+        return {"tasks": self.rescue(p_worker_id)}
 
     def fleet_request_termination(
         self, p_fleet: str, p_worker_id: str, p_reason: str | None, p_now_not_drain: bool
