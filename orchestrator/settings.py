@@ -108,6 +108,13 @@ class Settings(BaseSettings):
     def _comma_list(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
+    @field_validator("runpod_gpu_type")
+    @classmethod
+    def _some_gpu(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("it names no GPU type, so no pod could ever be asked for")
+        return value
+
     @field_validator("worker_handlers", mode="before")
     @classmethod
     def _handlers(cls, value: object) -> object:

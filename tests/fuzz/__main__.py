@@ -13,11 +13,14 @@ from tests.fuzz.targets import TARGETS
 @click.option("--inputs", default=1_000_000, show_default=True, type=click.IntRange(min=1), help="In all, at least.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
 def main(inputs: int, seed: int) -> None:
-    """Raises at the first input that breaks a promise: its target, seed and number say how to have it again."""
+    """Ends at the first input that breaks a promise: its target, seed and number say how to have it again."""
     began, done = time.monotonic(), dict.fromkeys((target.name for target in TARGETS), 0)
     while sum(done.values()) < inputs:
         for target in TARGETS:
-            hunt(target, seed, target.inputs)
+            try:
+                hunt(target, seed, target.inputs)
+            except AssertionError as error:  # the hook for what nobody caught is one of the targets' by now
+                sys.exit(str(error))
             done[target.name] += target.inputs
         seed += 1
     for name, number in done.items():

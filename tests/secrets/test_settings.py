@@ -45,6 +45,14 @@ def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(problems) == len(caught.value.problems)
 
 
+@pytest.mark.parametrize("nothing", ["\r", " ", ",", " , "])
+def test_a_list_of_gpu_types_that_names_none_is_refused(monkeypatch: pytest.MonkeyPatch, nothing: str) -> None:
+    """A pool without offers would wait for capacity for ever."""
+    monkeypatch.setenv("RUNPOD_GPU_TYPE", nothing)
+    with pytest.raises(SettingsError, match="names no GPU type"):
+        load()
+
+
 def test_a_secret_is_shown_by_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its value nor a part of it; and once read it is hidden everywhere else."""
     monkeypatch.setenv("RUNPOD_SSH_PRIVATE_KEY", PEM[:200])
