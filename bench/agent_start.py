@@ -20,6 +20,7 @@ from orchestrator.bundle import build_bundle
 from worker.protocol import CLAIM, REGISTER
 
 TRIES = 30
+GOALS = {"registered_p99_s": ("<=", 0.3)}
 START_TIMEOUT_S = 20.0
 ANSWER: Mapping[str, Any] = {"outcome": "ok", "wanted": "run", "heartbeat_s": 20, "lease_s": 60, "tasks": []}
 

@@ -9,6 +9,7 @@ from bench.figures import epoch, spread
 from orchestrator.demo.stack import Stack
 
 TRIES = 50  # pods
+GOALS = {"last_reachable_to_last_promoted_s": ("<=", 5.0)}
 BOOT_S = 20.0  # long enough that every pod has been created before the first one answers
 REACHABLE_AT, RUNNING_AT = 1.0, 0.8  # shares of the boot time, as the emulator has them
 TIMEOUT_S = 300.0

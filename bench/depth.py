@@ -11,6 +11,7 @@ from bench.queues import Ours, database
 from orchestrator.emulator.postgres import EmbeddedPostgres
 
 TRIES = 50  # observations, and claims, at each depth
+GOALS = {"observe_ms_at_1000000": ("<=", 5.0), "observe_flatness": (">=", 0.9)}
 DEPTHS = (10_000, 100_000, 1_000_000)
 BLOCKED = 1_000
 BATCH = 10

@@ -1,15 +1,19 @@
-"""`./run bench [name…]`: a table on stdout, JSON under .bench/. No tests: a slow figure fails nothing."""
+"""`./run bench [name…]`: tables and a summary on stdout, JSON under .bench/. No tests: a slow figure fails nothing."""
 
 import asyncio
 import importlib
 import json
+import operator
 import os
 import platform
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -18,32 +22,85 @@ from rich.table import Table
 
 from orchestrator.demo.stack import ROOT
 
-# The quick ones first.
-BENCHES = ("agent_start", "startup", "pickup", "queue", "depth", "held", "reaction", "bringup", "shipping", "thousand")
+QUICK = (
+    "agent_start",
+    "startup",
+    "pickup",
+    "queue",
+    "depth",
+    "held",
+    "reaction",
+    "bringup",
+    "shipping",
+    "tick",
+    "idle",
+)
+LONG = ("week", "thousand")  # minutes each: by name only
+TIMEOUT_S = 600.0  # of one benchmark
+RELATIONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
-@click.command()
-@click.argument("names", nargs=-1, type=click.Choice(BENCHES))
+@click.command(epilog=f"Without a name all run but {' and '.join(LONG)}, which take minutes each.")
+@click.argument("names", nargs=-1, type=click.Choice(QUICK + LONG))
 @click.option("--tries", type=click.IntRange(min=1), help="How often, or how many; each has its own default.")
 def main(names: tuple[str, ...], tries: int | None) -> None:
-    """Measure on this machine, with real parts and the emulated provider."""
-    for name in names or BENCHES:
+    """Measure on this machine, with real parts and the emulated provider.
+
+    A benchmark that fails is named at the end with its error, and the exit status is 1; the others run all the same.
+    """
+    summary = ["| Benchmark | Figure | Measured | Goal | |", "|---|---|---|---|---|"]
+    failed = {}
+    for name in names or QUICK:
         module = importlib.import_module(f"bench.{name}")
         print(f"{name}: {(module.__doc__ or '').splitlines()[0]}", file=sys.stderr)
-        work = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
+        began_s = time.monotonic()
         try:
-            figures: dict[str, Any] = asyncio.run(module.measure(work, tries or module.TRIES))
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        _show(name, figures)
+            figures = _measured(name, module, tries)
+        except Exception as error:  # noqa: BLE001  whatever it is, the others have nothing to do with it
+            failed[name] = f"{type(error).__name__}: {error}"
+            summary.append(f"| {name} | | failed: {type(error).__name__} | | |")
+            continue
+        _show(f"{name}, in {time.monotonic() - began_s:.0f} s", figures)
         _keep(name, figures)
+        summary += _rows(name, figures, getattr(module, "GOALS", {}))
+    print("\n".join(["", *summary]))
+    for name, why in failed.items():
+        print(f"failed: {name}: {why}", file=sys.stderr)
+    sys.exit(bool(failed))
 
 
-def _show(name: str, figures: dict[str, Any]) -> None:
-    table = Table(title=name, title_justify="left", show_header=False)
+def _measured(name: str, module: ModuleType, tries: int | None) -> dict[str, Any]:
+    work = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
+    try:
+        return asyncio.run(_bounded(module.measure(work, tries or module.TRIES)))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+async def _bounded(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    async with asyncio.timeout(TIMEOUT_S):
+        return await work
+
+
+def _rows(name: str, figures: dict[str, Any], goals: Mapping[str, tuple[str, float]]) -> Iterator[str]:
+    """What goes into the summary: the figures with a goal; of a benchmark without goals all."""
+    for figure in goals or figures:
+        goal = verdict = ""
+        if figure in goals:
+            relation, bar = goals[figure]
+            goal, verdict = f"{relation} {bar:g}", "met" if RELATIONS[relation](figures[figure], bar) else "missed"
+        yield f"| {name} | {figure.replace('_', ' ')} | {_said(figures[figure])} | {goal} | {verdict} |"
+
+
+def _show(title: str, figures: dict[str, Any]) -> None:
+    table = Table(title=title, title_justify="left", show_header=False)
     for figure, value in figures.items():
-        table.add_row(figure.replace("_", " "), f"{value:,.3f}" if isinstance(value, float) else f"{value}")
+        table.add_row(figure.replace("_", " "), _said(value))
     Console().print(table)
+
+
+def _said(value: Any) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value}"
 
 
 def _keep(name: str, figures: dict[str, Any]) -> None:

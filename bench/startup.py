@@ -14,6 +14,7 @@ from bench.figures import quantile
 from orchestrator.demo.stack import Stack
 
 TRIES = 10
+GOALS = {"list_s": ("<=", 0.5), "ready_s": ("<=", 2.0)}
 TIMEOUT_S = 60.0
 
 

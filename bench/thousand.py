@@ -20,6 +20,7 @@ from orchestrator.demo.processes import Child
 from orchestrator.demo.stack import Stack
 
 TRIES = 1_000  # pods
+GOALS = {"list_and_get_calls_in_the_busiest_minute": ("<=", 60), "workers_failed": ("<=", 0), "pods_leaked": ("<=", 0)}
 TASKS_PER_POD = 10
 TASK_S = 5.0
 PHASE_TIMEOUT_S = 900.0
@@ -28,6 +29,7 @@ QUIET_S = 30  # nobody comes or goes
 LEDGER_EVERY_S = 4.0  # a thousand rows
 MINUTE_S = 60.0
 SUBMIT_BATCH = 500
+UNLIMITED = {"create_s": 0, "per_minute": 1_000_000, "per_hour": 10_000_000, "balance_usd": 1_000_000}
 CHANGING = ("POST /v2/pods", "DELETE /v2/pods/{id}")
 READY = "select count(*) as n from workers where status in ('active', 'idle')"
 ENDED = "select count(*) as n from tasks where status = 'Complete'"
@@ -81,7 +83,7 @@ class Run:
         began_s, cpu_s = time.monotonic(), self._cpu_s()
         log_at, calls = self.stack.directory.joinpath("orchestrator.log").stat().st_size, await self._calls()
         while True:
-            count = (await _row(self.sql, statement))["n"]
+            count = (await row(self.sql, statement))["n"]
             if count == wanted or (count > wanted and not exactly):
                 break
             if time.monotonic() - began_s > PHASE_TIMEOUT_S:
@@ -131,8 +133,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     }
     async with Stack(directory, boot_s=(2, 4), light=True) as stack:
         await stack.migrate()
-        unlimited = {"create_s": 0, "per_minute": 1_000_000, "per_hour": 10_000_000, "balance_usd": 1_000_000}
-        await stack.control("POST", "settings", unlimited)
+        await stack.control("POST", "settings", UNLIMITED)
         sql = await stack.connect()
         async with sql:
             run = Run(stack, sql, await stack.start_orchestrator(operator))
@@ -147,7 +148,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
             down = {**operator, "MIN_ACTIVE_GPUS": "0"}
             run.daemon = await stack.start_orchestrator(down)
             await run.phase("down", LIVE, 0, exactly=True)
-            over = await _row(sql, OVER)
+            over = await row(sql, OVER)
             ledger = await stack.control("GET", "ledger")
     figures: dict[str, Any] = {"pods": tries, "tasks": tasks}
     for phase in run.phases:
@@ -162,10 +163,11 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     }
 
 
-async def _row(sql: psycopg.AsyncConnection[dict[str, Any]], statement: str) -> dict[str, Any]:
-    row = await (await sql.execute(statement)).fetchone()
-    assert row is not None  # noqa: S101  a count always has one
-    return row
+async def row(sql: psycopg.AsyncConnection[dict[str, Any]], statement: str) -> dict[str, Any]:
+    """The one row of a count."""
+    found = await (await sql.execute(statement)).fetchone()
+    assert found is not None  # noqa: S101  a count always has one
+    return found
 
 
 async def _submit(sql: Any, count: int) -> None:

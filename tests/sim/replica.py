@@ -137,6 +137,7 @@ class Replica:
         self.world, self.name = world, name
         self.loop = SimLoop(world.kernel, name)  # type: ignore[abstract]
         self.ended = False
+        self.daemon: Daemon | None = None
         self.db: SimDb | None = None
         self.observer: Observer | None = None
         self.health: Health | None = None
@@ -165,8 +166,8 @@ class Replica:
 
     async def _run(self, policy: Policy) -> None:
         self._stop = asyncio.Event()
-        daemon = self._build(policy)
-        await daemon.run(self._stop)
+        self.daemon = self._build(policy)
+        await self.daemon.run(self._stop)
         self.ended = True
         self.loop.kill()  # asyncio.run would cancel what is left, and the process ends
 

@@ -1,0 +1,149 @@
+"""One tick with 10, 100 and 1,000 idle workers: wall time, processor time of the orchestrator, and of Postgres.
+
+The daemon's own tick over a real Postgres: the observation, its plan, record and metrics; nothing is to be done.
+The provider's list is a tuple that is there already: a real one is waited for beside the tick.
+"""
+
+import gc
+import time
+import uuid
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+
+from bench.figures import quantile, servers_cpu_s
+from bench.queues import WORKER, database
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.bringup import PodView, WorkerView
+from orchestrator.catalog import Catalog
+from orchestrator.core.model import Offer, Pod, PodStatus, Policy, Pool
+from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.daemon import Daemon
+from orchestrator.emulator.postgres import EmbeddedPostgres
+from orchestrator.execute import Executor, Terms
+from orchestrator.metered import MeteredDb
+from orchestrator.metrics import Metrics
+from orchestrator.migrate import migrate
+from orchestrator.observe import Observer
+from orchestrator.ports import Cloud
+from orchestrator.service import GC_THRESHOLDS
+from orchestrator.web.health import Health
+from worker import protocol
+
+TRIES = 40  # ticks of each fleet
+GOALS = {"orchestrator_ms_a_worker_at_1000_to_100": ("<=", 1.2)}  # no more for each, the more there are
+SIZES = (10, 100, 1_000)
+FLEET, GPU = "default", "NVIDIA A40"
+LOGS = {"agent": 4_096, "handler": 65_536, "system": 0}
+POOL = Pool(
+    name="default", offers=(Offer(GPU, None, "SECURE"),), image="image", gpu_count=1, disk_gb=50, min_memory_gb=8,
+    min_vcpu=2, volume_name=None, volume_mount_path="/workspace", min_active=0, max_active=max(SIZES), tasks_per_gpu=1,
+    keep_idle=max(SIZES), idle_timeout_s=3_600, overcapacity_idle_timeout_s=3_600,
+)  # fmt: skip
+POLICY = Policy(
+    FLEET, (POOL,), spawning_timeout_s=900, spawning_grace_s=60, scale_down_grace_s=60, drain_grace_s=60
+)  # fmt: skip
+
+
+class Listing:
+    """A provider whose list has come."""
+
+    def __init__(self, pods: tuple[Pod, ...]) -> None:
+        self._pods = pods
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        """All of them."""
+        return self._pods
+
+
+async def measure(directory: Path, tries: int) -> dict[str, Any]:
+    """Milliseconds at each size, and how they grow for each worker."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    figures: dict[str, Any] = {}
+    ours_ms: dict[int, float] = {}
+    async with AsyncExitStack() as stack:
+        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
+        for size in SIZES:
+            url = await database(postgres, f"fleet_{size}")
+            await migrate(url)
+            db = await PostgresDb.open(url)
+            stack.push_async_callback(db.close)
+            store = SqlStore(db, FLEET)
+            term = (await store.lead("bench", 3_600)).term
+            pods = [await _worker(db, store, term, number) for number in range(size)]
+            sql = await stack.enter_async_context(await psycopg.AsyncConnection.connect(url, autocommit=True))
+            wall_s, ours_s, postgres_s = await _ticks(_daemon(db, Listing(tuple(pods))), term, sql, tries)
+            figures[f"wall_ms_at_{size}"] = _spread_ms(wall_s)
+            figures[f"orchestrator_ms_at_{size}"] = _spread_ms(ours_s)
+            figures[f"postgres_ms_at_{size}"] = round(postgres_s * 1e3, 1)
+            ours_ms[size] = quantile(ours_s, 0.5) * 1e3
+    for small in SIZES[:-1]:
+        growth = (ours_ms[SIZES[-1]] / SIZES[-1]) / (ours_ms[small] / small)
+        figures[f"orchestrator_ms_a_worker_at_{SIZES[-1]}_to_{small}"] = round(growth, 2)
+    return figures
+
+
+async def _ticks(daemon: Daemon, term: int, sql: Any, tries: int) -> tuple[list[float], list[float], float]:
+    """Wall and processor seconds of each tick, and of Postgres of one on average."""
+    wall_s, ours_s = [], []
+    await daemon._tick_as_leader(term)  # noqa: SLF001  the first one prepares statements, and says more
+    servers_s = await servers_cpu_s(sql)
+    for _ in range(tries):
+        began = (time.perf_counter(), time.process_time())
+        made = await daemon._tick_as_leader(term)  # noqa: SLF001  without its timers
+        wall_s.append(time.perf_counter() - began[0])
+        ours_s.append(time.process_time() - began[1])
+        assert not made.actions  # noqa: S101  a fleet at rest
+    return wall_s, ours_s, (await servers_cpu_s(sql) - servers_s) / tries
+
+
+async def _worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Pod:
+    """One that was promoted, has beaten and found nothing to do; its pod."""
+    name, nonce = f"gpu-20261121_101500-{number:08x}", uuid.uuid4().hex
+    await store.spawn(term, {"id": name, "pool": POOL.name, **WORKER, "metadata": {"offer": POOL.offers[0].key}})
+    here, address = (State.SPAWNING,), (f"10.0.{number // 250}.{number % 250}", 22)
+    fields = {
+        "nonce": nonce, "token_jti": nonce, "pod_id": f"pod{number}", "ssh_host": address[0], "ssh_port": address[1],
+        "host_key": "ssh-ed25519 AAAA", "code_sha": "c0de", "machine_id": f"m{number}", "price_usd_per_hour": 0.4,
+        "waiting_on": WaitingOn.WORKER, "waiting_for": "tasks",
+    }  # fmt: skip
+    await store.move(term, name, from_states=here, reason="bench", fields=fields)
+    await store.move(term, name, from_states=here, to_state=State.ACTIVE, stage=Stage.PROMOTED, reason="bench")
+    who = {"p_worker_id": name, "p_nonce": nonce}
+    await db.call(protocol.HEARTBEAT, **who, p_tasks=[], p_health={}, p_logs=LOGS)
+    await db.call(protocol.CLAIM, **who, p_claim_no=1, p_batch=1, p_wait_s=0)
+    where = (address[0], address[1], GPU, 1, "EU-1", fields["machine_id"], 0.4, datetime.now(UTC))
+    return Pod(f"pod{number}", name, PodStatus.RUNNING, FLEET, name, True, *where)
+
+
+def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:
+    """As service.py builds it, without what only acts."""
+    metrics, provider, nobody = Metrics(), cast("Cloud", cloud), cast("Any", None)
+    store = SqlStore(MeteredDb(db, metrics), FLEET)
+    catalog = Catalog(provider, POLICY)
+    hands = {"climb": nobody, "look": nobody, "finish_logs": nobody, "hang_up": nobody, "catalog": catalog}
+    terms = Terms(heartbeat_s=20, lease_s=60, own_program=False)
+    return Daemon(
+        store=store,
+        db=db,
+        observer=Observer(store, provider, FLEET, catalog),
+        catalog=catalog,
+        executor=lambda wake: Executor(store, store, provider, **hands, policy=POLICY, terms=terms, wake=wake),
+        shipper=nobody,
+        pods=PodView(),
+        workers=WorkerView(),
+        health=Health(started_at_s=time.monotonic()),
+        metrics=metrics,
+        policy=POLICY,
+        poll_s=30,
+        holder="bench",
+        on_notify=lambda *_: None,
+    )
+
+
+def _spread_ms(values_s: list[float]) -> str:
+    return f"p50 {quantile(values_s, 0.5) * 1e3:.1f}, max {max(values_s) * 1e3:.1f}"

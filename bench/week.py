@@ -1,0 +1,164 @@
+"""A simulated week of one orchestrator: what its own objects weigh at the end of each day, at rest with the same fleet.
+
+The loop is the product's, in the simulator's virtual time (docs/simulator.md). By day work comes every hour, workers
+come and go, calls fail, the database, RunPod and S3 drop out, agents crash; the evening is calm. At midnight everything
+that can be reached from the daemon and from the product's modules is weighed; the world around it is not.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from orchestrator.demo.stack import ROOT
+from tests.sim.agents import Agent
+from tests.sim.clock import Kernel, SimLoop
+from tests.sim.faults import Faults
+from tests.sim.laws import Laws
+from tests.sim.provider import Provider, SimPod
+from tests.sim.sql.records import Records
+from tests.sim.story import Story
+from tests.sim.world import World
+
+TRIES = 7  # days
+GOALS = {"growth": ("<=", 1.05)}
+SEED = 7
+HOUR_S = 3600.0
+WORK_H, FAULTS_H, DAY_H = 22, 20, 24
+MISCHIEF_S = 300.0  # between two outages or losses, on average
+FLEET = 2  # workers at rest
+MOST = 5
+OUTSIDE = (type, ModuleType, CodeType, World, SimLoop, Kernel, Faults, Laws, Records, Provider, SimPod, Agent)
+
+
+async def measure(_directory: Path, tries: int) -> dict[str, Any]:
+    """Lived through in a process of its own: there the clock can be virtual, and nothing else is loaded."""
+    command = [sys.executable, "-m", "bench.week", str(tries)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    figures: dict[str, Any] = json.loads(said)
+    return figures
+
+
+def lived(tries: int) -> dict[str, Any]:
+    """Objects and KB of each midnight, and the last against the second."""
+    weights: list[tuple[int, int]] = []
+    world = World(SEED)
+    world.faults.often = lambda _: 1.0  # type: ignore[method-assign]  # no kind of fault is left out
+    pool = replace(world.policy.pools[0], min_active=FLEET, max_active=MOST)
+    world.policy = replace(world.policy, pools=(pool,), hourly_budget_usd=None, daily_budget_usd=None)
+    outcome = world.run(lambda _: Week(world, tries, lambda: weights.append(_weight(_roots(world)))).live())
+    figures: dict[str, Any] = {
+        "virtual_days": round(outcome.virtual_s / HOUR_S / DAY_H, 1),
+        "workers_ever": Week.workers,
+        "faults": sum(outcome.faults.values()),
+        "law_broken": outcome.violation or "none",
+    }
+    for day, (objects, size) in enumerate(weights, 1):
+        figures[f"day_{day}"] = f"{objects:,} objects, {size / 1e3:,.0f} KB"
+    if len(weights) > 1:
+        figures["growth"] = round(weights[-1][1] / weights[1][1], 3)
+    return figures
+
+
+class Week(Story):
+    """The plot: days of work and mischief, each with a calm end."""
+
+    workers = 0  # that there were
+
+    def __init__(self, world: World, days: int, at_midnight: Callable[[], None]) -> None:
+        super().__init__(world)
+        self._days, self._at_midnight = days, at_midnight
+        Week.workers = 0
+
+    def live(self) -> None:
+        """All days."""
+        self._faults.active = False
+        self._world.start_replica(0)
+        for _ in range(self._days):
+            self._pass_day()
+
+    def _pass_day(self) -> None:
+        began_s = self._kernel.now
+        self._faults.active = True
+        self._kernel.after(MISCHIEF_S, self._mischief)
+        for hour in range(DAY_H):
+            if hour < WORK_H:
+                self._submit()
+            if hour == FAULTS_H:
+                self._calm_down()
+            self._kernel.run(lambda: False, began_s + (hour + 1) * HOUR_S)
+        self._at_midnight()
+        self._forget()
+
+    def _mischief(self) -> None:
+        if not self._faults.active:
+            return
+        acts = (self._lose_database, self._lose_provider, self._mangle_lists, self._lose_s3, self._dry_market)
+        acts += (self._evict, self._hurt_agent, self._lie)
+        self._faults.one_of(acts)()
+        self._kernel.after(self._faults.dice.expovariate(1 / MISCHIEF_S), self._mischief)
+
+    def _calm_down(self) -> None:
+        self._faults.active = False
+        self._find_database()
+        self._world.s3_down = self._world.provider.down = False
+        self._world.provider.mangled = None
+
+    def _forget(self) -> None:
+        """What the world keeps of what is over, and would look through at every call."""
+        db, world = self._world.db, self._world
+        gone = {name for name, row in db.workers.items() if row["status"] == "terminated"}
+        Week.workers += len(gone)
+        db.workers = {name: row for name, row in db.workers.items() if name not in gone}
+        db.tasks.clear()
+        db.task_attempts.clear()
+        db.worker_events.clear()
+        db.costs.clear()
+        del db.decisions[:-1]
+        db.attempts_of = {name: rows for name, rows in db.attempts_of.items() if name not in gone}
+        db.log_objects = {key: rows for key, rows in db.log_objects.items() if key[0] not in gone}
+        world.provider.pods = {name: pod for name, pod in world.provider.pods.items() if pod.exists()}
+        world.kernel.loops[:] = [loop for loop in world.kernel.loops if not loop.dead]
+        world.bucket.clear()
+        world.outages.clear()
+        world.laws.claims.clear()
+
+
+def _roots(world: World) -> Iterator[Any]:
+    """The orchestrator's own: its daemon, what it has under way, and what its modules keep."""
+    [replica] = world.replicas
+    yield replica.daemon
+    yield list(replica.loop.tasks)
+    for name, module in sys.modules.items():
+        if name.startswith("orchestrator."):
+            yield dict(vars(module))
+
+
+def _weight(roots: Iterable[Any]) -> tuple[int, int]:
+    """How many objects can be reached from here, and their bytes."""
+    gc.collect()
+    todo, seen, size = list(roots), set[int](), 0
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, OUTSIDE):
+            continue
+        seen.add(id(one))
+        size += sys.getsizeof(one)
+        # A function leads to all of its module; what it keeps for itself is its closure and its defaults.
+        within = (one.__closure__, one.__defaults__, one.__dict__) if isinstance(one, FunctionType) else None
+        todo += gc.get_referents(one) if within is None else within
+    return len(seen), size
+
+
+if __name__ == "__main__":
+    print(json.dumps(lived(int(sys.argv[1]))))
