@@ -25,6 +25,7 @@ from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.daemon import Daemon
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.execute import Executor, Terms
+from orchestrator.logs import configure
 from orchestrator.metered import MeteredDb
 from orchestrator.metrics import Metrics
 from orchestrator.migrate import migrate
@@ -42,7 +43,7 @@ LOGS = {"agent": 4_096, "handler": 65_536, "system": 0}
 POOL = Pool(
     name="default", offers=(Offer(GPU, None, "SECURE"),), image="image", gpu_count=1, disk_gb=50, min_memory_gb=8,
     min_vcpu=2, volume_name=None, volume_mount_path="/workspace", min_active=0, max_active=max(SIZES), tasks_per_gpu=1,
-    keep_idle=max(SIZES), idle_timeout_s=3_600, overcapacity_idle_timeout_s=3_600,
+    keep_idle=0, idle_timeout_s=3_600, overcapacity_idle_timeout_s=3_600,
 )  # fmt: skip
 POLICY = Policy(
     FLEET, (POOL,), spawning_timeout_s=900, spawning_grace_s=60, scale_down_grace_s=60, drain_grace_s=60
@@ -63,6 +64,7 @@ class Listing:
 async def measure(directory: Path, tries: int) -> dict[str, Any]:
     """Milliseconds at each size, and how they grow for each worker."""
     gc.set_threshold(*GC_THRESHOLDS)
+    configure("WARNING", ())
     figures: dict[str, Any] = {}
     ours_ms: dict[int, float] = {}
     async with AsyncExitStack() as stack:
