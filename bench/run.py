@@ -84,7 +84,7 @@ async def _bounded(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 def _rows(name: str, figures: dict[str, Any], goals: Mapping[str, tuple[str, float]]) -> Iterator[str]:
     """What goes into the summary: the figures with a goal; of a benchmark without goals all."""
-    for figure in goals or figures:
+    for figure in [figure for figure in goals if figure in figures] or figures:
         goal = verdict = ""
         if figure in goals:
             relation, bar = goals[figure]

@@ -16,7 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from orchestrator.demo.stack import ROOT
-from tests.sim.agents import Agent
+from tests.sim import agents
 from tests.sim.clock import Kernel, SimLoop
 from tests.sim.faults import Faults
 from tests.sim.laws import Laws
@@ -29,11 +29,13 @@ TRIES = 7  # days
 GOALS = {"growth": ("<=", 1.05)}
 SEED = 7
 HOUR_S = 3600.0
-WORK_H, FAULTS_H, DAY_H = 22, 20, 24
+FAULTS_H, WORK_H, DAY_H = 20, 22, 24  # until when there are faults, and new work
+WORK_EVERY_H = 2
+ASK_S = 20.0  # an idle agent, as on a real pod, where it is a long poll
 MISCHIEF_S = 300.0  # between two outages or losses, on average
 FLEET = 2  # workers at rest
 MOST = 5
-OUTSIDE = (type, ModuleType, CodeType, World, SimLoop, Kernel, Faults, Laws, Records, Provider, SimPod, Agent)
+OUTSIDE = (type, ModuleType, CodeType, World, SimLoop, Kernel, Faults, Laws, Records, Provider, SimPod, agents.Agent)
 
 
 async def measure(_directory: Path, tries: int) -> dict[str, Any]:
@@ -52,6 +54,7 @@ async def measure(_directory: Path, tries: int) -> dict[str, Any]:
 def lived(tries: int) -> dict[str, Any]:
     """Objects and KB of each midnight, and the last against the second."""
     weights: list[tuple[int, int]] = []
+    agents.PAUSE_S = ASK_S
     world = World(SEED)
     world.faults.often = lambda _: 1.0  # type: ignore[method-assign]  # no kind of fault is left out
     pool = replace(world.policy.pools[0], min_active=FLEET, max_active=MOST)
@@ -92,7 +95,7 @@ class Week(Story):
         self._faults.active = True
         self._kernel.after(MISCHIEF_S, self._mischief)
         for hour in range(DAY_H):
-            if hour < WORK_H:
+            if hour < WORK_H and hour % WORK_EVERY_H == 0:
                 self._submit()
             if hour == FAULTS_H:
                 self._calm_down()
