@@ -2751,26 +2751,28 @@ begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
     end if;
-    select array_agg(l.id) into v_held from (
-        select t.id from jsonb_array_elements(p_results) r
-          join public.tasks t on t.id = (r->>'task_id')::uuid and t.attempts = (r->>'attempt')::int
-         where t.status = 'In Progress' and t.worker_id = p_worker_id
-         order by t.id for update of t) l;
-    if v_held is not null then
-        perform set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    perform set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    with done as (
+        -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
+        -- what has just ended.
         update public.tasks t
-           set status = 'Complete', output_location = null, result_data = nullif(r->'result_data', 'null'),
+           set status = 'Complete', output_location = null, result_data = r.result_data,
                generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
                updated_at = v_now
-          from jsonb_array_elements(p_results) r
-         where t.id = any (v_held) and t.id = (r->>'task_id')::uuid and t.attempts = (r->>'attempt')::int;
-        perform set_config('orchestrator.minded', '', true);
-        with ended as (
-            update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
-              from public.tasks t where t.id = any (v_held) and a.task_id = t.id and a.attempt = t.attempts
-            returning a.started_at
-        )
-        select min(e.started_at) into v_first from ended e;
+          from (select (e->>'task_id')::uuid as id, (e->>'attempt')::int as attempt,
+                       nullif(e->'result_data', 'null') as result_data
+                  from jsonb_array_elements(p_results) e order by 1) r
+         where t.id = r.id and t.attempts = r.attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+        returning a.task_id, a.started_at
+    )
+    select array_agg(e.task_id), min(e.started_at) into v_held, v_first from ended e;
+    perform set_config('orchestrator.minded', '', true);
+    if v_held is not null then
         perform public.internal_settle_dependants(v_held);
         if v_first < v_now - c_moment or public.internal_wanted(v_worker) <> 'run' then
             perform pg_notify('orchestrator_fleet', p_worker_id);
