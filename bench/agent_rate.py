@@ -1,4 +1,4 @@
-"""One agent and tasks that do nothing, through the gateway: tasks a second, claimed one at a time and a hundred at a time.
+"""One agent and tasks that do nothing, through the gateway: tasks a second, by how many a claim takes.
 
 The agent is the real one, with a Python handler in its child process; the server runs in this process, the database
 beside it. A task's time goes from its claim to its completion, as the database has them.
