@@ -27,6 +27,7 @@ QUICK = (
     "startup",
     "pickup",
     "queue",
+    "agent_rate",
     "depth",
     "held",
     "reaction",
