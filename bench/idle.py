@@ -25,7 +25,7 @@ from orchestrator.demo.stack import Stack
 TRIES = 1_000  # workers
 GOALS = {"statements_a_second": ("<=", 100.0), "orchestrator_of_a_core": ("<=", 0.1)}
 WATCH_S = 60.0
-QUIET_S = 10  # after the last of them came up
+QUIET_S = 30  # after the last of them came up: the first lines of its logs have arrived
 IDLE = "select count(*) as n from workers where status = 'idle'"
 COMMITS = "select xact_commit + xact_rollback as n from pg_stat_database where datname = current_database()"
 CALLS = "orchestrator_database_call_seconds_count"

@@ -386,6 +386,27 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_heartbeats(p_beats jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_beat record;
+    v_answers jsonb := '{}';
+begin
+    for v_beat in
+        select w.id, w.nonce, b.health, b.logs
+          from jsonb_to_recordset(p_beats) b (worker_id text, nonce text, jti text, health jsonb, logs jsonb)
+          join public.workers w on w.id = b.worker_id and w.nonce = b.nonce and w.token_jti = b.jti
+         where w.status <> 'terminated'
+           for update of w skip locked loop
+        v_answers := v_answers || jsonb_build_object(
+            v_beat.id, public.worker_heartbeat(v_beat.id, v_beat.nonce, '[]', v_beat.health, v_beat.logs, p_now));
+    end loop;
+    return v_answers;
+end
+$$;
+
 CREATE FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2629,6 +2650,7 @@ declare
     v_tasks jsonb;
     v_status text := v_worker.status;
     v_claim_no bigint := v_worker.claim_no;
+    v_spent boolean := false;
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
@@ -2637,10 +2659,13 @@ begin
         perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
             format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
     end if;
-    if v_wanted <> 'run' or v_worker.status not in ('spawning', 'active', 'idle') or p_claim_no < v_claim_no
+    if v_wanted <> 'run' or v_worker.status not in ('spawning', 'active', 'idle') then
+        v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
+    elsif p_claim_no < v_claim_no
        or p_claim_no <= (select max(a.claim_no) from public.task_attempts a
                           where a.worker_id = p_worker_id and a.nonce = p_nonce) then
         v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
+        v_spent := v_tasks = '[]';
     else
         if v_worker.status <> 'spawning' then
             v_tasks := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
@@ -2667,7 +2692,7 @@ begin
         end if;
     end if;
     return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
-                              'tasks', coalesce(v_tasks, '[]'));
+                              'tasks', coalesce(v_tasks, '[]'), 'spent', v_spent);
 end
 $$;
 
@@ -3689,6 +3714,9 @@ GRANT ALL ON FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp wi
 
 REVOKE ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_heartbeats(p_beats jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_heartbeats(p_beats jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone) TO service_role;

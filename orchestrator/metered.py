@@ -1,11 +1,12 @@
 """A database whose calls are timed and counted: the one door through which every fact of the fleet goes."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.metrics import Metrics
 from orchestrator.ports import BadArgument, BadToken, Db, LostRace, NotLeader, OverBudget, PortError, UnknownWorker
+from orchestrator.web.beats import HEARTBEATS
 from orchestrator.web.gateway import WorkerDb
 
 ANSWERS = (NotLeader, LostRace, OverBudget, UnknownWorker, BadToken, BadArgument)  # clear ones: the database is there
@@ -39,6 +40,11 @@ class MeteredDoor:
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
         """As the WorkerDb's own."""
         return await _timed(self._metrics, function, args, self._db.call_as_worker(claims, function, args))
+
+    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """As the WorkerDb's own."""
+        answers: Mapping[str, Any] = await _timed(self._metrics, HEARTBEATS, {}, self._db.heartbeats(beats))
+        return answers
 
 
 async def _timed(metrics: Metrics, function: str, args: Mapping[str, Any], call: Awaitable[Any]) -> Any:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ JSON_ARGS = frozenset(
     {
         "p_tasks",
         "p_agent",
+        "p_beats",
         "p_health",
         "p_logs",
         "p_result_data",
@@ -120,6 +121,11 @@ class PostgresDb:
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
         """Call as a pod: role gpu_worker and its token's claims, for one transaction, as PostgREST would."""
         return await self._bounded(claims, function, args)
+
+    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """`fleet_heartbeats`: the workers' answers by their ids."""
+        answers: Mapping[str, Any] = await self.call("fleet_heartbeats", p_beats=beats)
+        return answers
 
     async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
         statement = _statement(function, tuple(args))

@@ -1,9 +1,10 @@
 """The workers' door to the database: `POST /rest/v1/rpc/<function>` in PostgREST's dialect.
 
 Nothing is decided here. A call is one of the worker functions with a token that we signed, or it is refused; whose
-token it is and what it may do, the database says, under the role `gpu_worker`. Three things are added, which the
-database cannot do: a claim that finds nothing waits for a wake-up, a grant becomes a signed URL, and a completion that
-names an object of our bucket is handed on once the bucket shows it.
+token it is and what it may do, the database says, under the role `gpu_worker`. Four things are added, which the
+database cannot do: a claim that finds nothing waits for a wake-up (claims.py), heartbeats of idle workers go together
+(beats.py), a grant becomes a signed URL, and a completion that names an object of our bucket is handed on once the
+bucket shows it.
 """
 
 import asyncio
@@ -16,10 +17,11 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.core.states import State
 from orchestrator.grants import has_output, sign
 from orchestrator.ports import Blobs, PortError
 from orchestrator.redaction import redact
+from orchestrator.web.beats import Beats, BeatsDb
+from orchestrator.web.claims import LongPolls
 from orchestrator.web.refusals import (
     BAD_BODY,
     BAD_JWT,
@@ -30,14 +32,13 @@ from orchestrator.web.refusals import (
     from_port_error,
     unknown_function,
 )
-from orchestrator.web.signal import ANY, TaskSignal
+from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims, InvalidToken
 from worker import protocol
 
 MAX_BODY_BYTES = 1 << 20
 MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
 BODY_TIMEOUT_S = 30.0
-MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
@@ -65,7 +66,7 @@ WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason"})
 RESULTS = frozenset({"p_result_data", "p_results"})
 
 
-class WorkerDb(Protocol):
+class WorkerDb(BeatsDb, Protocol):
     """What the gateway needs of the database: one function, called as the worker that the claims name."""
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
@@ -88,7 +89,8 @@ class Gateway:
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
-        self._signal = task_signal
+        self._polls = LongPolls(self._call, task_signal)
+        self._beats = Beats(db)
         self._on_unanswered = on_unanswered
 
     async def rpc(self, request: Request) -> Response:
@@ -123,7 +125,9 @@ class Gateway:
 
     async def _answer(self, request: Request, claims: Claims, function: str, arguments: dict[str, Any]) -> Any:
         if function == protocol.CLAIM:
-            return await self._claim(request, claims, arguments)
+            return await self._polls.claim(request, claims, arguments)
+        if function == protocol.HEARTBEAT and (answer := await self._beat(request, claims, arguments)):
+            return answer
         if function == protocol.COMPLETE and not await self._has_output(claims, arguments.get("p_output_location")):
             return {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
         answer = await self._call(claims, function, arguments)
@@ -136,40 +140,14 @@ class Gateway:
         except PortError as error:
             raise from_port_error(error, function) from None
 
-    async def _claim(self, request: Request, claims: Claims, arguments: dict[str, Any]) -> Any:
-        """Claim; while there is nothing and the caller is willing, wait without a connection and claim again."""
-        now = asyncio.get_running_loop().time
-        wait_s = _wait_s(arguments)
-        until, woken = now() + wait_s, False
-        while True:
-            mark, left_s = self._signal.mark(), 0.0 if self._signal.closed else until - now()
-            if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
-                arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
-            answer = await self._call(claims, protocol.CLAIM, arguments)
-            pool, spawning = answer.get("pool"), answer.get("state") == State.SPAWNING
-            done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN
-            if woken and done:
-                self._signal.hand_on(pool)  # the wake-up may have been about more than we took
-            if done or left_s <= 0:
-                return answer
-            waits_for = None if spawning else pool or ANY  # who may not claim yet must not use up a pool's wake-up
-            woken = await self._wait(request, claims["sub"], waits_for, max(0.0, until - now()), mark)
-
-    async def _wait(self, request: Request, worker_id: str, pool: str | None, timeout_s: float, mark: int) -> bool:
-        """Until woken (True) or the time is up. Raises ClientDisconnect when the caller has gone: do not claim then."""
-        signal = asyncio.ensure_future(self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark))
-        gone = asyncio.ensure_future(request.receive())  # the body has been read: all that can come is the disconnect
+    async def _beat(self, request: Request, claims: Claims, arguments: dict[str, Any]) -> Any:
+        """The answer to a heartbeat that others joined; None for one that is to be asked alone."""
+        if arguments.get("p_worker_id") != claims["sub"]:
+            return None
         try:
-            await asyncio.wait({signal, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not gone.done():
-                return signal.result()
-            if signal.done() and signal.result():
-                self._signal.hand_on(pool)
-            raise ClientDisconnect
-        finally:
-            signal.cancel()
-            gone.cancel()
-            await asyncio.gather(signal, gone, return_exceptions=True)
+            return await self._beats.beat(claims, arguments, int(request.headers.get("content-length", MAX_BODY_BYTES)))
+        except PortError as error:
+            raise from_port_error(error, protocol.HEARTBEAT) from None
 
     async def _has_output(self, claims: Claims, location: str | None) -> bool:
         """Whether the output is there, or nothing of ours to look for. Refusal 503 while nobody knows: ask again."""
@@ -269,12 +247,3 @@ def _is_utf8(text: str) -> bool:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _wait_s(arguments: Mapping[str, Any]) -> float:
-    """How long a claim may wait; what the database would not read as a number is for it to refuse."""
-    try:
-        wait_s = float(arguments.get("p_wait_s") or 0)
-    except ValueError:
-        return 0.0
-    return min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0  # false for NaN too

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
 MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal
 HEAD_TIMEOUT_S = 10.0  # from a connection's first moment, or a request's first byte, to the end of its headers
+KEEP_ALIVE_S = 45  # an idle agent's beats, every 20 s by default, go over one connection
 MAX_CONNECTIONS = 4_096  # a thousand agents hold two each; past it the answer is 503
 SAID = b'{"code":"PGRST000","message":"The request\'s headers are too large","details":null,"hint":null}'
 TOO_LARGE = (
@@ -73,6 +74,7 @@ def bounded(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
         port,
         http=BoundedProtocol,
         limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -177,8 +177,9 @@ class Queue(Tables):
             refuse("OR007", "p_claim_no counts from 1 and p_batch is from 1 to 100")
         status = worker["status"]
         mine = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id and a["nonce"] == p_nonce]
-        fresh = want == "run" and p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
-        if fresh and status in ("spawning", "active", "idle"):
+        asks = want == "run" and status in ("spawning", "active", "idle")
+        fresh = p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
+        if asks and fresh:
             taken = 0 if status == "spawning" else self._take(worker, p_claim_no, p_batch)
             if taken:
                 status = "active"
@@ -193,7 +194,8 @@ class Queue(Tables):
             if status != worker["status"] or claim_no != worker["claim_no"]:
                 self.update_worker(worker, {"status": status, "claim_no": claim_no}, why, "worker")
         tasks = self._claimed(p_worker_id, p_nonce, p_claim_no)
-        return {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "tasks": tasks}
+        answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "tasks": tasks}
+        return answer | {"spent": asks and not fresh and not tasks}
 
     def _take(self, worker: Row, claim_no: int, batch: int) -> int:
         ready = [

@@ -1,0 +1,84 @@
+"""Heartbeats of idle workers, those of a moment in one statement: a thousand of them beat fifty times a second.
+
+Only a beat that holds no task and says little waits for others; one that no other joins in that moment is called as any
+call of an agent is, and so is whatever the database does not answer together with the rest.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from orchestrator.ports import PortError, Unavailable
+from orchestrator.web.tokens import Claims
+
+HEARTBEATS = "fleet_heartbeats"
+TOGETHER_S = 0.1  # an agent's next beat with a task comes ten times as long after this one as it took, or after 2.5 s
+MOST = 100  # in one statement
+SMALL_BYTES = 8 << 10  # of a request
+
+
+class BeatsDb(Protocol):
+    """What is needed of the database."""
+
+    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The answers of `worker_heartbeat` by worker id, as far as there are any. Raises PortError."""
+        ...
+
+
+class Beats:
+    """Who waits for company."""
+
+    def __init__(self, db: BeatsDb) -> None:
+        self._db = db
+        self._waiting: dict[asyncio.Future[Any], Mapping[str, Any]] = {}
+        self._soon: asyncio.TimerHandle | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def beat(self, claims: Claims, arguments: Mapping[str, Any], size: int) -> Any:
+        """The answer, or None: ask alone. Raises Unavailable where the database did not answer."""
+        if size > SMALL_BYTES or not _is_plain(arguments):
+            return None
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Any] = loop.create_future()
+        self._waiting[answered] = {
+            "worker_id": claims["sub"],
+            "jti": claims["jti"],
+            "nonce": arguments["p_nonce"],
+            "health": arguments["p_health"],
+            "logs": arguments["p_logs"],
+        }
+        if len(self._waiting) >= MOST:
+            self._send()
+        elif self._soon is None:
+            self._soon = loop.call_later(TOGETHER_S, self._send)
+        return await answered
+
+    def _send(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+        self._soon, batch, self._waiting = None, self._waiting, {}
+        task = asyncio.create_task(self._ask(batch), name="heartbeats")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, batch: Mapping[asyncio.Future[Any], Mapping[str, Any]]) -> None:
+        answers: Mapping[str, Any] = {}
+        try:
+            if len(batch) > 1:
+                answers = await self._db.heartbeats(list(batch.values()))
+        except Unavailable as error:
+            for answered in batch:
+                if not answered.done():
+                    answered.set_exception(error)
+            return
+        except PortError:
+            pass  # one of them says something that cannot be: alone, each hears what
+        for answered, said in batch.items():
+            if not answered.done():
+                answered.set_result(answers.get(said["worker_id"]))
+
+
+def _is_plain(arguments: Mapping[str, Any]) -> bool:
+    """Whether it holds no task and is complete: everything else is for the database to judge."""
+    said = (arguments.get("p_health"), arguments.get("p_logs"))
+    return arguments.get("p_tasks") == [] and all(isinstance(one, dict) for one in said)
