@@ -118,8 +118,22 @@ async def _worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Po
     who = {"p_worker_id": name, "p_nonce": nonce}
     await db.call(protocol.HEARTBEAT, **who, p_tasks=[], p_health={}, p_logs=LOGS)
     await db.call(protocol.CLAIM, **who, p_claim_no=1, p_batch=1, p_wait_s=0)
-    where = (address[0], address[1], GPU, 1, "EU-1", fields["machine_id"], 0.4, datetime.now(UTC))
-    return Pod(f"pod{number}", name, PodStatus.RUNNING, FLEET, name, True, *where)
+    return Pod(
+        id=f"pod{number}",
+        name=name,
+        status=PodStatus.RUNNING,
+        fleet_id=FLEET,
+        worker_id=name,
+        has_runtime=True,
+        ssh_host=address[0],
+        ssh_port=address[1],
+        gpu_type=GPU,
+        gpu_count=1,
+        data_center="EU-1",
+        machine_id=f"m{number}",
+        price_usd_per_hour=0.4,
+        created_at=datetime.now(UTC),
+    )
 
 
 def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import httpx
 import pytest
@@ -160,3 +162,72 @@ async def test_a_lost_answer_is_given_again(door: Door) -> None:
     first, again = await worker.claim(1), await worker.claim(1)
     assert first["tasks"] == again["tasks"]
     assert len(first["tasks"]) == 1
+
+
+async def test_a_claim_after_an_empty_one_goes_on_waiting(
+    door: Door, postgres: EmbeddedPostgres, blobs: S3Blobs
+) -> None:
+    """The database is not asked again for what it has just said; two claims that find nothing ask it three times."""
+    db = await Counted.open(postgres.url)
+    async with (
+        serving(db, blobs, TaskSignal(), Health(started_at_s=time.monotonic())) as url,
+        httpx.AsyncClient(base_url=url, timeout=40) as client,
+    ):
+        worker = dataclasses.replace(await door.worker(), client=client)
+        for number in (1, 2):
+            assert (await worker.claim(number, wait_s=0.1))["tasks"] == []
+        assert db.calls == 3
+        await worker.claim(4, wait_s=0.1)  # not what that answer led to
+        assert db.calls == 5
+    await db.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_task_is_found_by_a_claim_that_went_on_waiting(door: Door, late: bool) -> None:
+    """Whether it came between the two claims or after the second began."""
+    worker = await door.worker()
+    assert (await worker.claim(1, wait_s=0.05))["tasks"] == []
+    before = door.signal.mark()
+    waiting = asyncio.create_task(worker.claim(2, wait_s=WAIT_S)) if late else None
+    if waiting:
+        await door.until(lambda: door.signal.waiting == 1)
+    (task_id,) = await door.submit(worker.pool)
+    await door.until(lambda: door.signal.mark() > before)
+    began = time.monotonic()
+    answer = await (waiting or worker.claim(2, wait_s=WAIT_S))
+    assert time.monotonic() - began < SOON_S
+    assert [task["id"] for task in answer["tasks"]] == [task_id]
+
+
+async def test_a_claim_that_went_on_waiting_hears_of_its_worker_s_end(door: Door) -> None:
+    """An operator's wish between two claims is not slept over."""
+    worker = await door.worker()
+    await worker.claim(1, wait_s=0.05)
+    before = door.signal.mark()
+    await door.store.request_termination(worker.id, "test", now_not_drain=False)
+    await door.until(lambda: door.signal.mark() > before)
+    began = time.monotonic()
+    assert (await worker.claim(2, wait_s=WAIT_S))["wanted"] == protocol.DRAIN
+    assert time.monotonic() - began < SOON_S
+
+
+async def test_a_spent_number_is_not_waited_for(door: Door) -> None:
+    """An agent that did not hear the empty answer asks again: nothing can come of that number, whatever is queued."""
+    worker = await door.worker()
+    assert not (await worker.claim(1, wait_s=0.05))["spent"]
+    await door.submit(worker.pool)
+    began = time.monotonic()
+    again = await worker.claim(1, wait_s=WAIT_S)
+    assert time.monotonic() - began < SOON_S
+    assert (again["tasks"], again["spent"]) == ([], True)
+    assert len((await worker.claim(2, wait_s=WAIT_S))["tasks"]) == 1
+
+
+class Counted(PostgresDb):
+    """Counts what workers ask of it."""
+
+    calls = 0
+
+    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
+        self.calls += 1
+        return await super().call_as_worker(claims, function, args)
