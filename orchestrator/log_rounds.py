@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -16,11 +18,19 @@ from orchestrator.shipping import Shipper
 
 EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line under 10 s
 QUIET_S = 8.0  # for an idle worker, whose agent writes a line now and then …
-QUIET_PER_S = 40  # … and longer in a fleet so large that looking for it would be work
+QUIET_PER_S = 10  # … and longer in a fleet so large that looking for it would be work: its heartbeats tell of it
 DEADLINE_S = 60.0  # of one shipment
 CONCURRENT = 16
 WRITING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be at it
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A shipment that began."""
+
+    at_s: float
+    saw: tuple[datetime, Mapping[str, Any]]  # since when the worker was in its state, and its logs' sizes by its row
 
 
 class LogRounds:
@@ -29,7 +39,7 @@ class LogRounds:
     def __init__(self, store: Store, shipper: Shipper) -> None:
         self._store, self._shipper = store, shipper
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._looked: dict[str, tuple[datetime, float]] = {}  # when its state, and its last shipment, began
+        self._looked: dict[str, _Look] = {}
         self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
         self._gate = asyncio.Semaphore(CONCURRENT)
 
@@ -52,12 +62,13 @@ class LogRounds:
             shipment.cancel()
 
     def _may_have_written(self, worker: Worker, quiet_s: float) -> bool:
-        """Whether its logs are worth a look: seldom where one was begun since its last task ended."""
-        now_s, (since, at_s) = time.monotonic(), self._looked.get(worker.id, (None, 0.0))
-        quiet = worker.state is State.IDLE and not worker.own_program and since == worker.state_since
-        if quiet and now_s - at_s < quiet_s:
+        """Whether its logs are worth a look: seldom while it is idle and has told of no more bytes than at the last."""
+        look = _Look(time.monotonic(), (worker.state_since, worker.log_bytes))
+        last = self._looked.get(worker.id)
+        quiet = last and last.saw == look.saw and worker.state is State.IDLE and not worker.own_program
+        if last and quiet and look.at_s - last.at_s < quiet_s:
             return False
-        self._looked[worker.id] = (worker.state_since, now_s)
+        self._looked[worker.id] = look
         return True
 
     def _done(self, worker_id: str, _: asyncio.Task[None]) -> None:

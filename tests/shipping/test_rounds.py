@@ -2,11 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 import asyncssh
 
-from orchestrator.core.states import FailureCode, Stage
+from orchestrator.core.model import Worker
+from orchestrator.core.states import FailureCode, Stage, State
 from orchestrator.log_rounds import LogRounds
+from orchestrator.shipping import Shipper
 from tests.shipping.logs import Hauling
 
 SOON_S = 10.0
@@ -32,3 +35,24 @@ async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling)
     assert stranger.split()[1] in told[0]["evidence"]["error"]
     assert found["worker"]["metadata"]["logs_late"].startswith("HostKeyChanged")
     assert (found["worker"]["status"], hauling.sshd.commands) == ("active", [])
+
+
+async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(hauling: Hauling) -> None:
+    """Else seldom: the next round finds the same bytes in its row, and leaves it alone."""
+    looks: list[str] = []
+
+    class Looks:
+        async def ship(self, term: int, worker: Worker) -> int:
+            looks.append(worker.id)
+            return 0
+
+    rounds = LogRounds(hauling.rig.store, cast("Shipper", Looks()))
+    idle = replace(hauling.worker, state=State.IDLE, log_bytes={"launch": {"agent": 10}})
+    more = replace(idle, log_bytes={"launch": {"agent": 11}})
+    busy = replace(more, state=State.ACTIVE)
+    for worker, wanted in ((idle, 1), (idle, 1), (more, 2), (more, 2), (busy, 3), (busy, 4)):
+        rounds.begin(hauling.rig.term, [worker], ())
+        async with asyncio.timeout(SOON_S):
+            while rounds._under_way:
+                await asyncio.sleep(0)
+        assert len(looks) == wanted
