@@ -81,9 +81,9 @@ async def _once(
     }  # fmt: skip
     await run_agent(agent, run_dir, "start", json.dumps(config).encode())
     async with asyncio.timeout(DEADLINE_S):
-        while (ended := await (await rows.execute(ENDED, (worker["p_worker_id"],))).fetchone()) is None or ended[
-            0
-        ] < count:
+        ended, took_s = 0, 0.0
+        while ended < count:
             await asyncio.sleep(POLL_S)
+            ended, took_s = await (await rows.execute(ENDED, (worker["p_worker_id"],))).fetchone() or (0, 0.0)
     await run_agent(agent, run_dir, "stop", b"", "--grace-s", "1")
-    return float(ended[1])
+    return took_s
