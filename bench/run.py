@@ -101,7 +101,7 @@ def _show(title: str, figures: dict[str, Any]) -> None:
 
 
 def _said(value: Any) -> str:
-    return f"{value:,.3f}" if isinstance(value, float) else f"{value}"
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value}"
 
 
 def _keep(name: str, figures: dict[str, Any]) -> None:
