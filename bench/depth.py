@@ -16,53 +16,53 @@ DEPTHS = (10_000, 100_000, 1_000_000)
 BLOCKED = 1_000
 BATCH = 10
 COUNTED_SELDOM = 20  # it takes its time
+Call = Callable[[], Awaitable[None]]
 COUNTING = "select count(*) from tasks where status = 'Queued' group by pool"  # what it would cost to count
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:
     """Medians in ms, and what they are at a million against ten thousand."""
-    medians: dict[str, list[float]] = {}
+    took_s: dict[tuple[str, int], list[float]] = {}
     async with AsyncExitStack() as stack:
         postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
-        ours = Ours(await database(postgres, "depth"))
-        await ours.open(stack, 1)
-        (sql,) = ours.connections
-        await sql.execute("insert into tasks (id, task_type, pool) values (gen_random_uuid(), 'x', 'never')")
-        waiting = "insert into tasks (task_type, depends_on) select 'x', array[id] from tasks, generate_series(1, %s)"
-        await sql.execute(waiting, (BLOCKED,))
-        filled = 0
-        for depth in DEPTHS:
-            await ours.fill(depth - filled)
-            filled = depth
-
-            async def claim() -> None:
-                await ours.work(1, BATCH, BATCH)
-
-            await ours.work(1, BATCH, BATCH)
-            for name, call in {
-                "observe": _statement(sql, "select fleet_snapshot('default')"),
-                "count": _statement(sql, COUNTING),
-                "claim_10_and_complete": claim,
-            }.items():
-                times = max(1, tries // COUNTED_SELDOM) if name == "count" else tries
-                took_s = [await _timed(call) for _ in range(times)]
-                medians.setdefault(name, []).append(quantile(took_s, 0.5) * 1e3)
-    figures = {
-        f"{name}_ms_at_{depth}": round(value, 2)
-        for name, values in medians.items()
-        for depth, value in zip(DEPTHS, values, strict=True)
-    }
-    return figures | {f"{name}_flatness": round(values[0] / values[-1], 2) for name, values in medians.items()}
+        calls = {depth: await _queue(stack, postgres, depth) for depth in DEPTHS}
+        for number in range(tries):  # the depths take turns: what else the machine does, it does to all
+            for depth, named in calls.items():
+                for name, call in named.items():
+                    if name != "count" or number % COUNTED_SELDOM == 0:
+                        took_s.setdefault((name, depth), []).append(await _timed(call))
+    ms = {key: quantile(values, 0.5) * 1e3 for key, values in took_s.items()}
+    names = list(calls[DEPTHS[0]])
+    figures = {f"{name}_ms_at_{depth}": round(ms[name, depth], 2) for name in names for depth in DEPTHS}
+    return figures | {f"{name}_flatness": round(ms[name, DEPTHS[0]] / ms[name, DEPTHS[-1]], 2) for name in names}
 
 
-def _statement(sql: Any, statement: str) -> Callable[[], Awaitable[None]]:
+async def _queue(stack: AsyncExitStack, postgres: EmbeddedPostgres, depth: int) -> dict[str, Call]:
+    """A database with so many queued, and what is timed there."""
+    ours = Ours(await database(postgres, f"depth_{depth}"))
+    await ours.open(stack, 1)
+    (sql,) = ours.connections
+    await sql.execute("insert into tasks (id, task_type, pool) values (gen_random_uuid(), 'x', 'never')")
+    waiting = "insert into tasks (task_type, depends_on) select 'x', array[id] from tasks, generate_series(1, %s)"
+    await sql.execute(waiting, (BLOCKED,))
+    await ours.fill(depth)
+
+    async def claim() -> None:
+        await ours.work(1, BATCH, BATCH)
+
+    await claim()
+    observe = _statement(sql, "select fleet_snapshot('default')")
+    return {"observe": observe, "count": _statement(sql, COUNTING), "claim_10_and_complete": claim}
+
+
+def _statement(sql: Any, statement: str) -> Call:
     async def call() -> None:
         await (await sql.execute(statement)).fetchall()
 
     return call
 
 
-async def _timed(call: Callable[[], Awaitable[None]]) -> float:
+async def _timed(call: Call) -> float:
     began_s = time.perf_counter()
     await call()
     return time.perf_counter() - began_s

@@ -13,7 +13,7 @@ from bench.figures import epoch, spread
 from orchestrator.demo.play import submit
 from orchestrator.demo.stack import Stack
 
-TRIES = 50
+TRIES = 15
 GOALS = {"p99_s": ("<=", 1.0)}
 EMPTY_TIMEOUT_S = 90.0
 CREATE_TIMEOUT_S = 40.0

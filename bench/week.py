@@ -29,7 +29,7 @@ TRIES = 7  # days
 GOALS = {"growth": ("<=", 1.05)}
 SEED = 7
 HOUR_S = 3600.0
-FAULTS_H, WORK_H, DAY_H = 20, 22, 24  # until when there are faults, and new work
+FAULTS_H, WORK_H, DAY_H = 8, 22, 24  # until when there are faults, and new work
 WORK_EVERY_H = 2
 ASK_S = 20.0  # an idle agent, as on a real pod, where it is a long poll
 MISCHIEF_S = 300.0  # between two outages or losses, on average
