@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LEAK_S = 120.0  # I1, without any other fault meanwhile
 STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
 RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
+FORGIVEN_S = 3600.0  # after a refusal an offer is probed for so long
 OVERDUE_S = 120.0
 CALM_S = 20.0  # over the flush's own deadline
 UNLED_S = 3.5
@@ -127,7 +128,9 @@ class Laws:
             for w in self._world.db.workers.values()
             if w["status"] == "spawning" and w["stage"] == "pod_created" and w["metadata"].get("offer") == key
         ]
-        if offer is None or offer["last_refusal"] is None or moment - offer["last_refusal"] < timedelta(seconds=RACE_S):
+        if offer is None or offer["last_refusal"] is None:
+            return
+        if not timedelta(seconds=RACE_S) <= moment - offer["last_refusal"] < timedelta(seconds=FORGIVEN_S):
             return
         if offer["cooldown_until"] is not None and offer["cooldown_until"] > moment:
             self.broken("market", f"{new['id']} asks for {key}, which cools down")
