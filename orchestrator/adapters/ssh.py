@@ -17,7 +17,8 @@ import asyncssh
 from orchestrator.keys import BadKey, login_pair, private_key
 from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
 
-KEEPALIVE_S = 6.0
+KEEPALIVE_S = 6.0  # while somebody waits for an answer …
+RESTING_S = 60.0  # … and while nobody does: a thousand lines at 6 s would be 170 answers a second
 KEEPALIVES_MISSED = 3  # and one more interval for the last answer, then the connection counts as gone: 24 s
 BANNER_BYTES = 4096  # RFC 4253 allows lines before the identification, and 255 bytes for it
 OUTPUT_BYTES = 4 * 1024 * 1024  # of one command; ours answer with a line or two
@@ -113,7 +114,7 @@ class AsyncSshShell:
             kbdint_auth=False,
             gss_kex=False,
             gss_auth=False,
-            keepalive_interval=KEEPALIVE_S,
+            keepalive_interval=RESTING_S,
             keepalive_count_max=KEEPALIVES_MISSED,
         )
 
@@ -128,6 +129,7 @@ class AsyncSshSession:
         self._sftp: asyncssh.SFTPClient | None = None
         self._opening_sftp = asyncio.Lock()
         self._made: set[str] = set()  # directories known to be there
+        self._waiting = 0
 
     @property
     def host_key(self) -> str:
@@ -221,6 +223,7 @@ class AsyncSshSession:
 
     @contextlib.asynccontextmanager
     async def _answering(self, timeout_s: float, what: str) -> AsyncIterator[None]:
+        self._wait(1)
         try:
             async with asyncio.timeout(timeout_s):
                 yield
@@ -228,6 +231,13 @@ class AsyncSshSession:
             raise Unavailable(f"{what}: no answer within {timeout_s:g} s") from None
         except (asyncssh.Error, OSError) as error:
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            self._wait(-1)
+
+    def _wait(self, change: int) -> None:
+        before, self._waiting = self._waiting, self._waiting + change
+        if bool(before) != bool(self._waiting) and not self.closed:
+            self._connection.set_keepalive(KEEPALIVE_S if self._waiting else RESTING_S)
 
 
 class _Client(asyncssh.SSHClient):
