@@ -77,7 +77,7 @@ async def list_tasks(output: Output, status: str | None, task_type: str | None, 
     output.say(f"in all: {numbers(counts) or 'none'}")
 
 
-@tasks.command()
+@tasks.command(short_help="Everything about one task.")
 @click.argument("task_id")
 @json_option
 @click.pass_obj
@@ -94,7 +94,7 @@ async def show(output: Output, task_id: str) -> None:
         _show(output, found["task"], found["attempts"], utcnow())
 
 
-@tasks.command()
+@tasks.command(short_help="End a task, also one that runs.")
 @click.argument("task_id")
 @click.option("--force", is_flag=True, help="Do not ask.")
 @json_option
@@ -113,7 +113,7 @@ async def cancel(output: Output, task_id: str, force: bool) -> None:
     output.show(f"{task_id}: {says.get(answer['outcome'], answer['outcome'])} ({answer['status']})")
 
 
-@tasks.command()
+@tasks.command(short_help="Queue a task again that has ended badly.")
 @click.argument("task_id")
 @json_option
 @click.pass_obj

@@ -47,9 +47,7 @@ def _missing_database(settings: "Settings") -> list[Problem]:
         why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
         fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
         return [Problem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
-    fix = (
-        "set DATABASE_URL=postgresql://user:password@host:5432/database, or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
-    )
+    fix = "set DATABASE_URL=postgresql://… (PostgreSQL 15 or newer), or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
     return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
 
 

@@ -150,6 +150,14 @@ class Settings(BaseSettings):
             raise ValueError("letters, digits, '-' and '_' only, at most 63")
         return value
 
+    @field_validator("database_url")
+    @classmethod
+    def _conninfo(cls, value: SecretStr | None) -> SecretStr | None:
+        text = value.get_secret_value() if value else ""
+        if text and "=" not in text.partition("://")[0] and not text.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must be a URL that begins with postgresql:// (or libpq's host=… dbname=…)")
+        return value
+
     @field_validator("runpod_api_base_url", "worker_api_url", "s3_endpoint_url", "supabase_url")
     @classmethod
     def _url(cls, value: str | None) -> str | None:

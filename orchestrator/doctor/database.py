@@ -47,12 +47,12 @@ async def database(settings: Settings, section: Section) -> None:
 async def leader(settings: Settings, section: Section) -> None:
     """Who leads; a second orchestrator of the same fleet stands by."""
     settings.require("database")
-    async with wiring.open_store(settings) as store:
-        try:
+    try:
+        async with wiring.open_store(settings) as store:
             found = (await store.explain_scaling())["leader"]
-        except PortError as error:
-            section.skip("who leads", f"{type(error).__name__}: {error}")
-            return
+    except PortError as error:
+        section.skip("who leads", f"{type(error).__name__}: {error}")
+        return
     if not found:
         why = f"nobody holds the lease of fleet {settings.fleet_id}, so nothing is decided"
         section.warn("no orchestrator leads", why, "python -m orchestrator run")

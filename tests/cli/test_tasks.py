@@ -91,6 +91,7 @@ async def test_a_wrong_argument_is_exit_code_2(cli: Cli) -> None:
     """Nothing is submitted."""
     for ran in await asyncio.gather(*(cli("tasks", "submit", *arguments) for arguments in WRONG)):
         assert (ran.code, ran.out) == (2, ""), ran.err
+        assert [line.partition(" ")[0] for line in ran.err.splitlines()] == ["error[E052]:", "why:", "fix:"]
 
 
 async def test_cancelling_off_a_terminal_needs_force(cli: Cli, fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ import os
 import asyncssh
 import pytest
 
+from orchestrator.needs import MISSING
 from orchestrator.redaction import redact
 from orchestrator.settings import SettingsError, load, usable
 
@@ -51,6 +52,24 @@ def test_a_list_of_gpu_types_that_names_none_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("RUNPOD_GPU_TYPE", nothing)
     with pytest.raises(SettingsError, match="names no GPU type"):
         load()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "mysql://user@host/db", "://", "host"])
+def test_a_database_url_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Not a database that does not answer. libpq's own form is taken too."""
+    monkeypatch.setenv("DATABASE_URL", name)
+    with pytest.raises(SettingsError, match="DATABASE_URL cannot be used"):
+        load()
+    monkeypatch.setenv("DATABASE_URL", "host=db dbname=x")
+    load()
+
+
+def test_no_fix_is_hidden_as_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be typed can be read: a made-up password in it would not be."""
+    for name in ("DATABASE_URL", "SUPABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for what, why, fix in (problem for part in MISSING.values() for problem in part(load())):
+        assert redact(f"{what} {why} {fix}") == f"{what} {why} {fix}"
 
 
 def test_a_secret_is_shown_by_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
