@@ -6,6 +6,7 @@ Every problem is reported at once, each with what, why and how to mend it. What 
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -164,6 +165,13 @@ class Settings(BaseSettings):
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return value.rstrip("/") if value else value
+
+    @field_validator("*", mode="before")  # the last of these is asked first
+    @classmethod
+    def _unquoted(cls, value: object) -> object:
+        """A value without the quotes around it, which `docker run --env-file` takes for a part of it."""
+        quoted = isinstance(value, str) and re.fullmatch(r"(['\"])((?:(?!\1).)*)\1", value, re.DOTALL)
+        return quoted[2] if quoted else value
 
     @property
     def worker_url(self) -> str | None:

@@ -77,7 +77,7 @@ async def _server(url: str, section: Section) -> bool:
     if version < OLDEST:
         section.fail("it is too old", f"{shown}; 15 or newer is needed", "move to PostgreSQL 15 or newer")
     elif port == TRANSACTION_POOLER_PORT:
-        why = f"port {port} is a transaction pooler: it has no LISTEN, so every change waits for the next look"
+        why = f"port {port} is a transaction pooler: it has no LISTEN, so changes are polled for every second"
         section.warn(
             "it answers, through a transaction pooler", why, "use port 5432, the session pooler, in DATABASE_URL"
         )

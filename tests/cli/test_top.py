@@ -111,4 +111,4 @@ async def test_without_textual_top_says_what_to_install() -> None:
     ran = await run(sys.executable, "-c", absent)
     assert ran.code == 4
     assert "textual, which is not installed" in ran.err
-    assert "gpu-orchestrator[top]" in ran.err
+    assert "pip install 'textual" in ran.err
