@@ -19,7 +19,7 @@ from orchestrator.core.states import RUNGS
 from orchestrator.needs import MISSING, contradictions
 from orchestrator.pools import Batch, Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
-from orchestrator.redaction import hide, passwords
+from orchestrator.redaction import SECRET_NAMES, hide, passwords
 
 if TYPE_CHECKING:
     from orchestrator.keys import Pair
@@ -101,11 +101,12 @@ class Settings(BaseSettings):
     worker_handlers: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
     worker_tasks_per_claim: Batch = 1
     worker_setup_command: str | None = None
+    worker_env: Annotated[tuple[str, ...], NoDecode] = ()
     worker_python: str = "python3"
     worker_start_command: str | None = None
     deadman_timeout_sec: Seconds = 900
 
-    @field_validator("runpod_gpu_type", "runpod_data_centers", mode="before")
+    @field_validator("runpod_gpu_type", "runpod_data_centers", "worker_env", mode="before")
     @classmethod
     def _comma_list(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -179,6 +180,11 @@ class Settings(BaseSettings):
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
         return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+
+    @property
+    def handler_env(self) -> dict[str, str]:
+        """The variables that WORKER_ENV names, as far as they are set."""
+        return {name: os.environ[name] for name in self.worker_env if name in os.environ}
 
     @property
     def metrics_tokens(self) -> tuple[str, ...]:
@@ -260,7 +266,7 @@ class Settings(BaseSettings):
 
     def secrets(self) -> tuple[str, ...]:
         """Every secret value, for redaction: whole settings, and the passwords of URLs within any."""
-        found: list[str] = []
+        found = [value for name, value in self.handler_env.items() if SECRET_NAMES.search(name)]
         for name in type(self).model_fields:
             value = getattr(self, name)
             text = value.get_secret_value() if isinstance(value, SecretStr) else value
