@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import orchestrator
 from orchestrator.settings import Settings, SettingsError, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,3 +112,11 @@ def test_stages_may_be_given_other_deadlines(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("BRINGUP_DEADLINES", wrong)
         with pytest.raises(SettingsError, match="BRINGUP_DEADLINES"):
             load()
+
+
+def test_the_map_of_the_package_names_what_is_there() -> None:
+    """Every file and directory in the docstring that says where to look first."""
+    named = re.findall(r"\b(\w+(?:\.py\b|/))", orchestrator.__doc__ or "")
+    assert len(named) > 20
+    below = (ROOT / "orchestrator", ROOT / "orchestrator" / "core")
+    assert [name for name in named if not any((place / name).exists() for place in below)] == []
