@@ -3,19 +3,22 @@
 import json
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import RenderableType
 
 from orchestrator.cli_render import Output, ago, clock, json_option, numbers, one_line, plain, relative, span
-from orchestrator.cli_session import opened_store, runs, utcnow
+from orchestrator.cli_session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli_tables import Stacked, facts, state, table
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_TASK, WRONG_STATE, Failure
 from orchestrator.diagnostics.tasks import progress
+
+if TYPE_CHECKING:
+    from orchestrator.settings import Settings
 
 STATUSES = ("Queued", "In Progress", "Complete", "Failed", "Cancelled")
 MAX_PARAMS_BYTES = 1 << 20
@@ -44,6 +47,8 @@ async def submit(output: Output, task_type: str, params: str, depends: tuple[str
     task = {"task_type": task_type, "params": _params(params), **{k: v for k, v in options.items() if v is not None}}
     if depends:
         task["depends_on"] = [_task_id(name) for name in depends]
+    for doubt in _doubts(settings_for("database"), task_type, options["pool"]):
+        output.say(doubt, "yellow")
     async with opened_store() as store:
         (made,) = await store.submit([task])
     if output.json:
@@ -130,6 +135,15 @@ async def retry(output: Output, task_id: str) -> None:
         output.document(**answer)
     else:
         output.show(f"{task_id}: queued again")
+
+
+def _doubts(settings: "Settings", task_type: str, pool: str | None) -> Iterator[str]:
+    """Why nobody may ever do it, by the settings here."""
+    handled, pools = [name for name, _ in settings.worker_handlers], [one.name for one in settings.policy().pools]
+    if handled and task_type not in handled:
+        yield f"WORKER_HANDLERS has none for {task_type!r}: it names {', '.join(handled)}"
+    if pool and pool not in pools:
+        yield f"there is no pool {pool!r}: it waits until POOLS_FILE has it; now there are {', '.join(pools)}"
 
 
 def _known(answer: Mapping[str, Any], task_id: str) -> None:
