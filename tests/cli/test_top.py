@@ -105,6 +105,15 @@ async def test_l_shows_what_the_worker_left_in_the_database(
         assert worker_id in said(app, "#told")
 
 
+async def test_an_answer_that_comes_when_the_screen_is_being_taken_down_is_not_shown(fleet: Fleet) -> None:
+    """`q` ends it without a traceback, whatever was under way."""
+    app = Top(fleet.store, POLICY, every_s=3_600)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "leader" in said(app, "#age"))
+        await app.screen.remove_children()
+        await app.workers.wait_for_complete([app._look()])
+
+
 async def test_without_textual_top_says_what_to_install() -> None:
     """The extra is named, and what does without it."""
     absent = "import sys; sys.modules['textual'] = None; from orchestrator.cli import main; main(['top'])"
