@@ -62,9 +62,10 @@ class Told(ModalScreen[None]):
             yield Static(NOTHING_YET, id="told", markup=False)
 
     def tell(self, text: Text) -> None:
-        """Show this instead."""
+        """Show this instead, if somebody still looks."""
         hidden = redact(text.plain)
-        self.query_one("#told", Static).update(text if hidden == text.plain else Text(hidden))
+        with suppress(NoMatches):
+            self.query_one("#told", Static).update(text if hidden == text.plain else Text(hidden))
 
 
 class Workers(DataTable[Text]):

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
@@ -112,6 +113,19 @@ async def test_an_answer_that_comes_when_the_screen_is_being_taken_down_is_not_s
         await until(pilot, lambda: "leader" in said(app, "#age"))
         await app.screen.remove_children()
         await app.workers.wait_for_complete([app._look()])
+
+
+async def test_a_text_that_comes_when_nobody_waits_for_it_any_more_is_not_shown(fleet: Fleet) -> None:
+    """Logs take seconds; escape goes back at once, and the screen goes on."""
+    app = Top(fleet.store, POLICY, every_s=3_600)
+    async with app.run_test() as pilot:
+        told = Told("logs")
+        await app.push_screen(told)
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, Told))
+        told.tell(Text("too late"))
+        await pilot.press("q")
+    assert app.return_code == 0
 
 
 async def test_without_textual_top_says_what_to_install() -> None:
