@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from orchestrator.demo.stack import ROOT
+from orchestrator.diagnostics import causes
 from orchestrator.settings import Settings
 from tests.guide.conftest import Fleet
 
@@ -16,9 +17,9 @@ SQL = re.findall(r"```sql\n(.*?)```", DOC, re.DOTALL)[0]
 
 
 def test_the_settings_that_it_names_are_there() -> None:
-    """Every word in capitals with an underscore is one, or is an example of a variable of the user's own."""
+    """Every word in capitals with an underscore is one, or a failure code, or a variable of the user's own."""
     named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", DOC)) - {"HF_TOKEN", "HF_HOME"}
-    assert named <= {name.upper() for name in Settings.model_fields}
+    assert named <= {name.upper() for name in Settings.model_fields} | set(causes.codes())
 
 
 async def test_what_it_shows_does_what_it_says(guided: Fleet, tmp_path: Path) -> None:
