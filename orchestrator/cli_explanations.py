@@ -47,9 +47,7 @@ def worker(told: WorkerExplanation, now: datetime) -> Text:
     parts.append(f"spent: {usd(told.spent_usd)}{_kinds(told.cost_by_kind) if told.state != State.SPAWNING else ''}")
     lines.append(Text(GAP.join(parts)))
     if told.state != State.SPAWNING:
-        lines.append(
-            Text(f"did: {told.tasks_done} tasks done, {told.tasks_failed} failed, {len(told.running)} running")
-        )
+        lines.append(Text(f"tasks: {told.tasks_done} done, {told.tasks_failed} failed, {len(told.running)} running"))
     lines += [Text(_held(row, now)) for row in told.running]
     proven = aged(one_line(told.proof, 400), now) if told.proof else "none yet: no attempt has ended"
     lines.append(Text(f"proof: {proven}"))
