@@ -101,7 +101,8 @@ def _explain(story: Story, stack: Stack, orchestrator: Child) -> None:
         f"source {env}",
         "./run list --watch · ./run status <worker> · ./run logs -f <worker> · ./run plan · ./run tasks list",
         f"kill -9 {orchestrator.pid}; ./run run     # it goes on where it was",
-        "./run spawn · ./run terminate <worker> · ./run tasks show <task>",
+        "./run spawn · ./run terminate <worker> · ./run explain <worker|task|scaling> · ./run top",
+        "docs/handlers.md     # work of your own",
     ):
         story.tell("keep", f"    {line}")
 
