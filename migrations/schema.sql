@@ -2858,7 +2858,9 @@ begin
     select coalesce(jsonb_agg(n->>'id'), '[]') into v_fenced
       from jsonb_array_elements(coalesce(p_tasks, '[]')) n where (n->>'id')::uuid <> all (coalesce(v_held, '{}'));
     return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker), 'cancel', v_cancel,
-                              'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s);
+                              'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
+                              'led', exists (select from public.fleet_lease l
+                                              where l.fleet = v_worker.fleet and l.expires_at > v_now));
 end
 $_$;
 

@@ -454,3 +454,13 @@ async def test_causes_of_an_end_come_back_as_the_cores(fleet: Fleet, store: SqlS
         reason="no pod", fields={"exit_cause": ExitCause.SPAWN_FAILED, "failure_code": FailureCode.NO_RUNTIME},
     )  # fmt: skip
     assert (worker.exit_cause, worker.failure_code) == (ExitCause.SPAWN_FAILED, FailureCode.NO_RUNTIME)
+
+
+async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
+    """Whoever answers it, an agent must know when nobody is there who would end its pod."""
+    agent = await fleet.agent()
+    assert (await agent.beat())["led"] is True
+    fleet.wait(3600)
+    assert (await agent.beat())["led"] is False
+    await fleet.lead("the next one")
+    assert (await agent.beat())["led"] is True
