@@ -37,13 +37,13 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         for number in range(tries):
             run_dir = directory / f"run-{number}"
             began_s = time.monotonic()
-            line = await _agent(agent, run_dir, "start", _config(door.url, f"launch-{number}"))
+            line = await run_agent(agent, run_dir, "start", _config(door.url, f"launch-{number}"))
             started_s.append(time.monotonic() - began_s)
             async with asyncio.timeout(START_TIMEOUT_S):
                 registered_s.append(await door.registrations.get() - began_s)
             times = psutil.Process(json.loads(line)["pid"]).cpu_times()
             cpu_s.append(times.user + times.system)
-            await _agent(agent, run_dir, "stop", b"", "--grace-s", "0.1")
+            await run_agent(agent, run_dir, "stop", b"", "--grace-s", "0.1")
     return {
         "tries": tries,
         "agent_bytes": len(bundle.agent),
@@ -53,7 +53,8 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     }
 
 
-async def _agent(agent: Path, run_dir: Path, verb: str, stdin: bytes, *options: str) -> bytes:
+async def run_agent(agent: Path, run_dir: Path, verb: str, stdin: bytes, *options: str) -> bytes:
+    """What a verb of an agent says; raises RuntimeError."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(agent), verb, "--run-dir", str(run_dir), *options),
         stdin=asyncio.subprocess.PIPE,

@@ -51,9 +51,9 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         db = await PostgresDb.open(postgres.url, pool_size=4)
         stack.push_async_callback(db.close)
         store, signal = SqlStore(db, "default"), TaskSignal()
-        url = await _serve(stack, db, signal, secret)
+        url = await serve(stack, db, signal, secret)
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
-        worker = await _worker(store)
+        worker = await new_worker(store)
         client.headers["Authorization"] = (
             f"Bearer {mint(secret, worker['p_worker_id'], worker['p_nonce'], time.time())}"
         )
@@ -89,7 +89,7 @@ async def _once(
     return took_s
 
 
-async def _worker(store: SqlStore) -> dict[str, str]:
+async def new_worker(store: SqlStore) -> dict[str, str]:
     """One that may claim; its nonce is its token's id too."""
     name, nonce = f"gpu-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex
     term = (await store.lead("bench", 3_600)).term
@@ -100,7 +100,9 @@ async def _worker(store: SqlStore) -> dict[str, str]:
     return {"p_worker_id": name, "p_nonce": nonce}
 
 
-async def _serve(stack: AsyncExitStack, db: PostgresDb, signal: TaskSignal, secret: str) -> str:
+async def serve(stack: AsyncExitStack, db: PostgresDb, signal: TaskSignal, secret: str) -> str:
+    """Our gateway, until the stack closes; its address."""
+
     async def listen() -> None:
         async for channel, payload in db.notifications():
             signal.heard(channel, payload)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import psycopg
 from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
 
 from bench import peers
 from orchestrator.adapters.db_postgres import PostgresDb
@@ -75,10 +76,14 @@ class Floor:
 
 
 class Ours:
-    """Through the functions that an agent calls, a completion for each task: one worker for each connection."""
+    """Through the functions that an agent calls, a worker for each connection.
+
+    What one claim brought is completed in one call, as an agent does with tasks this short.
+    """
 
     CLAIM = "select worker_claim(%s, %s, %s, %s, 0)"
     COMPLETE = "select worker_complete(%s, %s, %s, %s, null, null)"
+    COMPLETE_MANY = "select worker_complete_many(%s, %s, %s)"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -120,8 +125,11 @@ class Ours:
         async def turn(connection: Connection, place: int) -> None:
             self.claims += 1
             tasks = (await _one(connection, self.CLAIM, (*self.workers[place], self.claims, batch)))["tasks"]
-            for task in tasks:
-                await _one(connection, self.COMPLETE, (*self.workers[place], task["id"], task["attempt"]))
+            if len(tasks) == 1:
+                await _one(connection, self.COMPLETE, (*self.workers[place], tasks[0]["id"], tasks[0]["attempt"]))
+            elif tasks:
+                results = Jsonb([{"task_id": task["id"], "attempt": task["attempt"]} for task in tasks])
+                await _one(connection, self.COMPLETE_MANY, (*self.workers[place], results))
 
         return await _turns(self.connections[:connections], turn, count // batch)
 

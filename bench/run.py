@@ -19,7 +19,19 @@ from rich.table import Table
 from orchestrator.demo.stack import ROOT
 
 # The quick ones first.
-BENCHES = ("agent_start", "startup", "pickup", "queue", "depth", "held", "reaction", "bringup", "shipping", "thousand")
+BENCHES = (
+    "agent_start",
+    "startup",
+    "pickup",
+    "queue",
+    "agent_rate",
+    "depth",
+    "held",
+    "reaction",
+    "bringup",
+    "shipping",
+    "thousand",
+)
 
 
 @click.command()

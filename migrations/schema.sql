@@ -2725,6 +2725,71 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $_$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
+    v_held uuid[];
+    v_first timestamptz;
+    c_moment constant interval := '20 milliseconds';  -- as in worker_complete
+begin
+    perform public.internal_check_size(p_results, 1048576, 'p_results');
+    if jsonb_typeof(p_results) is distinct from 'array' or jsonb_array_length(p_results) not between 1 and 100
+       or exists (select from jsonb_array_elements(p_results) r
+                   where case when jsonb_typeof(r) <> 'object' then true else
+                             coalesce(r->>'task_id', '') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+                             or coalesce(r->>'attempt', '') !~ '^[0-9]{1,9}$'
+                             or r - array['task_id', 'attempt', 'result_data'] <> '{}' end) then
+        perform public.internal_refuse('OR007', 'p_results is a list of 1 to 100 {task_id, attempt, result_data}');
+    end if;
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
+    end if;
+    perform set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    with done as (
+        -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
+        -- what has just ended.
+        update public.tasks t
+           set status = 'Complete', output_location = null, result_data = r.result_data,
+               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
+               updated_at = v_now
+          from (select (e->>'task_id')::uuid as id, (e->>'attempt')::int as attempt,
+                       nullif(e->'result_data', 'null') as result_data
+                  from jsonb_array_elements(p_results) e order by 1) r
+         where t.id = r.id and t.attempts = r.attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+        returning a.task_id, a.started_at
+    )
+    select array_agg(e.task_id), min(e.started_at) into v_held, v_first from ended e;
+    perform set_config('orchestrator.minded', '', true);
+    if v_held is not null then
+        perform public.internal_settle_dependants(v_held);
+        if v_first < v_now - c_moment or public.internal_wanted(v_worker) <> 'run' then
+            perform pg_notify('orchestrator_fleet', p_worker_id);
+        end if;
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'outcomes', (
+        select jsonb_agg(case
+                   when (r->>'task_id')::uuid = any (v_held) and t.attempts = (r->>'attempt')::int then 'ok'
+                   when exists (select from public.task_attempts a
+                                 where a.task_id = (r->>'task_id')::uuid and a.attempt = (r->>'attempt')::int
+                                   and a.worker_id = p_worker_id and a.outcome = 'complete') then 'already'
+                   else 'fenced' end order by n)
+          from jsonb_array_elements(p_results) with ordinality e (r, n)
+          left join public.tasks t on t.id = (r->>'task_id')::uuid));
+end
+$_$;
+
 CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -3829,6 +3894,10 @@ GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_clai
 REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;

@@ -36,10 +36,10 @@ class LaunchConfig:
     lease_s: float = 60
     deadman_s: float = 900
     claim_wait_s: float = 20
-    batch: int = 1
     default_timeout_s: float = 3600  # of a task that names none
     spawning_timeout_s: float = 900  # hard cap on a whole climb, from the row's creation
     deadlines_s: Mapping[str, float] = field(default_factory=dict)  # stage -> instead of the ladder's own
+    batches: Mapping[str, int] = field(default_factory=dict)  # pool -> tasks that an agent claims at once; else 1
     images: Mapping[str, str] = field(default_factory=dict)  # pool -> the image of its pods
     env: Mapping[str, str] = field(default_factory=dict)  # for handlers; travels with the configuration
 
@@ -96,7 +96,7 @@ def configuration(config: LaunchConfig, worker: Worker, token: str, user_code: s
             "lease_s": config.lease_s,
             "deadman_s": config.deadman_s,
             "claim_wait_s": config.claim_wait_s,
-            "batch": config.batch,
+            "batch": config.batches.get(worker.pool, 1),
             "default_timeout_s": config.default_timeout_s,
             "env": dict(config.env),
         }

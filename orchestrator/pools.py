@@ -28,6 +28,7 @@ from orchestrator.core.model import ID_PATTERN, Offer, Pool, TaskType
 from orchestrator.problems import Problem, SettingsError
 
 Count = Annotated[int, Field(ge=0, le=10_000)]
+Batch = Annotated[int, Field(ge=1, le=100)]  # what worker_claim hands out at most
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 EXAMPLE = "orchestrator/pools.py has an example"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(min_length=1)]
@@ -45,6 +46,7 @@ SAME_NAME = {
     "machines_to_keep_idle": "keep_idle",
     "gpu_idle_timeout_sec": "idle_timeout_s",
     "gpu_overcapacity_idle_timeout_sec": "overcapacity_idle_timeout_s",
+    "worker_tasks_per_claim": "batch",
 }  # key -> field of Pool
 
 
@@ -70,6 +72,7 @@ class PoolEntry(BaseModel):
     machines_to_keep_idle: Count | None = None
     gpu_idle_timeout_sec: Seconds | None = None
     gpu_overcapacity_idle_timeout_sec: Seconds | None = None
+    worker_tasks_per_claim: Batch | None = None
 
     def pool(self, name: str, base: Pool) -> Pool:
         """The base pool with what is said here."""

@@ -282,5 +282,6 @@ def _launch(settings: Settings, heartbeat_s: float, policy: Policy) -> LaunchCon
         deadman_s=settings.deadman_timeout_sec,
         spawning_timeout_s=settings.spawning_timeout_sec,
         deadlines_s=dict(settings.bringup_deadlines),
+        batches={pool.name: pool.batch for pool in policy.pools},
         images={pool.name: pool.image for pool in policy.pools},
     )

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
 from orchestrator.core.states import RUNGS
 from orchestrator.needs import MISSING, contradictions
-from orchestrator.pools import Count, Seconds, read_pools
+from orchestrator.pools import Batch, Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
 from orchestrator.redaction import hide, passwords
 
@@ -98,6 +98,7 @@ class Settings(BaseSettings):
     worker_jwt_signing_key: SecretStr | None = None
     worker_code_dir: Path | None = None
     worker_handlers: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
+    worker_tasks_per_claim: Batch = 1
     worker_setup_command: str | None = None
     worker_python: str = "python3"
     worker_start_command: str | None = None
@@ -218,6 +219,7 @@ class Settings(BaseSettings):
             keep_idle=self.machines_to_keep_idle,
             idle_timeout_s=self.gpu_idle_timeout_sec,
             overcapacity_idle_timeout_s=self.gpu_overcapacity_idle_timeout_sec,
+            batch=self.worker_tasks_per_claim,
         )
 
     def policy(self) -> Policy:

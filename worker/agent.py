@@ -13,13 +13,14 @@ import sys
 import time
 
 from . import protocol
-from .exits import Outcome, cancelled, failed
+from .exits import Outcome, cancelled
 from .heartbeat import Heartbeat
 from .http1 import Interrupted, Unreachable
 from .journal import Journal, secret_values
 from .launch import DONE_FILE
 from .life import Held, Life
-from .rpc import AGAIN_S, CALL_S, NotYet, Refused, Rpc, backoff_s
+from .reports import FAREWELL_CALL_S, FAREWELL_S, Reports
+from .rpc import CALL_S, Refused, Rpc, backoff_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from .config import Config, RunDir
     from .runner import Runner
 
-FAREWELL_S = 4.0  # for handing back, or delivering, what is held when the agent must end
-FAREWELL_CALL_S = 2.0
-PROGRESS_CHARS = 300  # of the reason why a result is not delivered
+BATCH_S = 2.0  # after a claim of several: what has not begun by then is handed back
 EMPTY_PAUSE_S = 0.2  # after an empty answer that came at once; doubles up to EMPTY_PAUSE_MAX_S
 EMPTY_PAUSE_MAX_S = 2.0
 CRASHED = 1
@@ -70,6 +69,7 @@ class Agent:
         self.life = Life(config.deadman_s)
         self._config, self._run, self._pyz, self._line, self._journal = config, run, pyz, line, journal
         self._rpc = Rpc(config, self.life)
+        self._reports = Reports(self.life, journal, self._rpc)
         self._heartbeat = Heartbeat(config, run, self.life, journal)
         # Grows over restarts of the agent too, so that no new claim is taken for a repetition of an old one.
         self._claim_no = int(time.time() * 1000)
@@ -102,7 +102,9 @@ class Agent:
         if self._runner_made is None:
             from .runner import Runner  # noqa: PLC0415 a worker that has no task yet starts the quicker
 
-            self._runner_made = Runner(self._config, self._run, self._pyz, self.life, self._journal, self._rpc)
+            self._runner_made = Runner(
+                self._config, self._run, self._pyz, self.life, self._journal, self._rpc, self._reports.beside
+            )
         return self._runner_made
 
     def _register(self) -> None:
@@ -116,7 +118,7 @@ class Agent:
             "user_code": self._config.user_code,
             "handlers": sorted(self._config.handlers),
         }
-        answer = self._until_answered(protocol.REGISTER, {"p_agent": about})
+        answer = self._reports.until_answered(protocol.REGISTER, {"p_agent": about})
         if answer is not None:
             self._heartbeat.every_s = float(answer.get("heartbeat_s") or self._heartbeat.every_s)
             self.life.obey(answer)
@@ -127,8 +129,7 @@ class Agent:
         while not self.life.leaving():
             asked = time.monotonic()
             held = self._claim()
-            for one in held:
-                self._carry(one)
+            self._carry_all(held)
             if held:
                 pause_s = EMPTY_PAUSE_S
             elif time.monotonic() - asked < self._config.claim_wait_s / 2:
@@ -156,7 +157,7 @@ class Agent:
                 self.life.pause(backoff_s(tries))
                 continue
             except Refused as error:
-                self._refused(protocol.CLAIM, error)
+                self._reports.refused(protocol.CLAIM, error)
                 return []
             self._claim_no += 1
             self.life.obey(answer)
@@ -165,10 +166,19 @@ class Agent:
                 self._journal.log("task_claimed", task=task["id"], attempt=task["attempt"], type=task["task_type"])
             return [self.life.hold(task) for task in tasks]
 
+    def _carry_all(self, tasks: list[Held]) -> None:
+        """Run what one claim brought and see every outcome acknowledged; a task that must be handed back stays held.
+
+        Other workers may be idle: what has not begun BATCH_S after the claim is for them.
+        """
+        until = time.monotonic() + BATCH_S
+        for held in tasks:
+            late = held is not tasks[0] and time.monotonic() > until
+            if not self.life.ending and not (late and self._release(held, "not begun soon enough")):
+                self._carry(held)
+        self._reports.settle()
+
     def _carry(self, held: Held) -> None:
-        """Run one task and see its outcome acknowledged; a task that must be handed back stays held."""
-        if self.life.ending:
-            return
         if held.fenced:
             outcome = Outcome("dropped")
         elif held.cancelled:
@@ -176,100 +186,23 @@ class Agent:
         else:
             outcome = self._runner.run(held)
         if outcome.kind != "stopped":
-            self._report(held, outcome)
-
-    def _report(self, held: Held, outcome: Outcome) -> None:
-        """Say how the task ended, again and again until answered; a fenced task is dropped without a word."""
-        about = {"task": held.id, "attempt": held.attempt, "kind": outcome.kind}
-        try:
-            answer = None if outcome.kind == "dropped" else self._deliver(held, outcome)
-        except Refused as error:
-            self._journal.log("task_refused", **about, why=str(error))
-        else:
-            if answer is not None:
-                why = (outcome.failure or {}).get("message")
-                self._journal.log("task_reported", **about, outcome=answer.get("outcome"), why=why)
-            elif held.fenced:
-                self._journal.log("task_dropped", **about)  # somebody else has it, or its end has been heard already
-            else:
-                self._journal.log("task_undelivered", **about, why=self.life.ending)
-        self.life.let_go(held)
-
-    def _deliver(self, held: Held, outcome: Outcome) -> dict[str, Any] | None:
-        """The answer to the task's end; a result that is not taken is a failure instead. Raises Refused."""
-        try:
-            answer = self._until_answered(*_report_call(held, outcome, self._journal), held)
-        except Refused as error:
-            if error.final or outcome.kind == "failed":
-                raise
-            instead = failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
-        else:
-            if answer is not None and answer.get("outcome") == protocol.UNVERIFIED:
-                why = f"{outcome.location} was reported as the output and the store does not have it"
-                instead = failed(protocol.OUTPUT_MISSING, why, "exception", point="Completion")
-            elif answer is None and held.cancelled and not (held.fenced or self.life.ending):
-                instead = cancelled("before its result could be delivered")
-            else:
-                return answer
-        return self._until_answered(*_report_call(held, instead, self._journal), held)
-
-    def _until_answered(self, function: str, args: dict[str, Any], held: Held | None = None) -> dict[str, Any] | None:
-        """The answer; None if the agent must end first, or `held` was fenced, or cancelled with its result undelivered.
-
-        Raises Refused when it is about `held`.
-        """
-        tries, farewell = 0, 0.0
-        while not (held and (held.fenced or (held.cancelled and tries and function == protocol.COMPLETE))):
-            if self.life.ending:
-                farewell = farewell or time.monotonic() + FAREWELL_S
-                if held is None or self.life.forsaken or time.monotonic() > farewell:
-                    return None
-            try:
-                return self._rpc.call(function, args, deadline_s=FAREWELL_CALL_S if farewell else CALL_S)
-            except NotYet:
-                tries += 1
-                self.life.pause(min(backoff_s(tries), AGAIN_S))
-            except Unreachable as error:
-                tries += 1
-                self._journal.log("call_unanswered", function=function, tries=tries, why=str(error))
-                if held:  # seen by whoever asks how far the task is, and no standstill
-                    why = self._journal.clean(str(error), limit=PROGRESS_CHARS)
-                    held.progress = {"fraction": 1.0, "message": f"ended, and not yet heard: try {tries}: {why}"}
-                self.life.pause(min(backoff_s(tries), 0.5 if farewell else 8.0))
-            except Refused as error:
-                self._refused(function, error)
-                if held:
-                    raise
-                self.life.pause(backoff_s(tries := tries + 1))
-        return None
-
-    def _refused(self, function: str, error: Refused) -> None:
-        self._journal.log("call_refused", function=function, why=str(error))
-        if error.final:
-            self.life.end(f"refused by the orchestrator: {error}", forsaken=True)
+            self._reports.add(held, outcome)
 
     def _farewell(self) -> None:
         """Hand back what is still held, so that another worker can have it at once."""
         until = time.monotonic() + FAREWELL_S
         for held in self.life.held():
-            if held.fenced or self.life.forsaken or time.monotonic() > until:
-                continue
-            args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": self.life.ending or "drained"}
-            try:
-                answer = self._rpc.call(protocol.RELEASE, args, deadline_s=FAREWELL_CALL_S)
-                self._journal.log("task_released", task=held.id, attempt=held.attempt, outcome=answer.get("outcome"))
-            except (Unreachable, Refused) as error:  # its lease will run out
-                self._journal.log("task_unreleased", task=held.id, attempt=held.attempt, why=str(error))
+            if not (held.fenced or self.life.forsaken or time.monotonic() > until):
+                self._release(held, self.life.ending or "drained")
 
-
-def _report_call(held: Held, outcome: Outcome, journal: Journal) -> tuple[str, dict[str, Any]]:
-    token = {"p_task_id": held.id, "p_attempt": held.attempt}
-    if outcome.kind == "done":
-        result = journal.clean_result(outcome.result)
-        return protocol.COMPLETE, {**token, "p_output_location": outcome.location, "p_result_data": result}
-    failure = dict(outcome.failure or {})
-    failure["message"] = journal.clean(failure["message"])
-    failure["detail"] = {
-        name: journal.clean(text) if isinstance(text, str) else text for name, text in failure["detail"].items()
-    }
-    return protocol.FAIL, {**token, "p_failure": failure}
+    def _release(self, held: Held, reason: str) -> bool:
+        """Hand a task back, as if never begun; whether that was heard. If not, its lease will run out."""
+        args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": reason}
+        try:
+            answer = self._rpc.call(protocol.RELEASE, args, deadline_s=FAREWELL_CALL_S)
+        except (Unreachable, Refused) as error:
+            self._journal.log("task_unreleased", task=held.id, attempt=held.attempt, why=str(error))
+            return False
+        self._journal.log("task_released", task=held.id, attempt=held.attempt, outcome=answer.get("outcome"))
+        self.life.let_go(held)
+        return True

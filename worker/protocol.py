@@ -18,6 +18,9 @@ HEARTBEAT = "worker_heartbeat"  # p_tasks jsonb, p_health jsonb, p_logs jsonb ->
 # p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced|unverified|pending}; unverified:
 # somebody has looked for the output and it is not there, nothing was completed
 COMPLETE = "worker_complete"
+# p_results jsonb [{task_id, attempt, result_data}], 1 to 100, no outputs -> {outcomes: [ok|already|fenced]}, in the
+# same order; what is not answered so is said again of each with COMPLETE, which an older gateway knows too
+COMPLETE_MANY = "worker_complete_many"
 FAIL = "worker_fail"  # p_task_id, p_attempt, p_failure -> {outcome: requeued|failed|cancelled|already|fenced}
 RELEASE = "worker_release"  # p_task_id, p_attempt, p_reason -> {outcome: ok|already|fenced}: unstarted, uncounted
 # p_items jsonb [{method, key}] -> {outcome: ok|pending, items: [{method, key, url, location}], refused: [key]}

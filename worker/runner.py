@@ -20,6 +20,7 @@ from .usercode import unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .config import Config, RunDir
@@ -38,9 +39,12 @@ COMMAND = "cmd:"
 class Runner:
     """Belongs to the agent's main thread."""
 
-    def __init__(self, config: Config, run: RunDir, pyz: str, life: Life, journal: Journal, rpc: Rpc) -> None:
+    def __init__(
+        self, config: Config, run: RunDir, pyz: str, life: Life, journal: Journal, rpc: Rpc, beside: Callable[[], float]
+    ) -> None:
+        """`beside` is called again and again while a task runs; it says within how many seconds the next time."""
         self._config, self._run, self._pyz = config, run, pyz
-        self._life, self._journal, self._rpc = life, journal, rpc
+        self._life, self._journal, self._rpc, self._beside = life, journal, rpc, beside
         self._warm: dict[str, Child] = {}  # by module, in order of last use
         self._started = 0
 
@@ -132,7 +136,7 @@ class Runner:
                 return None, exits.cancelled("on request")
             if time.monotonic() >= deadline:
                 return None, failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
-            for message in child.receive(min(POLL_S, deadline - time.monotonic()), self._life):
+            for message in child.receive(min(POLL_S, deadline - time.monotonic(), self._beside()), self._life):
                 if message["op"] == "progress":
                     if message["task"] != held.id:
                         continue  # a thread that an earlier task left behind

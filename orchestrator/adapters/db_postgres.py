@@ -34,6 +34,7 @@ JSON_ARGS = frozenset(
         "p_health",
         "p_logs",
         "p_result_data",
+        "p_results",
         "p_failure",
         "p_items",
         "p_answers",

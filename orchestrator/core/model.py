@@ -169,6 +169,7 @@ class Pool:
     keep_idle: int
     idle_timeout_s: float
     overcapacity_idle_timeout_s: float
+    batch: int = 1  # tasks that an agent claims at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     protocol.CLAIM: _EVERY | {"p_claim_no", "p_batch", "p_wait_s"},
     protocol.HEARTBEAT: _EVERY | {"p_tasks", "p_health", "p_logs"},
     protocol.COMPLETE: _TASK | {"p_output_location", "p_result_data"},
+    protocol.COMPLETE_MANY: _EVERY | {"p_results"},
     protocol.FAIL: _TASK | {"p_failure"},
     protocol.RELEASE: _TASK | {"p_reason"},
     protocol.GRANTS: _EVERY | {"p_items"},
@@ -61,7 +62,7 @@ log = structlog.get_logger()
 # What a pod says in its own words, of which some quote what it was told; a task's result is the user's own, and loses
 # nothing but the secrets that we know.
 WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason"})
-RESULT = "p_result_data"
+RESULTS = frozenset({"p_result_data", "p_results"})
 
 
 class WorkerDb(Protocol):
@@ -196,7 +197,7 @@ class Gateway:
 def _without_secrets(arguments: dict[str, Any]) -> dict[str, Any]:
     """What is stored of a call: nothing that opens something of ours."""
     return {
-        name: redact(value, by_shape=name != RESULT) if name in WORDS or name == RESULT else value
+        name: redact(value, by_shape=name in WORDS) if name in WORDS | RESULTS else value
         for name, value in arguments.items()
     }
 

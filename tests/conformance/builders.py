@@ -50,6 +50,10 @@ class Agent:
         args = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_output_location": None, "p_result_data": None}
         return str((await self.call("complete", **(args | others)))["outcome"])
 
+    async def complete_many(self, *results: Row) -> list[str]:
+        """How the completions of claimed tasks in one call are received."""
+        return list((await self.call("complete_many", p_results=list(results)))["outcomes"])
+
     async def fail(self, task: Row, **failure: Any) -> str:
         """How the failure of a claimed task is received."""
         args = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_failure": failure}

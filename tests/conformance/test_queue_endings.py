@@ -1,13 +1,17 @@
 """How a task ends: once, by whoever holds it; or it goes back to the queue."""
 
 import asyncio
+import uuid
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from orchestrator.core.states import ExitCause, Stage, State
 from orchestrator.ports import BadArgument
-from tests.conformance.builders import FLEET, Fleet
+from tests.conformance.builders import FLEET, Fleet, Row
+
+NOBODYS = str(uuid.uuid4())
 
 
 async def attempts(fleet: Fleet, task_id: str) -> list[tuple[str | None, ...]]:
@@ -29,6 +33,57 @@ async def test_a_completion_counts_once(fleet: Fleet) -> None:
     assert datetime.fromisoformat(row["generation_processed_at"]) == fleet.now
     assert row["lease_expires_at"] is None
     assert await attempts(fleet, task_id) == [("complete", None, None)]
+
+
+def result(task: Row, **data: Any) -> Row:
+    """One entry of worker_complete_many."""
+    return {"task_id": task["id"], "attempt": task["attempt"], "result_data": data or None}
+
+
+async def test_many_completions_in_one_call_are_answered_one_by_one(fleet: Fleet) -> None:
+    """Each as worker_complete would: ok, already, fenced; who depends on them may begin."""
+    ids = await fleet.submit(count=4)
+    (waiting,) = await fleet.submit({"depends_on": ids[:2]})
+    agent, other = await fleet.agent(), await fleet.agent()
+    mine, (theirs,) = await agent.claim(batch=3), await other.claim()
+    fleet.wait(5)
+    assert await agent.complete(mine[2]) == "ok"
+    stale = {**result(mine[0]), "attempt": 2}
+    said = [result(mine[1], n=1), result(theirs), result(mine[2], n=3), stale, result(mine[0])]
+    assert await agent.complete_many(*said) == ["ok", "fenced", "already", "fenced", "ok"]
+    assert await agent.complete_many(*said) == ["already", "fenced", "already", "fenced", "already"]
+    rows = [await fleet.task(task["id"]) for task in mine]
+    assert [(row["status"], row["result_data"]) for row in rows] == [
+        ("Complete", None), ("Complete", {"n": 1}), ("Complete", None),
+    ]  # fmt: skip
+    assert [await attempts(fleet, task_id) for task_id in ids[:2]] == [[("complete", None, None)]] * 2
+    assert datetime.fromisoformat(rows[1]["generation_processed_at"]) == fleet.now
+    assert rows[1]["lease_expires_at"] is None
+    assert (await fleet.task(theirs["id"]))["status"] == "In Progress"
+    (freed,) = await agent.claim()
+    assert (freed["id"], freed["dependencies"][1]["result_data"]) == (waiting, {"n": 1})
+
+
+async def test_many_completions_of_an_older_launch_are_fenced(fleet: Fleet) -> None:
+    """Every one of them."""
+    await fleet.submit(count=2)
+    agent = await fleet.agent()
+    tasks = await agent.claim(batch=2)
+    agent.nonce = "an older one"
+    assert await agent.complete_many(*map(result, tasks)) == ["fenced", "fenced"]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [None, {}, [], [None], [{}], [{"task_id": "x", "attempt": 1}], [{"task_id": NOBODYS, "attempt": "one"}],
+     [{"task_id": NOBODYS, "attempt": 1, "output_location": "s3://b/o"}], [{"task_id": NOBODYS, "attempt": 1}] * 101,
+     [{"task_id": NOBODYS, "attempt": 1, "result_data": "x" * 1_048_576}]],
+)  # fmt: skip
+async def test_results_that_cannot_be_told_apart_are_refused(fleet: Fleet, results: Any) -> None:
+    """Not a list of 1 to 100 entries that name task and attempt, too large, or with an output that nobody has seen."""
+    agent = await fleet.agent()
+    with pytest.raises(BadArgument, match="p_results"):
+        await agent.call("complete_many", p_results=results)
 
 
 async def test_two_completions_at_the_same_moment_count_once(fleet: Fleet) -> None:

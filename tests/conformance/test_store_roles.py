@@ -31,6 +31,7 @@ VALUES: Mapping[str, Any] = {
     "p_logs": {},
     "p_now_not_drain": True,
     "p_refused": False,
+    "p_results": [{"task_id": NOBODY, "attempt": 1}],
     "p_task_id": NOBODY,
     "p_tasks": [],
     "p_term": 1,

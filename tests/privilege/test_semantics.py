@@ -42,6 +42,11 @@ ASKS = {
     "a registration": Ask({**ME, "p_agent": {"python": "3.9"}}, protocol.REGISTER),
     "a claim that was answered": Ask(CLAIM, protocol.CLAIM),
     "grants of nothing": Ask({**ME, "p_items": []}, protocol.GRANTS),
+    "many results, none its own": Ask(
+        {**ME, "p_results": [{"task_id": "{queued}", "attempt": 1}]}, protocol.COMPLETE_MANY
+    ),
+    "no results": Ask({**ME, "p_results": []}, protocol.COMPLETE_MANY),
+    "an object as results": Ask({**ME, "p_results": {}}, protocol.COMPLETE_MANY),
     "numbers as text": Ask({**CLAIM, "p_batch": "1", "p_claim_no": "1"}, protocol.CLAIM),
     "a fraction that is whole": Ask({**CLAIM, "p_batch": 1.0}, protocol.CLAIM),
     "a fraction": Ask({**CLAIM, "p_batch": 1.5}, protocol.CLAIM),

@@ -278,7 +278,11 @@ class Pair:
             known += [(t, dice.randint(1, 2)) for t in dice.sample(self._tasks, min(2, len(self._tasks)))]
             task_id, attempt = dice.choice(known)
             token = who | {"p_task_id": task_id, "p_attempt": attempt}
-            if what == "complete":
+            if what == "complete" and dice.random() < 0.3:
+                ended = {t["id"]: t["attempts"] for t in dice.sample(held, min(2, len(held)))} | {task_id: attempt}
+                said = [{"task_id": t, "attempt": n, "result_data": {"r": 2}} for t, n in ended.items()]
+                await self.call("worker_complete_many", **who, p_results=said)
+            elif what == "complete":
                 await self.call("worker_complete", **token, p_output_location="s3://b/k", p_result_data={"r": 1})
             elif what == "fail":
                 failure: dict[str, Any] = {

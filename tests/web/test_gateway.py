@@ -22,6 +22,7 @@ ARGS: dict[str, dict[str, Any]] = {
     protocol.CLAIM: {"p_claim_no": 1, "p_batch": 1, "p_wait_s": 0},
     protocol.HEARTBEAT: {"p_tasks": [], "p_health": {}, "p_logs": {}},
     protocol.COMPLETE: {"p_task_id": TASK, "p_attempt": 1, "p_output_location": None, "p_result_data": None},
+    protocol.COMPLETE_MANY: {"p_results": [{"task_id": TASK, "attempt": 1, "result_data": None}]},
     protocol.FAIL: {"p_task_id": TASK, "p_attempt": 1, "p_failure": {"code": "X"}},
     protocol.RELEASE: {"p_task_id": TASK, "p_attempt": 1, "p_reason": "test"},
     protocol.GRANTS: {"p_items": []},

@@ -38,6 +38,7 @@ class Orchestrator:
         self.led: bool | None = None  # whether somebody leads; None: a database that does not say
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
         self.refuse_results = False  # answer every completion with a 413
+        self.knows_many = True  # an older gateway knows no completion of many
         self.bucket_away = False  # answer every completion with a 503
         self.lose_replies_to: list[
             str
@@ -123,8 +124,8 @@ class Orchestrator:
                 return self._claim(args, gone)
             return {
                 protocol.REGISTER: self._register, protocol.HEARTBEAT: self._heartbeat,
-                protocol.COMPLETE: self._complete, protocol.FAIL: self._fail, protocol.RELEASE: self._release,
-                protocol.GRANTS: self._grants,
+                protocol.COMPLETE: self._complete, protocol.COMPLETE_MANY: self._complete_many,
+                protocol.FAIL: self._fail, protocol.RELEASE: self._release, protocol.GRANTS: self._grants,
             }[function](args)  # fmt: skip
 
     def _register(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +156,10 @@ class Orchestrator:
             return {"outcome": "already"}
         self._end(args, self.completed)
         return {"outcome": "ok"}
+
+    def _complete_many(self, args: dict[str, Any]) -> dict[str, Any]:
+        each = [{"p_task_id": one["task_id"], "p_result_data": one["result_data"]} for one in args["p_results"]]
+        return {"outcome": "ok", "outcomes": [self._complete(one)["outcome"] for one in each]}
 
     def _fail(self, args: dict[str, Any]) -> dict[str, Any]:
         self._end(args, self.failures)
@@ -219,8 +224,11 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
             return
-        if orchestrator.refuse_results and function == protocol.COMPLETE:
+        if orchestrator.refuse_results and function in {protocol.COMPLETE, protocol.COMPLETE_MANY}:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
+            return
+        if function == protocol.COMPLETE_MANY and not orchestrator.knows_many:
+            self._reply(404, {"code": "PGRST202", "message": "no such function", "details": None, "hint": None})
             return
         if orchestrator.bucket_away and function == protocol.COMPLETE:
             with orchestrator.changed:

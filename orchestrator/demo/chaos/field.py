@@ -46,6 +46,7 @@ OPERATOR = {
     "DEADMAN_TIMEOUT_SEC": "90",
     "DAILY_BUDGET_USD": f"{BUDGET_USD:g}",
     "WORKER_HANDLERS": "toil=toil:toil",
+    "WORKER_TASKS_PER_CLAIM": "4",
     "WORKER_CODE_DIR": str(Path(__file__).parent / "handlers"),
 }
 BEHIND = {"s3": "S3_ENDPOINT_URL", "provider": "RUNPOD_API_BASE_URL", "pods": "WORKER_API_URL"}  # line -> variable

@@ -322,6 +322,16 @@ class Queue(Tables):
             attempt |= {"ended_at": self.now, "outcome": "complete", "log_last": last}
         return {"outcome": outcome}
 
+    def worker_complete_many(
+        self, p_worker_id: str, p_nonce: str, p_results: list[Mapping[str, Any]], claims: Any = None
+    ) -> Json:
+        fenced = self.caller(p_worker_id, claims)["nonce"] != p_nonce
+        said = [
+            self.worker_complete(p_worker_id, p_nonce, r["task_id"], r["attempt"], None, r["result_data"], claims)
+            for r in p_results
+        ]
+        return {"outcome": "fenced" if fenced else "ok", "outcomes": [one["outcome"] for one in said]}
+
     def give_up(self, task_id: str, outcome: str, failure: Mapping[str, Any], *, counted: bool, backoff: bool) -> str:
         """internal_give_up."""
         task = self.tasks[task_id]
