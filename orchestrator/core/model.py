@@ -27,6 +27,7 @@ class PodStatus(StrEnum):
     EXITED = "EXITED"
     ERROR = "ERROR"
     TERMINATED = "TERMINATED"
+    UNKNOWN = "UNKNOWN"  # none of these: it is there, and whether it lives nobody can tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,17 @@ def test_a_hopeless_refusal_ends_the_intent(code: FailureCode) -> None:
     assert end(only(snapshot(refused))) == (ExitCause.SPAWN_FAILED, code)
 
 
+def test_a_pod_in_a_state_that_nobody_knows_neither_dies_nor_stays_for_ever() -> None:
+    """It is no reason to end a worker; one that is to go is deleted all the same, and an orphan reaped."""
+    odd = {"status": PodStatus.UNKNOWN, "has_runtime": False}
+    one = busy("gpu-1")
+    assert isinstance(only(snapshot(one, pods=(pod_of(one, **odd),))), Wait)
+    leaves = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
+    assert isinstance(only(snapshot(leaves, pods=(pod_of(leaves, **odd),))), Delete)
+    orphan = pod_of(worker("gpu-9"), **odd)
+    assert isinstance(only(snapshot(pods=(orphan,), orphan_since={orphan.id: ago(900)})), Reap)
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(PodStatus.EXITED, FailureCode.POD_EXITED), (PodStatus.ERROR, FailureCode.POD_ERROR)]
 )
