@@ -266,10 +266,12 @@ class Daemon:
         try:
             await self._tick_as_leader(self._lease.term)
             self._health.recovered()
-        except PortError as error:
+        except Exception as error:
             self._health.failed(f"{type(error).__name__}: {error}")
             self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
+            if not isinstance(error, PortError):
+                raise  # a mistake of ours: with its traceback, and yet in the probes like any other
         finally:
             self._at_rest.set()
             self._schedule_next()

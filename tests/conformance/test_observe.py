@@ -1,17 +1,30 @@
-"""What one observation says, from the rows of a real database."""
+"""What one observation says, from the rows of a real database; no row, however odd, ends every look at the fleet."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn, cast
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
+from orchestrator.bringup import PodView, WorkerView
 from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Rescue, Terminate
 from orchestrator.core.plan import plan
+from orchestrator.core.states import State
+from orchestrator.daemon import Daemon
+from orchestrator.execute import Executor, Terms
+from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
-from orchestrator.ports import Db
-from tests.conformance.builders import FLEET, Fleet
+from orchestrator.ports import Cloud, Db
+from orchestrator.shipping import Shipper
+from orchestrator.web.health import Health
+from tests.conformance.builders import FLEET, SOON_S, Fleet
+from tests.core import build
 from tests.core.build import policy
 
 TIMEOUT_S = 0.2  # of heartbeats
@@ -56,3 +69,62 @@ async def test_a_machine_that_was_suspended_takes_nobody_for_dead(fleet: Fleet, 
     assert seen.expired_leases == 1
     patient = policy(fleet_id=FLEET, heartbeat_timeout_s=TIMEOUT_S, absence_age_s=1e6)
     assert not [a for a in plan(seen, patient).actions if isinstance(a, (Rescue, Terminate))]
+
+
+@pytest.mark.parametrize("at", ["-infinity", "infinity", "20000-01-01", "4000-01-01 BC"])
+async def test_a_task_from_beyond_all_calendars_is_counted(
+    fleet: Fleet, db: Db, hand: AsyncConnection[DictRow], at: str
+) -> None:
+    """Somebody wanted it to go before all others."""
+    await hand.execute("insert into tasks (task_type, created_at) values ('t', %s)", (at,))
+    (demand,) = (await SqlStore(db, FLEET).snapshot()).demand
+    assert demand.claimable == 1
+    assert plan(build.snapshot(demand=(demand,)), policy()).verdicts
+
+
+async def test_a_pause_for_ten_thousand_years_is_one(fleet: Fleet, db: Db) -> None:
+    """For good, as far as Python's calendar goes."""
+    store = SqlStore(db, FLEET)
+    await store.pause("never again", for_s=1e12)
+    assert (await store.snapshot()).paused["*"].reason == "never again"
+
+
+async def test_a_code_of_a_later_version_does_not_blind_an_earlier_one(
+    fleet: Fleet, db: Db, hand: AsyncConnection[DictRow]
+) -> None:
+    """After a roll-back the worker that bears it still has to be ended, and all the others looked after."""
+    agent = await fleet.agent(State.TERMINATING)
+    await hand.execute("update workers set failure_code = 'OF_A_LATER_VERSION' where id = %s", (agent.id,))
+    (worker,) = (await SqlStore(db, FLEET).snapshot()).workers
+    assert plan(build.snapshot(worker), policy()).actions
+
+
+async def test_a_tick_that_crashes_shows_in_the_probes(direct: PostgresDb) -> None:
+    """Nothing is decided then: that must not look like a healthy fleet."""
+    store, catalog, told = SqlStore(direct, FLEET), Catalog(None, policy()), asyncio.Event()
+
+    def crash(*_: object) -> NoReturn:
+        asyncio.get_running_loop().call_soon(told.set)
+        raise ZeroDivisionError("a mistake of ours")
+
+    async def nothing(*_: object) -> dict[str, Any]:
+        return {}
+
+    health, metrics = Health(started_at_s=0), Metrics()
+    daemon = Daemon(
+        store=store, db=direct, observer=Observer(store, None, FLEET, catalog), catalog=catalog, health=health,
+        executor=lambda wake: Executor(
+            store, store, cast("Cloud", None), climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,
+            catalog=catalog, policy=policy(), terms=Terms(20, 60, own_program=False), wake=wake,
+        ),
+        shipper=cast("Shipper", None), pods=PodView(), workers=WorkerView(), metrics=metrics, policy=policy(),
+        poll_s=30, holder="us", on_notify=lambda *_: None, think=crash,
+    )  # fmt: skip
+    stop = asyncio.Event()
+    running = asyncio.create_task(daemon.run(stop))
+    async with asyncio.timeout(SOON_S):
+        await told.wait()
+        stop.set()
+        await running
+    assert health.reason == "ZeroDivisionError: a mistake of ours"
+    assert metrics.registry.get_sample_value("orchestrator_ticks_total", {"outcome": "aborted"})

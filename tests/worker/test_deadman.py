@@ -152,7 +152,7 @@ async def test_a_deserted_pod_is_stopped(orchestrator: Orchestrator, tmp_path: P
 def test_where_nobody_leads_what_runs_is_finished_and_the_pod_stopped(
     orchestrator: Orchestrator, make_pod: Callable[..., Pod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgREST answers as long as the project lives: its answers alone must not keep a pod that nobody will ever end."""
+    """PostgREST answers as long as the project lives: its answers alone must not keep a pod that nobody will end."""
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     with Provider(200) as provider:
         given = {"RUNPOD_POD_ID": "pod1", "RUNPOD_API_KEY": "key of pod1", "RUNPOD_API_BASE_URL": provider.url}
