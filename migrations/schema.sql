@@ -2136,22 +2136,46 @@ declare
     v_from record;
     v_rows tid[];
     v_plain int;
+    v_heavy boolean;
+    v_first tid;
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     c_least constant int := -2147483648;
     c_raise_every constant int := 32;  -- tasks that a worker claims, between two of its tries to raise the mark
     c_lowered constant int := 64;  -- marks; more than that are not read again and again
+    c_light constant int := 2000;  -- bytes of params, as stored: a hundred times that is a small answer
+    c_bytes constant int := 33554432;  -- of an answer: what an agent reads, and what is made well within a call's deadline
 begin
     select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
     loop
-        select array_agg(l.ctid), count(*) filter (where l.run_after is null) into v_rows, v_plain from (
-            select q.ctid, q.run_after from public.tasks q
+        select array_agg(l.ctid), count(*) filter (where l.run_after is null), bool_or(l.heavy)
+          into v_rows, v_plain, v_heavy from (
+            select q.ctid, q.run_after, q.depends_on <> '{}' or pg_column_size(q.params) > c_light as heavy
+              from public.tasks q
              where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
                and (q.run_after is null or q.run_after <= p_now)
                and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
              order by ~q.priority, q.created_at, q.id
              limit p_batch for update skip locked) l;
-        exit when v_rows is not null;
+        exit when not v_heavy;
+        if v_heavy then
+            v_first := v_rows[1];
+            select array_agg(f.ctid), count(*) filter (where f.run_after is null) into v_rows, v_plain from (
+                select t.ctid, t.run_after, sum(octet_length(t.params::text)
+                           + coalesce((select sum(octet_length(d.result_data::text))
+                                         from public.tasks d where d.id = any (t.depends_on)), 0))
+                           over (order by ~t.priority, t.created_at, t.id) as upto
+                  from public.tasks t where t.ctid = any (v_rows)) f where f.upto <= c_bytes;
+            exit when v_rows is not null;
+            -- No claim can carry it, and every worker's next one would begin with it again.
+            update public.tasks t
+               set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
+                   failure_code = 'INPUTS_TOO_LARGE',
+                   error_message = format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
+                                          cardinality(t.depends_on), c_bytes / 1048576)
+             where t.ctid = v_first;
+            continue;
+        end if;
         -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task waits
         -- for ever for that: it is looked everywhere before a worker is sent away.
         if v_from.place = c_least
