@@ -927,7 +927,7 @@ CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timest
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_bite constant int := 10000;  -- rows per table and call
+    c_bite constant int := 50000;  -- rows per table and call; a busy fleet writes half a million events a day
     v_decisions int;
     v_events int;
     v_attempts int;
@@ -941,7 +941,9 @@ begin
     get diagnostics v_decisions = row_count;
     delete from public.worker_events e where e.id in (
         select o.id from public.worker_events o join public.workers w on w.id = o.worker_id
-         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
+         where w.fleet = p_fleet
+           and case when o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle') then o.at
+                    else w.terminated_at end < v_now - interval '90 days' limit c_bite);
     get diagnostics v_events = row_count;
     delete from public.worker_attempts a where a.id in (
         select o.id from public.worker_attempts o join public.workers w on w.id = o.worker_id
@@ -1002,7 +1004,12 @@ begin
           from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
     end if;
     return (
-        with running as (
+        with recursive spawned(pool) as (  -- from one to the next in the index, however many workers each has had
+            (select w.pool from public.workers w where w.fleet = p_fleet order by w.pool limit 1)
+            union all
+            select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool order by w.pool limit 1)
+              from spawned s where s.pool is not null
+        ), running as (
             select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
                    (array_agg(t.id order by coalesce(t.progress_at, t.generation_started_at), t.id))[1] as slowest
               from public.tasks t where t.status = 'In Progress' group by t.worker_id, t.pool
@@ -1062,9 +1069,11 @@ begin
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),
             'last_spawn_at', coalesce((
-                select jsonb_object_agg(s.pool, s.at) from (
-                    select w.pool, max(w.created_at) as at from public.workers w
-                     where w.fleet = p_fleet and w.stage is not null group by w.pool) s), '{}'),
+                select jsonb_object_agg(s.pool, n.created_at) from spawned s
+                 cross join lateral (
+                       select w.created_at from public.workers w
+                        where w.fleet = p_fleet and w.pool = s.pool and w.stage is not null
+                        order by w.created_at desc limit 1) n), '{}'),
             'ended', coalesce((
                 select jsonb_agg(jsonb_build_object(
                            'worker_id', c.id, 'pool', c.pool, 'at', c.climb_ended_at, 'promoted', c.promoted,
@@ -1231,6 +1240,8 @@ CREATE FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timest
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers;
+    c_first constant int := 200;  -- its bring-up …
+    c_last constant int := 800;  -- … and what it came to
 begin
     select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
     if not found then
@@ -1240,10 +1251,18 @@ begin
     return jsonb_build_object(
         'now', v_now,
         'worker', public.internal_worker_report(v_worker, v_now),
-        'events', coalesce((select jsonb_agg(to_jsonb(e) order by e.id)
-                              from public.worker_events e where e.worker_id = p_worker_id), '[]'),
-        'attempts', coalesce((select jsonb_agg(to_jsonb(a) order by a.id)
-                                from public.worker_attempts a where a.worker_id = p_worker_id), '[]'),
+        'events', coalesce((
+            select jsonb_agg(to_jsonb(e) order by e.id) from (
+                (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id limit c_first)
+                union
+                (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id desc limit c_last)) e),
+            '[]'),
+        'attempts', coalesce((
+            select jsonb_agg(to_jsonb(a) order by a.id) from (
+                (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id limit c_first)
+                union
+                (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id desc limit c_last)) a),
+            '[]'),
         'tasks', coalesce((select jsonb_agg(to_jsonb(a) order by a.started_at, a.task_id)
                              from (select * from public.task_attempts a where a.worker_id = p_worker_id
                                     order by a.started_at desc limit 1000) a), '[]'));

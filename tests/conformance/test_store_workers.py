@@ -464,3 +464,46 @@ async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
     assert (await agent.beat())["led"] is False
     await fleet.lead("the next one")
     assert (await agent.beat())["led"] is True
+
+
+async def test_a_long_life_is_told_by_its_beginning_and_its_end(
+    fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """A worker's end reads its row: that must not take longer with each task that it has done."""
+    agent = await fleet.agent()
+    flips = """insert into worker_events (worker_id, fleet, from_state, to_state, reason, actor, at)
+               select %(id)s, 'default', 'idle', 'active', 'flip ' || n, 'worker', %(at)s + n * interval '1 s'
+                 from generate_series(1, 3000) n"""
+    await hand.execute(flips, {"id": agent.id, "at": fleet.now})
+    tries = """insert into worker_attempts (worker_id, stage, attempt, term, started_at, ended_at, outcome)
+               select %(id)s, 'deleting', n, 1, %(at)s, %(at)s, 'failed' from generate_series(1, 3000) n"""
+    await hand.execute(tries, {"id": agent.id, "at": fleet.now})
+    told = await store.worker(agent.id)
+    reasons = [event["reason"] for event in told["events"]]
+    assert len(reasons) == 1000
+    assert (reasons[0], reasons[-1]) == ("spawn requested", "flip 3000")
+    assert len(told["attempts"]) == 1000
+    fleet.wait(91 * 86_400)
+    assert (await fleet.fleet("retention"))["worker_events"] == 3000
+
+
+async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_were(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """It is taken every two seconds, for years."""
+    await fleet.spawn("gpu-1")
+    await hand.execute(
+        """insert into workers (id, pool, stage, waiting_on, deadline_at, next_attempt_at, created_at)
+           select 'w-' || n, 'p' || n % 3, 'intent', 'operator', now(), now(), now() - n * interval '1 h'
+             from generate_series(1, 500) n;
+           update workers set status = 'terminating', exit_cause = 'manual' where id like 'w-%';
+           update workers set status = 'terminated' where id like 'w-%';
+           update workers set climb_ended_at = created_at where id like 'w-%'"""
+    )
+    read = "select idx_tup_fetch + seq_tup_read as n from pg_stat_xact_user_tables where relname = 'workers'"
+    async with hand.transaction():
+        (before,) = await (await hand.execute(read)).fetchall()
+        (seen,) = await (await hand.execute("select fleet_snapshot('default') as it")).fetchall()
+        (after,) = await (await hand.execute(read)).fetchall()
+    assert sorted(seen["it"]["last_spawn_at"]) == ["default", "p0", "p1", "p2"]
+    assert after["n"] - before["n"] < 100
