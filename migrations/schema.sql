@@ -602,7 +602,7 @@ begin
     perform public.internal_check_keys(v_fields, array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
         'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'release', 'reserved_usd',
         'reserved_usd_per_hour', 'budget', 'waiting_on', 'waiting_for', 'exit_cause', 'failure_code', 'metadata',
-        'deadline_s', 'next_attempt_s', 'unbilled_s'], 'p_fields');
+        'deadline_s', 'next_attempt_s', 'unbilled_s', 'billed_s'], 'p_fields');
     if coalesce(p_reason, '') = '' then
         perform public.internal_refuse('OR007', 'a move needs a reason');
     end if;
@@ -615,7 +615,7 @@ begin
             format('expected it to be %s', array_to_string(p_from, ' or ')), 'Observe again.');
     end if;
     v_new := jsonb_populate_record(
-        v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s', 'unbilled_s']);
+        v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s', 'unbilled_s', 'billed_s']);
     v_new.status := coalesce(p_to, v_old.status);
     v_new.stage := coalesce(p_stage, case when p_to = 'terminated' then 'gone' end, v_old.stage);
     if v_new.status in ('terminating', 'terminated') and v_new.exit_cause is null then
@@ -627,7 +627,8 @@ begin
     perform public.internal_because('orchestrator', p_term, p_reason);
     update public.workers w
        set status = v_new.status, stage = v_new.stage, state_reason = p_reason, pod_id = v_new.pod_id,
-           billing_since = case when v_old.pod_id is null and v_new.pod_id is not null then v_now
+           billing_since = case when v_old.pod_id is null and v_new.pod_id is not null
+                                    then v_now - coalesce((v_fields->>'billed_s')::numeric, 0) * interval '1 second'
                                 when v_old.status = 'spawning' then greatest(v_old.billing_since,
                                     v_now - (v_fields->>'unbilled_s')::numeric * interval '1 second')
                                 else v_old.billing_since end,

@@ -34,6 +34,13 @@ def reservation(usd_per_hour: float | None, policy: Policy) -> dict[str, object]
     }
 
 
+def rented(usd_per_hour: float | None, policy: Policy) -> dict[str, object]:
+    """The same of a pod that is there: what it may cost is a fact, whatever the budget; nothing without a price."""
+    if usd_per_hour is None:
+        return {}
+    return reservation(usd_per_hour, policy) | {"price_usd_per_hour": usd_per_hour, "budget": None}
+
+
 class Purse:
     """What may still be committed in this tick; what is taken counts at once."""
 

@@ -49,12 +49,15 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
 
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    end = _operators_wish(worker) or _overdue(worker, pod, snapshot, policy)
+    if pod and worker.pod_id is None:  # whatever becomes of it then: what it has cost is booked only once it is known
+        why = f"pod {pod.id} bears its id; the reply to the create call was lost"
+        billed_s = (snapshot.now - worker.stage_since).total_seconds()
+        return Adopt(worker.id, pod.id, why, pod.price_usd_per_hour, billed_s)
+    end = _operators_wish(worker) or _overdue(worker, snapshot, policy)
     if end:
         return end
     if worker.pod_id is None:
-        why = f"pod {pod.id} bears its id; the reply to the create call was lost" if pod else ""
-        return Adopt(worker.id, pod.id, why) if pod else None
+        return None
     fate = _fate(worker, pod, ExitCause.SPAWN_FAILED, snapshot, policy)
     if fate:
         return fate
@@ -65,7 +68,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     return None if worker.id in snapshot.climbing else Climb(worker.id)
 
 
-def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """The end of a climb that cannot succeed, or took too long: as a whole, or in its stage."""
     climbing_s = (snapshot.now - worker.created_at).total_seconds()
     code = RUNGS[worker.stage].overdue
@@ -76,7 +79,7 @@ def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy
         code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
     elif climbing_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.climbing else 0):
         why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
-    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):
+    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):
         why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
     else:
         return None

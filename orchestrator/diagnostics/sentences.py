@@ -142,7 +142,7 @@ TASKS: Mapping[str, Sentence] = MappingProxyType({
                        OPERATOR, AGAIN, "let the handler upload through task.upload(); see S3_BUCKET"),
     "INPUTS_TOO_LARGE": ("Its params and the results of the tasks that it depends on are more than a claim can carry.",
                          OPERATOR, "nothing: no worker could ever be given it",
-                         "let those handlers task.upload() what is large; then python -m orchestrator tasks retry <task>"),
+                         "let the handlers task.upload() what is large; " + RETRY),
     "DEPENDENCY_FAILED": ("A task that it depends on failed or was cancelled.",
                           OPERATOR, "nothing until that one is retried: then this one is queued again too",
                           "python -m orchestrator tasks retry <task>, with the id of the dependency"),

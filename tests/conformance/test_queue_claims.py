@@ -253,8 +253,9 @@ async def large(direct: PostgresDb, hand: AsyncConnection[DictRow]) -> Fleet:
     fleet = Fleet(direct)
     fleet.term = (await fleet.lead())["term"]
     await fleet.submit(count=40)
-    result = "jsonb_build_object('x', repeat('y', 1000000))"
-    await hand.execute(f"update tasks set status = 'Complete', result_data = {result}".encode())
+    await hand.execute(
+        "update tasks set status = 'Complete', result_data = jsonb_build_object('x', repeat('y', 1000000))"
+    )
     fleet.wait(1)
     return fleet
 

@@ -246,6 +246,17 @@ async def test_a_pod_without_a_machine_costs_nothing(fleet: Fleet) -> None:
     assert row["cost_by_kind"] == {"booting": 0.02}
 
 
+async def test_a_pod_that_was_found_late_costs_from_when_it_was_asked_for(fleet: Fleet) -> None:
+    """The reply was lost, and so was the orchestrator: for an hour nobody knew of it, but RunPod."""
+    worker_id = await fleet.spawn()
+    fleet.wait(3_600)
+    await fleet.move(worker_id, State.SPAWNING, pod_id="p", price_usd_per_hour=3.6, billed_s=3_590)
+    await fleet.end(worker_id, State.SPAWNING)
+    row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]
+    assert row["cost_by_kind"] == {"booting": 3.59}
+    assert (await fleet.snapshot())["spent"]["today_usd"] == pytest.approx(3.59)
+
+
 async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore) -> None:
     """Claimable, running, and what waits for something, apart."""
     later = (fleet.now + timedelta(hours=1)).isoformat()

@@ -85,7 +85,18 @@ def test_a_pod_that_bears_a_live_intents_id_is_adopted() -> None:
     """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline."""
     lost = spawning("gpu-1", Stage.POD_CREATED, deadline_at=ago(60))
     action = only(snapshot(lost, pods=(pod_of(lost),)))
-    assert action == Adopt("gpu-1", "pod-gpu-1", action.reason if isinstance(action, Adopt) else "")
+    why = action.reason if isinstance(action, Adopt) else ""
+    assert action == Adopt("gpu-1", "pod-gpu-1", why, usd_per_hour=0.4, billed_s=100)
+
+
+def test_a_pod_is_adopted_before_its_worker_is_ended() -> None:
+    """What it has cost since it was asked for is booked only of a pod that the row names."""
+    lost = spawning(
+        "gpu-1", Stage.POD_CREATED, created_at=ago(4_000), stage_since=ago(3_990), drain_requested_at=ago(5)
+    )
+    action = only(snapshot(lost, pods=(pod_of(lost),)))
+    assert isinstance(action, Adopt)
+    assert action.billed_s == 3_990
 
 
 def test_another_fleets_pod_is_never_adopted_or_reaped() -> None:

@@ -14,7 +14,7 @@ SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "
 COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
            "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
            "waiting_for", "exit_cause", "failure_code")  # fmt: skip
-MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s")
+MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s", "billed_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
          "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "billing_until",
@@ -185,7 +185,7 @@ class Database(Queue):
         budget = fields.get("budget")
         self._check_budget(p_fleet, p_worker_id, new["reserved_usd"], new["reserved_usd_per_hour"], budget)
         if row["pod_id"] is None and new["pod_id"] is not None:
-            change["billing_since"] = self.now
+            change["billing_since"] = self.now - timedelta(seconds=float(fields.get("billed_s") or 0))
         elif row["status"] == "spawning" and row["billing_since"] is not None and fields.get("unbilled_s") is not None:
             change["billing_since"] = max(
                 row["billing_since"], self.now - timedelta(seconds=float(fields["unbilled_s"]))
