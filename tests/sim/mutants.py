@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant("idle workers stay", "I2", SCALE,
            "        if idle_s >= pool.idle_timeout_s:", "        if False:"),
     Mutant("the stage watchdog sleeps", "I7", LIFE,
-           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):",
+           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):",
            "    elif False:"),
     Mutant("the leader takes itself for overslept", "I2", "orchestrator/daemon.py",
            "        return time.monotonic() - self._led_at_s > LEASE_TTL_S", "        return True"),
