@@ -470,3 +470,14 @@ def test_the_loop_hurries_only_in_transition() -> None:
     assert in_transition(snapshot(spawning("gpu-1")))
     assert in_transition(snapshot(terminating("gpu-1")))
     assert in_transition(snapshot(busy("gpu-1"), absent={"pod-gpu-1": absent(1, lists=1)}))
+
+
+def test_remarks_do_not_keep_anybody_from_going() -> None:
+    """RunPod's lists flicker, in a large fleet always somewhere: remarks are the last of a tick's rows."""
+    flickering = [busy(f"gpu-{n:03}") for n in range(2 * ROWS_PER_TICK)]
+    done = idle("gpu-999", 700)
+    pods = (*(pod_of(w, has_runtime=False) for w in flickering), pod_of(done))
+    seen = snapshot(*flickering, done, pods=pods, running=len(flickering))
+    made = plan(seen, policy(pool={"max_active": 99, "tasks_per_gpu": 1})).actions
+    assert [a.worker_id for a in made if isinstance(a, Terminate)] == ["gpu-999"]
+    assert sum(isinstance(a, Wait) for a in made) == ROWS_PER_TICK - 1
