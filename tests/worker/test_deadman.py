@@ -91,7 +91,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_provider_is_asked_in_its_own_words(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """The action, the pod's own key, and a User-Agent; trouble of the server's is tried again."""
-    monkeypatch.setattr(podstop, "backoff_s", lambda _: 0.01)
+    monkeypatch.setattr(podstop, "pause_s", lambda _: 0.001)
     with Provider(503, 429, 200) as provider:
         monkeypatch.setenv("RUNPOD_API_BASE_URL", f"{provider.url}/")
         assert podstop.stop_pod(str(root), journal)
@@ -113,8 +113,9 @@ def test_the_provider_is_asked_in_its_own_words(root: Path, journal: Journal, mo
 def test_a_provider_that_will_not_is_not_asked_for_ever(
     root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
 ) -> None:
-    """Once when it has said no, a few times when it is in trouble."""
-    monkeypatch.setattr(podstop, "backoff_s", lambda _: 0.01)
+    """Once when it has said no, for half a day when it is in trouble, or cannot be reached."""
+    assert 10 * 3_600 < sum(podstop.pause_s(n) for n in range(1, podstop.TRIES)) < 14 * 3_600
+    monkeypatch.setattr(podstop, "pause_s", lambda _: 0.001)
     with Provider(status) as provider:
         monkeypatch.setenv("RUNPOD_API_BASE_URL", provider.url)
         assert not podstop.stop_pod(str(root), journal)
