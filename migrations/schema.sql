@@ -485,6 +485,36 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    with recursive streams (boot_id, stream) as (  -- from one to the next in the index, however many pieces each has
+        (select o.boot_id, o.stream from public.log_objects o
+          where o.worker_id = p_worker_id order by o.boot_id, o.stream limit 1)
+        union all
+        select n.boot_id, n.stream from streams s cross join lateral (
+            select o.boot_id, o.stream from public.log_objects o
+             where o.worker_id = p_worker_id and (o.boot_id, o.stream) > (s.boot_id, s.stream)
+             order by o.boot_id, o.stream limit 1) n
+    ), ends as (
+        select o.* from streams s cross join lateral (
+            (select * from public.log_objects l
+              where l.worker_id = p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream
+              order by l.seq desc limit 1)
+            union
+            (select * from public.log_objects l
+              where l.worker_id = p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream and l.shipped_at is not null
+              order by l.seq desc limit 1)) o
+    )
+    select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(
+               'boot_id', o.boot_id, 'stream', o.stream, 'seq', o.seq, 'first', o.first_byte, 'last', o.last_byte,
+               'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
+               'declared_lost', o.declared_lost, 'reason', o.reason) order by o.boot_id, o.stream, o.seq), '[]'))
+      from ends o
+     where exists (select from public.workers w where w.id = p_worker_id and w.fleet = p_fleet)
+$$;
+
 CREATE FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -928,7 +958,7 @@ CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timest
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_bite constant int := 50000;  -- rows per table and call; a busy fleet writes half a million events a day
+    c_bite constant int := 100000;  -- rows per table and call, which is once an hour
     v_decisions int;
     v_events int;
     v_attempts int;
@@ -943,13 +973,29 @@ begin
     delete from public.worker_events e where e.id in (
         select o.id from public.worker_events o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet
-           and case when o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle') then o.at
-                    else w.terminated_at end < v_now - interval '90 days' limit c_bite);
+           and o.at < v_now - interval '7 days'  -- by its index: the rest is not looked at
+           and (w.terminated_at < v_now - interval '90 days'
+                or o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle')) limit c_bite);
     get diagnostics v_events = row_count;
     delete from public.worker_attempts a where a.id in (
         select o.id from public.worker_attempts o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
     get diagnostics v_attempts = row_count;
+    delete from public.log_objects l where l.ctid = any (array(
+        select o.ctid from public.log_objects o join public.workers w on w.id = o.worker_id
+         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite));
+    with hours as (
+        select c.worker_id, c.fleet, c.kind, date_trunc('hour', c.from_at, 'UTC') as began, array_agg(c.id) as ids,
+               sum(c.to_at - c.from_at) as took, sum(c.usd) as usd
+          from public.costs c
+         where c.fleet = p_fleet and c.to_at > v_now - interval '3 hours' and c.to_at < date_trunc('hour', v_now, 'UTC')
+           and date_trunc('hour', c.to_at, 'UTC') = date_trunc('hour', c.from_at, 'UTC')
+         group by 1, 2, 3, 4 having count(*) > 1
+    ), gone as (
+        delete from public.costs c using hours h where c.id = any (h.ids)
+    )
+    insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+    select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
     perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end
@@ -3613,6 +3659,8 @@ CREATE INDEX worker_asks_open ON public.worker_asks USING btree (worker_id) WHER
 
 CREATE INDEX worker_attempts_worker ON public.worker_attempts USING btree (worker_id, id);
 
+CREATE INDEX worker_events_age ON public.worker_events USING brin (at);
+
 CREATE INDEX worker_events_worker ON public.worker_events USING btree (worker_id, id);
 
 CREATE INDEX workers_climbs ON public.workers USING btree (fleet, climb_ended_at) WHERE (climb_ended_at IS NOT NULL);
@@ -3747,6 +3795,9 @@ GRANT ALL ON FUNCTION public.fleet_leadership(p_fleet text, p_now timestamp with
 
 REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) TO service_role;

@@ -494,8 +494,35 @@ async def test_a_long_life_is_told_by_its_beginning_and_its_end(
     assert len(reasons) == 1000
     assert (reasons[0], reasons[-1]) == ("spawn requested", "flip 3000")
     assert len(told["attempts"]) == 1000
-    fleet.wait(91 * 86_400)
+    fleet.wait(8 * 86_400)
     assert (await fleet.fleet("retention"))["worker_events"] == 3000
+
+
+async def test_an_hour_of_short_tasks_is_booked_in_a_few_rows(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """What it cost stays, to the cent and the second, of each kind."""
+    agent = await fleet.agent()
+    for _ in range(10):
+        await fleet.submit()
+        (task,) = await agent.claim()
+        fleet.wait(7)
+        await agent.complete(task)
+        await agent.claim()
+        fleet.wait(5)
+    fleet.wait(7_200)
+    window = {"p_since": START, "p_until": fleet.now}
+    costs = "select count(*) as n from costs"
+    before, (raw,) = (
+        await fleet.call("fleet_cost", p_fleet=FLEET, **window),
+        await (await hand.execute(costs)).fetchall(),
+    )
+    await fleet.fleet("retention")
+    after, (kept,) = (
+        await fleet.call("fleet_cost", p_fleet=FLEET, **window),
+        await (await hand.execute(costs)).fetchall(),
+    )
+    assert (raw["n"], kept["n"]) == (19, 2)
+    assert (after["usd"], after["kinds"]) == (before["usd"], before["kinds"])
+    assert (await fleet.snapshot())["spent"]["today_usd"] == pytest.approx(float(before["usd"]))
 
 
 async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_were(
@@ -518,3 +545,25 @@ async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_wer
         (after,) = await (await hand.execute(read)).fetchall()
     assert sorted(seen["it"]["last_spawn_at"]) == ["default", "p0", "p1", "p2"]
     assert after["n"] - before["n"] < 100
+
+
+async def test_of_a_long_log_a_new_leader_reads_the_ends(
+    fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Where the ledger ends, and what has arrived; a piece that is begun is the last one."""
+    for name in ("gpu-1", "gpu-2"):
+        await fleet.spawn(name)
+    await hand.execute(
+        """insert into log_objects
+               (worker_id, boot_id, stream, seq, first_byte, last_byte, sha256, key, begun_at, shipped_at)
+           select w, b, s, n, n * 10, n * 10 + 10, 'sha', n::text, now(), case when n < 998 then now() end
+             from unnest(array['gpu-1', 'gpu-2']) w, unnest(array['b1', 'b2']) b, unnest(array['agent', 'handler']) s,
+                  generate_series(0, 998) n"""
+    )
+    await store.log_lost(fleet.term, "gpu-1", "b2", "handler", 9_980, None, "lost with its host")
+    found = [(p["boot_id"], p["stream"], p["seq"], p["declared_lost"]) for p in await store.log_ends("gpu-1")]
+    both = [
+        (boot, stream, seq, False) for boot in ("b1", "b2") for stream in ("agent", "handler") for seq in (997, 998)
+    ]
+    assert found == [*both[:-1], ("b2", "handler", 999, True)]
+    assert await store.log_ends("gpu-3") == []
