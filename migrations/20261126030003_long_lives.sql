@@ -91,6 +91,7 @@ end
 $$;
 
 -- The newest intent of each pool, found in the index: each look at the fleet went through every worker that it has ever had.
+-- And since when a worker that is active holds nothing: one that never asks again is never idle by its own doing.
 create or replace function public.fleet_snapshot(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql volatile security definer set search_path = ''
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
@@ -99,6 +100,7 @@ declare
     v_paused jsonb := public.internal_pauses(p_fleet, v_now);
     v_avoid jsonb := '{}';
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
+    c_batch constant int := 100;  -- tasks of one claim
     c_differences constant int := 1000;  -- more rows than that are rolled up first
 begin
     if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
@@ -157,7 +159,10 @@ begin
             'now', v_now,
             'workers', coalesce((
                 select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
-                           'progress_at', h.progress_at, 'slowest_task', h.slowest) order by w.id)
+                           'progress_at', h.progress_at, 'slowest_task', h.slowest,
+                           'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
+                               select max(a.ended_at) from (select a.ended_at from public.task_attempts a
+                                where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)
                   from public.workers w left join held h on h.worker_id = w.id
                  where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
             'demand', coalesce((

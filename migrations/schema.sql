@@ -1041,6 +1041,7 @@ declare
     v_paused jsonb := public.internal_pauses(p_fleet, v_now);
     v_avoid jsonb := '{}';
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
+    c_batch constant int := 100;  -- tasks of one claim
     c_differences constant int := 1000;  -- more rows than that are rolled up first
 begin
     if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
@@ -1099,7 +1100,10 @@ begin
             'now', v_now,
             'workers', coalesce((
                 select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
-                           'progress_at', h.progress_at, 'slowest_task', h.slowest) order by w.id)
+                           'progress_at', h.progress_at, 'slowest_task', h.slowest,
+                           'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
+                               select max(a.ended_at) from (select a.ended_at from public.task_attempts a
+                                where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)
                   from public.workers w left join held h on h.worker_id = w.id
                  where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
             'demand', coalesce((

@@ -49,6 +49,7 @@ def worker_of(row: Row) -> Worker:
         release=row["release"],
         progress_at=maybe_moment(row.get("progress_at")),
         slowest_task=row.get("slowest_task"),
+        empty_since=maybe_moment(row.get("empty_since")),
         reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
         metadata=row["metadata"],
         log_bytes=row["log_bytes"] or {},

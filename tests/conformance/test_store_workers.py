@@ -8,6 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
@@ -567,3 +568,18 @@ async def test_of_a_long_log_a_new_leader_reads_the_ends(
     ]
     assert found == [*both[:-1], ("b2", "handler", 999, True)]
     assert await store.log_ends("gpu-3") == []
+
+
+async def test_a_snapshot_tells_since_when_an_active_worker_holds_nothing(fleet: Fleet) -> None:
+    """From its last task's end, not from when it became active: that may be days ago."""
+    agent, fresh, idle = await fleet.agent(), await fleet.agent(), await fleet.agent(State.IDLE)
+    await fleet.submit(count=2)
+    held = await agent.claim(batch=2)
+    fleet.wait(50)
+    await agent.complete(held[0])
+    seen = {worker.id: worker.empty_since for worker in map(worker_of, (await fleet.snapshot())["workers"])}
+    assert seen == {agent.id: None, fresh.id: START, idle.id: None}
+    await agent.complete(held[1])
+    fleet.wait(50)
+    seen = {worker.id: worker.empty_since for worker in map(worker_of, (await fleet.snapshot())["workers"])}
+    assert seen[agent.id] == START + timedelta(seconds=50)

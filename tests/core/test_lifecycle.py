@@ -266,6 +266,15 @@ def test_an_operators_wish_drains_from_any_live_state() -> None:
         assert end(only(snapshot(replace(one, drain_requested_at=ago(1)))))[0] == ExitCause.MANUAL
 
 
+def test_an_agent_that_asks_for_nothing_is_idle() -> None:
+    """It beats, so it is not lost; it holds nothing and never says that it is idle: it would be paid for for ever."""
+    mute = worker("gpu-1", state_since=ago(9_000), empty_since=ago(121))
+    action = only(snapshot(mute))
+    assert action == Settle("gpu-1", State.ACTIVE, State.IDLE, "held no task for 121 s")
+    assert only(snapshot(replace(mute, empty_since=ago(110)))) is None
+    assert only(snapshot(replace(mute, tasks_running=1, empty_since=None))) is None
+
+
 def test_an_own_programs_state_follows_what_it_holds() -> None:
     """A program that claims in its own way is idle when it has held nothing for a while."""
     free = worker("gpu-1", own_program=True, state_since=ago(61))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.sim.sql.queue import Json, Queue
-from tests.sim.sql.tables import Row, check_id, check_keys, jsonable, refuse
+from tests.sim.sql.tables import Row, check_id, check_keys, greatest, jsonable, refuse
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
               "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason",
@@ -281,7 +281,7 @@ class Database(Queue):
     def fleet_snapshot(self, p_fleet: str) -> Json:
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
-        rows = [jsonable(w) | self._held(w["id"]) for w in sorted(live, key=lambda w: str(w["id"]))]
+        rows = [jsonable(w) | self._held(w) for w in sorted(live, key=lambda w: str(w["id"]))]
         ended = sum(self.abandoned(t) for held in self.running.values() for t in held.values())
         spawned: dict[str, datetime] = {}
         for worker in self.workers.values():
@@ -307,13 +307,17 @@ class Database(Queue):
             "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
         }
 
-    def _held(self, worker_id: str) -> Json:
-        held = list(self.running.get(worker_id, {}).values())
+    def _held(self, worker: Row) -> Json:
+        held = list(self.running.get(worker["id"], {}).values())
         if not held:
-            return {"tasks_running": 0, "progress_at": None, "slowest_task": None}
+            empty = worker["status"] == "active"
+            ends = (a["ended_at"] for a in self.task_attempts.values() if empty and a["worker_id"] == worker["id"])
+            since = jsonable(greatest(worker["state_since"], *ends)) if empty else None
+            return {"tasks_running": 0, "progress_at": None, "slowest_task": None, "empty_since": since}
         slowest = min(held, key=lambda t: (t["progress_at"] or t["generation_started_at"], t["id"]))
         at = slowest["progress_at"] or slowest["generation_started_at"]
-        return {"tasks_running": len(held), "progress_at": at.isoformat(), "slowest_task": slowest["id"]}
+        said = {"tasks_running": len(held), "progress_at": at.isoformat(), "slowest_task": slowest["id"]}
+        return said | {"empty_since": None}
 
     def _demand(self, paused: Mapping[str, Any]) -> list[Json]:
         counts: dict[str, Counter[str]] = {}
