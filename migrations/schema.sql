@@ -931,7 +931,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
-    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s));
+    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s, p_fleet));
 end
 $$;
 
@@ -1115,7 +1115,8 @@ begin
             'expired_leases', (
                 select count(*) from public.tasks t
                  where t.status = 'In Progress'
-                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
+                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)
+                   and not public.internal_is_anothers(p_fleet, t.worker_id, v_now)),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),
@@ -1785,6 +1786,14 @@ CREATE FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_a
          where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
 $$;
 
+CREATE FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
+                    where w.id = p_worker_id and w.fleet <> p_fleet and l.expires_at > p_now)
+$$;
+
 CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -1984,7 +1993,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0) RETURNS jsonb
+CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0, p_fleet text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -2003,6 +2012,7 @@ begin
             select t.id from public.tasks t
              where t.status = 'In Progress'
                and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
+               and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
              order by t.id for update skip locked) l;
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
@@ -3903,6 +3913,8 @@ REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce tex
 
 REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
@@ -3927,7 +3939,7 @@ REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[],
 
 REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric, p_fleet text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 

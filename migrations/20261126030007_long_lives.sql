@@ -174,7 +174,8 @@ begin
             'expired_leases', (
                 select count(*) from public.tasks t
                  where t.status = 'In Progress'
-                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
+                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)
+                   and not public.internal_is_anothers(p_fleet, t.worker_id, v_now)),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),
