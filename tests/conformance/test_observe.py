@@ -1,19 +1,25 @@
 """What one observation says, from the rows of a real database; no row, however odd, ends every look at the fleet."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from typing import Any, NoReturn, cast
 
+import apscheduler.schedulers.base
+import apscheduler.triggers.interval
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator import daemon
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.bringup import PodView, WorkerView
 from orchestrator.catalog import Catalog
-from orchestrator.core.actions import Rescue, Terminate
+from orchestrator.core.actions import Plan, Rescue, Terminate
+from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 from orchestrator.daemon import Daemon
@@ -99,32 +105,67 @@ async def test_a_code_of_a_later_version_does_not_blind_an_earlier_one(
     assert plan(build.snapshot(worker), policy()).actions
 
 
-async def test_a_tick_that_crashes_shows_in_the_probes(direct: PostgresDb) -> None:
-    """Nothing is decided then: that must not look like a healthy fleet."""
-    store, catalog, told = SqlStore(direct, FLEET), Catalog(None, policy()), asyncio.Event()
+async def nothing(*_: object) -> Any:
+    """What an executor without pods is never asked for."""
 
-    def crash(*_: object) -> NoReturn:
-        asyncio.get_running_loop().call_soon(told.set)
-        raise ZeroDivisionError("a mistake of ours")
 
-    async def nothing(*_: object) -> dict[str, Any]:
-        return {}
-
-    health, metrics = Health(started_at_s=0), Metrics()
-    daemon = Daemon(
-        store=store, db=direct, observer=Observer(store, None, FLEET, catalog), catalog=catalog, health=health,
+def daemon_of(db: PostgresDb, think: Callable[[Snapshot, Policy], Plan], health: Health, metrics: Metrics) -> Daemon:
+    """A whole loop over this database, without a provider."""
+    store, catalog = SqlStore(db, FLEET), Catalog(None, policy())
+    return Daemon(
+        store=store, db=db, observer=Observer(store, None, FLEET, catalog), catalog=catalog, health=health,
         executor=lambda wake: Executor(
             store, store, cast("Cloud", None), climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,
             catalog=catalog, policy=policy(), terms=Terms(20, 60, own_program=False), wake=wake,
         ),
         shipper=cast("Shipper", None), pods=PodView(), workers=WorkerView(), metrics=metrics, policy=policy(),
-        poll_s=30, holder="us", on_notify=lambda *_: None, think=crash,
+        poll_s=0.1, holder="us", on_notify=lambda *_: None, think=think,
     )  # fmt: skip
-    stop = asyncio.Event()
-    running = asyncio.create_task(daemon.run(stop))
+
+
+async def test_a_tick_that_crashes_shows_in_the_probes(direct: PostgresDb) -> None:
+    """Nothing is decided then: that must not look like a healthy fleet."""
+    told = asyncio.Event()
+
+    def crash(*_: object) -> NoReturn:
+        asyncio.get_running_loop().call_soon(told.set)
+        raise ZeroDivisionError("a mistake of ours")
+
+    health, metrics, stop = Health(started_at_s=0), Metrics(), asyncio.Event()
+    running = asyncio.create_task(daemon_of(direct, crash, health, metrics).run(stop))
     async with asyncio.timeout(SOON_S):
         await told.wait()
         stop.set()
         await running
     assert health.reason == "ZeroDivisionError: a mistake of ours"
     assert metrics.registry.get_sample_value("orchestrator_ticks_total", {"outcome": "aborted"})
+
+
+async def test_a_clock_that_is_set_back_stops_no_timer(direct: PostgresDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of it would be an hour in which nobody leads."""
+    ahead, thoughts, running_s = timedelta(0), asyncio.Semaphore(0), time.time
+
+    class Moment(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + ahead
+
+    for module in (apscheduler.schedulers.base, apscheduler.triggers.interval, daemon):
+        monkeypatch.setattr(module, "datetime", Moment)
+    monkeypatch.setattr(time, "time", lambda: running_s() + ahead.total_seconds())
+    monkeypatch.setattr(daemon, "LEAD_EVERY_S", 0.2)
+
+    def think(seen: Snapshot, by: Policy) -> Plan:
+        asyncio.get_running_loop().call_soon(thoughts.release)
+        return plan(seen, by)
+
+    stop, one = asyncio.Event(), daemon_of(direct, think, Health(started_at_s=0), Metrics())
+    running = asyncio.create_task(one.run(stop))
+    async with asyncio.timeout(SOON_S):
+        await thoughts.acquire()
+        await one._at_rest.wait()
+        ahead -= timedelta(hours=1)
+        for _ in range(10):
+            await thoughts.acquire()
+        stop.set()
+        await running
