@@ -180,14 +180,14 @@ begin
               from by_kind k join public.workers w on w.id = k.worker_id
              group by w.id
         ), shares as (
-            select a.task_id, t.task_type, a.outcome, extract(epoch from x.to_at - x.from_at) as seconds,
-                   coalesce(w.price_usd_per_hour, 0) * extract(epoch from x.to_at - x.from_at) / 3600 as usd
+            select a.task_id, t.task_type, a.outcome, extract(epoch from x.to_at - x.from_at) / a.of as seconds,
+                   coalesce(w.price_usd_per_hour, 0) * extract(epoch from x.to_at - x.from_at) / a.of / 3600 as usd
               from public.workers w
-              join public.task_attempts a on a.worker_id = w.id
+              cross join lateral public.internal_turns(w.id, v_now) a
               join public.tasks t on t.id = a.task_id
               cross join lateral (
-                  select greatest(a.started_at, p_since) as from_at,
-                         least(coalesce(a.ended_at, v_now), w.billing_until, v_until) as to_at) x
+                  select greatest(a.from_at, p_since) as from_at,
+                         least(a.to_at, w.billing_until, v_until) as to_at) x
              where w.fleet = p_fleet and w.billing_since is not null and w.created_at < v_until
                and coalesce(w.terminated_at > p_since, true) and x.to_at > x.from_at
         ), tasks as (
@@ -308,9 +308,10 @@ begin
     select coalesce(sum((k.value ->> 'seconds')::numeric), 0) into v_paid_s from jsonb_each(v_cost -> 'kinds') k;
     return (
         with ended as (
-            select a.outcome, extract(epoch from a.ended_at - a.started_at) as seconds
-              from public.task_attempts a join public.workers w on w.id = a.worker_id
-             where w.fleet = p_fleet and a.ended_at > p_since and a.ended_at <= v_until
+            select a.outcome, extract(epoch from a.to_at - a.from_at) / a.of as seconds
+              from public.workers w cross join lateral public.internal_turns(w.id, v_now) a
+             where w.fleet = p_fleet and coalesce(w.terminated_at > p_since - interval '1 day', true)
+               and a.outcome is not null and a.to_at > p_since and a.to_at <= v_until
         ), counted as (
             select count(*) filter (where e.outcome = 'complete') as completed,
                    count(*) filter (where e.outcome in ('failed', 'lost')) as failed_attempts,
@@ -780,6 +781,12 @@ declare
 begin
     return (
         with mine as (select w.* from public.workers w where w.fleet = p_fleet),
+        turns as (
+            select w.pool, avg(extract(epoch from a.to_at - a.from_at) / a.of) as mean_s
+              from mine w cross join lateral public.internal_turns(w.id, v_now) a
+             where coalesce(w.terminated_at > v_day, true) and a.outcome = 'complete' and a.to_at > v_day
+             group by w.pool
+        ),
         queue as (
             select t.pool,
                    count(*) filter (where t.status = 'Queued' and not t.blocked
@@ -793,8 +800,7 @@ begin
                                       and t.generation_processed_at > v_now - interval '1 hour') as completed_1h,
                    min(t.created_at) filter (where t.status = 'Queued' and not t.blocked
                                                and coalesce(t.run_after <= v_now, true)) as oldest_claimable_at,
-                   avg(extract(epoch from t.generation_processed_at - t.generation_started_at))
-                       filter (where t.status = 'Complete' and t.generation_processed_at > v_day) as mean_task_s
+                   (select u.mean_s from turns u where u.pool = t.pool) as mean_task_s
               from public.tasks t group by t.pool
         ),
         attempts as (
@@ -2440,6 +2446,17 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_turns(p_worker_id text, p_now timestamp with time zone) RETURNS TABLE(task_id uuid, attempt integer, outcome text, from_at timestamp with time zone, to_at timestamp with time zone, of bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select e.task_id, e.attempt, e.outcome,
+           greatest(e.started_at, max(e.to_at) over (partition by e.nonce, e.claim_no order by e.to_at
+                                                     range between unbounded preceding and current row exclude group)),
+           e.to_at, count(*) over (partition by e.nonce, e.claim_no, e.to_at)
+      from (select a.*, coalesce(a.ended_at, p_now) as to_at from public.task_attempts a where a.worker_id = p_worker_id) e
+$$;
+
 CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
@@ -3966,6 +3983,8 @@ REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_counted() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_turns(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 

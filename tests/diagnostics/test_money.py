@@ -50,6 +50,31 @@ async def test_dollars_are_split_by_what_the_worker_did(fleet: Fleet) -> None:
     assert (line.usd, line.kinds["idle"]) == pytest.approx((0.145, 0.04))
 
 
+async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
+    """One after the other: each has the time since the one before it ended; together they cost what the worker did."""
+    await fleet.submit(*({"task_type": kind} for kind in ("long", "quick", "quick", "unbegun")))
+    agent = await fleet.agent()
+    tasks = {task["id"]: task for task in await agent.claim(batch=4)}
+    long, *quick, unbegun = tasks.values()
+    fleet.wait(60)
+    await agent.complete(long)
+    fleet.wait(2)
+    await agent.complete_many(*({"task_id": task["id"], "attempt": 1} for task in quick))
+    await agent.release(unbegun)
+    report = await cost(fleet)
+    spent = {row["task_type"]: (float(row["seconds"]), float(row["usd"])) for row in report["types"]}
+    # Those that ended at one moment share the last two seconds.
+    assert spent == {
+        "long": (60, 0.06), "quick": pytest.approx((4 / 3, 4 / 3_000), abs=1e-3),
+        "unbegun": pytest.approx((2 / 3, 2 / 3_000), abs=1e-3),
+    }  # fmt: skip
+    assert sum(usd for _, usd in spent.values()) == pytest.approx(kinds(report)["busy"])
+    ends = await fleet.call("fleet_efficiency", p_fleet=FLEET, p_since=START, p_until=None)
+    assert float(ends["run_p50_s"]) == pytest.approx(2 / 3, abs=1e-3)
+    pools = (await fleet.call("fleet_report", p_fleet=FLEET))["queue"]
+    assert float(pools[0]["mean_task_s"]) == pytest.approx((60 + 4 / 3) / 3, abs=1e-2)
+
+
 @pytest.mark.parametrize(
     ("since_s", "until_s", "expected"),
     [

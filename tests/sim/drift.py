@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import random
 import re
+import sys
 import tempfile
 import time
 import uuid
@@ -15,6 +16,8 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import psycopg
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.core.states import LADDER, ExitCause
@@ -26,6 +29,7 @@ from tests.sim.sql.records import Records
 FLEET = "default"
 START = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
 LOOK_EVERY = 25  # steps, between two comparisons of everything
+ROUND = 5_000  # steps on one database, run alone
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d(:?\d\d)?|Z)?")
 WITHIN_MS = 10**3
 LIVE = ("spawning", "active", "idle", "terminating")
@@ -412,16 +416,23 @@ async def drift(db: PostgresDb, seed: int, steps: int) -> Counter[str]:
 
 
 async def _alone(seed: int, steps: int) -> None:
+    """Rounds of ROUND steps, each with a seed and a database of its own: everything is compared again and again."""
+    calls, began = Counter[str](), time.monotonic()
+    seeds = range(seed, seed + -(-steps // ROUND))
     with tempfile.TemporaryDirectory() as directory:
         async with EmbeddedPostgres(Path(directory) / "data", durable=False, keep=False) as server:
-            await migrate(server.url)
-            db = await PostgresDb.open(server.url, call_timeout_s=30)
-            began = time.monotonic()
-            calls = await drift(db, seed, steps)
-            await db.close()
-            for name, count in sorted(calls.items()):
-                print(f"{count:8d} {name}")
-            print(f"seed {seed}: {steps} steps, {sum(calls.values())} calls, {time.monotonic() - began:.1f} s")
+            for number in seeds:
+                url = server.url_of(f"round_{number}")
+                async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
+                    await connection.execute(f"create database round_{number}".encode())
+                await migrate(url)
+                db = await PostgresDb.open(url, call_timeout_s=30)
+                calls += await drift(db, number, min(ROUND, steps - ROUND * (number - seed)))
+                await db.close()
+                print(f"seed {number}: as it should be, after {time.monotonic() - began:.0f} s", file=sys.stderr)
+    for name, count in sorted(calls.items()):
+        print(f"{count:8d} {name}")
+    print(f"{len(seeds)} seeds from {seed}: {steps} steps, {calls.total()} calls, {time.monotonic() - began:.1f} s")
 
 
 if __name__ == "__main__":
