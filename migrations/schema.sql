@@ -1065,10 +1065,11 @@ begin
               from spawned s where s.pool is not null
         ), running as (
             select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
+                   max(coalesce(t.progress_at, t.generation_started_at)) as moved_at,
                    (array_agg(t.id order by coalesce(t.progress_at, t.generation_started_at), t.id))[1] as slowest
               from public.tasks t where t.status = 'In Progress' group by t.worker_id, t.pool
         ), held as (
-            select r.worker_id, sum(r.n) as n, min(r.progress_at) as progress_at,
+            select r.worker_id, sum(r.n) as n, min(r.progress_at) as progress_at, max(r.moved_at) as moved_at,
                    (array_agg(r.slowest order by r.progress_at))[1] as slowest
               from running r where r.worker_id is not null group by r.worker_id
         ), counts as (
@@ -1106,7 +1107,8 @@ begin
             'now', v_now,
             'workers', coalesce((
                 select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
-                           'progress_at', h.progress_at, 'slowest_task', h.slowest,
+                           'progress_at', case when w.own_program then h.progress_at else h.moved_at end,
+                           'slowest_task', h.slowest,
                            'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
                                select max(a.ended_at) from (select a.ended_at from public.task_attempts a
                                 where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)

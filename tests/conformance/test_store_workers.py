@@ -583,3 +583,15 @@ async def test_a_snapshot_tells_since_when_an_active_worker_holds_nothing(fleet:
     fleet.wait(50)
     seen = {worker.id: worker.empty_since for worker in map(worker_of, (await fleet.snapshot())["workers"])}
     assert seen[agent.id] == START + timedelta(seconds=50)
+
+
+@pytest.mark.parametrize("own_program", [False, True])
+async def test_a_task_that_waits_behind_another_of_its_claim_is_not_stuck(fleet: Fleet, own_program: bool) -> None:
+    """An agent runs them one by one, and the first may be long; a program of the user's may run them side by side."""
+    agent = await fleet.agent(own_program=own_program)
+    await fleet.submit(count=2)
+    first, second = await agent.claim(batch=2)
+    fleet.wait(1_300)
+    await agent.beat({**first, "progress": {"fraction": 0.5}}, second)
+    (worker,) = map(worker_of, (await fleet.snapshot())["workers"])
+    assert worker.progress_at == (START if own_program else fleet.now)

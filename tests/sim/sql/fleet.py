@@ -315,8 +315,8 @@ class Database(Queue):
             since = jsonable(greatest(worker["state_since"], *ends)) if empty else None
             return {"tasks_running": 0, "progress_at": None, "slowest_task": None, "empty_since": since}
         slowest = min(held, key=lambda t: (t["progress_at"] or t["generation_started_at"], t["id"]))
-        at = slowest["progress_at"] or slowest["generation_started_at"]
-        said = {"tasks_running": len(held), "progress_at": at.isoformat(), "slowest_task": slowest["id"]}
+        moved = (min if worker["own_program"] else max)(t["progress_at"] or t["generation_started_at"] for t in held)
+        said = {"tasks_running": len(held), "progress_at": moved.isoformat(), "slowest_task": slowest["id"]}
         return said | {"empty_since": None}
 
     def _demand(self, paused: Mapping[str, Any]) -> list[Json]:
