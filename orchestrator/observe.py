@@ -99,11 +99,12 @@ class Observer:
         except PortError:
             self.gap()
             raise
-        clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
-        if clock_s - asked_s > self._deaf_s:
+        answered_s = asyncio.get_running_loop().time()
+        if answered_s - asked_s > self._deaf_s:
             self.gap()
-        self._compare_clocks(half.now, asked_s, clock_s)
+        self._compare_clocks(half.now, asked_s, answered_s)
         self.heard()
+        clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
         self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
         knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
         if fresh and self._pods is not None:
