@@ -534,10 +534,11 @@ async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_wer
     await hand.execute(
         """insert into workers (id, pool, stage, waiting_on, deadline_at, next_attempt_at, created_at)
            select 'w-' || n, 'p' || n % 3, 'intent', 'operator', now(), now(), now() - n * interval '1 h'
-             from generate_series(1, 500) n;
+             from generate_series(1, 3000) n;
            update workers set status = 'terminating', exit_cause = 'manual' where id like 'w-%';
            update workers set status = 'terminated' where id like 'w-%';
-           update workers set climb_ended_at = created_at where id like 'w-%'"""
+           update workers set climb_ended_at = created_at where id like 'w-%';
+           analyze workers"""
     )
     read = "select idx_tup_fetch + seq_tup_read as n from pg_stat_xact_user_tables where relname = 'workers'"
     async with hand.transaction():
@@ -545,7 +546,7 @@ async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_wer
         (seen,) = await (await hand.execute("select fleet_snapshot('default') as it")).fetchall()
         (after,) = await (await hand.execute(read)).fetchall()
     assert sorted(seen["it"]["last_spawn_at"]) == ["default", "p0", "p1", "p2"]
-    assert after["n"] - before["n"] < 100
+    assert after["n"] - before["n"] < 300
 
 
 async def test_of_a_long_log_a_new_leader_reads_the_ends(
