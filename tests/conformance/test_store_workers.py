@@ -8,6 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
@@ -527,9 +528,11 @@ async def test_an_hour_of_short_tasks_is_booked_in_a_few_rows(fleet: Fleet, hand
 
 
 async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_were(
-    fleet: Fleet, hand: AsyncConnection[DictRow]
+    direct: PostgresDb, hand: AsyncConnection[DictRow]
 ) -> None:
     """It is taken every two seconds, for years."""
+    fleet = Fleet(direct)
+    await fleet.lead()
     await fleet.spawn("gpu-1")
     await hand.execute(
         """insert into workers (id, pool, stage, waiting_on, deadline_at, next_attempt_at, created_at)
