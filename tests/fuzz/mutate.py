@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -59,7 +60,7 @@ def spoilt(draw: Random, value: Any) -> Any:
 def _once(draw: Random, value: Any) -> Any:
     inside = isinstance(value, dict | list) and value and draw.random() < 0.85
     if not inside:
-        return draw.choice(VALUES)
+        return deepcopy(draw.choice(VALUES))  # the next change must not spoil what later inputs are made of
     key: Any = draw.choice(list(value)) if isinstance(value, dict) else draw.randrange(len(value))
     match draw.randrange(6):
         case 0:
@@ -69,7 +70,7 @@ def _once(draw: Random, value: Any) -> Any:
         case 1 | 2 if isinstance(value, list):
             value.insert(key, value[key])
         case 3:
-            value[key] = draw.choice(VALUES)
+            value[key] = deepcopy(draw.choice(VALUES))
         case _:
             value[key] = _once(draw, value[key])
     return value
