@@ -285,4 +285,5 @@ def _launch(settings: Settings, heartbeat_s: float, policy: Policy) -> LaunchCon
         deadlines_s=dict(settings.bringup_deadlines),
         batches={pool.name: pool.batch for pool in policy.pools},
         images={pool.name: pool.image for pool in policy.pools},
+        env=settings.handler_env,
     )
