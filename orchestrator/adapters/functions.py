@@ -109,6 +109,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_key",
         ),
         "fleet_log_pieces": ("p_fleet", "p_worker_id"),
+        "fleet_log_ends": ("p_fleet", "p_worker_id"),
         "fleet_log_lost": (
             "p_fleet",
             "p_term",

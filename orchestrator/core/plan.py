@@ -71,9 +71,9 @@ def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Actio
 
 
 def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
-    """Of those whose rows the tick waits for the first ROWS_PER_TICK, spawns last; the next tick goes on."""
+    """Of those whose rows the tick waits for the first ROWS_PER_TICK, remarks last; the next tick goes on."""
     rows = 0
-    for action in actions:
+    for action in sorted(actions, key=lambda action: isinstance(action, Wait)):
         rows += isinstance(action, WRITTEN)
         if rows <= ROWS_PER_TICK or not isinstance(action, WRITTEN):
             yield action
