@@ -97,7 +97,10 @@ def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | N
     direct = _optional_object(_optional_object(fields, "ssh"), "direct")
     if direct.get("host") is not None or direct.get("port") is not None:
         return _text(direct, "host"), _port(direct, "port")
-    for entry in runtime.get("ports") or ():
+    ports = runtime.get("ports") or []
+    if not isinstance(ports, list):
+        raise Malformed("runtime.ports is not a list")
+    for entry in ports:
         mapping = _object(entry, "runtime.ports")
         if mapping.get("private") == SSH_PORT and mapping.get("type") == "tcp":
             return _text(mapping, "ip"), _port(mapping, "public")

@@ -221,6 +221,7 @@ async def test_a_read_is_tried_again(api: Api, cloud: RunPodCloud, kind: str) ->
         {"cost": "0.44"},
         {"createdAt": "yesterday"},
         {"runtime": "up"},
+        {"ssh": None, "runtime": {"ports": 22}},
     ],
 )
 async def test_a_pod_of_ours_that_cannot_be_read_makes_the_list_unavailable(

@@ -143,10 +143,12 @@ async def test_a_deserted_pod_is_stopped(orchestrator: Orchestrator, tmp_path: P
         begun = tmp_path / "begun"
         orchestrator.submit("endless", "endless", {"begun": str(begun)})
         await asyncio.to_thread(orchestrator.until, lambda: begun.exists() and begun.read_text().endswith("\n"))
+        (made.run / "done.json.tmp").mkdir()  # a disk that takes nothing any more
         await asyncio.to_thread(orchestrator.down)
         await api.status(pod["id"], "EXITED")
         assert live([line["pid"], int(begun.read_text())]) == []
-        assert json.loads((made.run / "done.json").read_text())["reason"].startswith("dead-man's switch")
+        (ended,) = made.events("agent_ended")
+        assert ended["reason"].startswith("dead-man's switch")
         assert api.emulator.core.calls["POST /v2/pods/{id}/action"] == 1
 
 
