@@ -507,6 +507,36 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    with recursive streams (boot_id, stream) as (  -- from one to the next in the index, however many pieces each has
+        (select o.boot_id, o.stream from public.log_objects o
+          where o.worker_id = p_worker_id order by o.boot_id, o.stream limit 1)
+        union all
+        select n.boot_id, n.stream from streams s cross join lateral (
+            select o.boot_id, o.stream from public.log_objects o
+             where o.worker_id = p_worker_id and (o.boot_id, o.stream) > (s.boot_id, s.stream)
+             order by o.boot_id, o.stream limit 1) n
+    ), ends as (
+        select o.* from streams s cross join lateral (
+            (select * from public.log_objects l
+              where l.worker_id = p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream
+              order by l.seq desc limit 1)
+            union
+            (select * from public.log_objects l
+              where l.worker_id = p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream and l.shipped_at is not null
+              order by l.seq desc limit 1)) o
+    )
+    select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(
+               'boot_id', o.boot_id, 'stream', o.stream, 'seq', o.seq, 'first', o.first_byte, 'last', o.last_byte,
+               'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
+               'declared_lost', o.declared_lost, 'reason', o.reason) order by o.boot_id, o.stream, o.seq), '[]'))
+      from ends o
+     where exists (select from public.workers w where w.id = p_worker_id and w.fleet = p_fleet)
+$$;
+
 CREATE FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -624,7 +654,7 @@ begin
     perform public.internal_check_keys(v_fields, array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
         'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'release', 'reserved_usd',
         'reserved_usd_per_hour', 'budget', 'waiting_on', 'waiting_for', 'exit_cause', 'failure_code', 'metadata',
-        'deadline_s', 'next_attempt_s', 'unbilled_s'], 'p_fields');
+        'deadline_s', 'next_attempt_s', 'unbilled_s', 'billed_s'], 'p_fields');
     if coalesce(p_reason, '') = '' then
         perform public.internal_refuse('OR007', 'a move needs a reason');
     end if;
@@ -637,7 +667,7 @@ begin
             format('expected it to be %s', array_to_string(p_from, ' or ')), 'Observe again.');
     end if;
     v_new := jsonb_populate_record(
-        v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s', 'unbilled_s']);
+        v_old, v_fields - array['budget', 'metadata', 'deadline_s', 'next_attempt_s', 'unbilled_s', 'billed_s']);
     v_new.status := coalesce(p_to, v_old.status);
     v_new.stage := coalesce(p_stage, case when p_to = 'terminated' then 'gone' end, v_old.stage);
     if v_new.status in ('terminating', 'terminated') and v_new.exit_cause is null then
@@ -649,7 +679,8 @@ begin
     perform public.internal_because('orchestrator', p_term, p_reason);
     update public.workers w
        set status = v_new.status, stage = v_new.stage, state_reason = p_reason, pod_id = v_new.pod_id,
-           billing_since = case when v_old.pod_id is null and v_new.pod_id is not null then v_now
+           billing_since = case when v_old.pod_id is null and v_new.pod_id is not null
+                                    then v_now - coalesce((v_fields->>'billed_s')::numeric, 0) * interval '1 second'
                                 when v_old.status = 'spawning' then greatest(v_old.billing_since,
                                     v_now - (v_fields->>'unbilled_s')::numeric * interval '1 second')
                                 else v_old.billing_since end,
@@ -927,7 +958,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
-    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s));
+    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s, p_fleet));
 end
 $$;
 
@@ -954,7 +985,7 @@ CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timest
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_bite constant int := 10000;  -- rows per table and call
+    c_bite constant int := 100000;  -- rows per table and call, which is once an hour
     v_decisions int;
     v_events int;
     v_attempts int;
@@ -968,12 +999,30 @@ begin
     get diagnostics v_decisions = row_count;
     delete from public.worker_events e where e.id in (
         select o.id from public.worker_events o join public.workers w on w.id = o.worker_id
-         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
+         where w.fleet = p_fleet
+           and o.at < v_now - interval '7 days'  -- by its index: the rest is not looked at
+           and (w.terminated_at < v_now - interval '90 days'
+                or o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle')) limit c_bite);
     get diagnostics v_events = row_count;
     delete from public.worker_attempts a where a.id in (
         select o.id from public.worker_attempts o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
     get diagnostics v_attempts = row_count;
+    delete from public.log_objects l where l.ctid = any (array(
+        select o.ctid from public.log_objects o join public.workers w on w.id = o.worker_id
+         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite));
+    with hours as (
+        select c.worker_id, c.fleet, c.kind, date_trunc('hour', c.from_at, 'UTC') as began, array_agg(c.id) as ids,
+               sum(c.to_at - c.from_at) as took, sum(c.usd) as usd
+          from public.costs c
+         where c.fleet = p_fleet and c.to_at > v_now - interval '3 hours' and c.to_at < date_trunc('hour', v_now, 'UTC')
+           and date_trunc('hour', c.to_at, 'UTC') = date_trunc('hour', c.from_at, 'UTC')
+         group by 1, 2, 3, 4 having count(*) > 1
+    ), gone as (
+        delete from public.costs c using hours h where c.id = any (h.ids)
+    )
+    insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+    select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
     perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end
@@ -1019,6 +1068,7 @@ declare
     v_paused jsonb := public.internal_pauses(p_fleet, v_now);
     v_avoid jsonb := '{}';
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
+    c_batch constant int := 100;  -- tasks of one claim
     c_differences constant int := 1000;  -- more rows than that are rolled up first
 begin
     if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
@@ -1029,12 +1079,18 @@ begin
           from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
     end if;
     return (
-        with running as (
+        with recursive spawned(pool) as (  -- from one to the next in the index, however many workers each has had
+            (select w.pool from public.workers w where w.fleet = p_fleet order by w.pool limit 1)
+            union all
+            select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool order by w.pool limit 1)
+              from spawned s where s.pool is not null
+        ), running as (
             select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
+                   max(coalesce(t.progress_at, t.generation_started_at)) as moved_at,
                    (array_agg(t.id order by coalesce(t.progress_at, t.generation_started_at), t.id))[1] as slowest
               from public.tasks t where t.status = 'In Progress' group by t.worker_id, t.pool
         ), held as (
-            select r.worker_id, sum(r.n) as n, min(r.progress_at) as progress_at,
+            select r.worker_id, sum(r.n) as n, min(r.progress_at) as progress_at, max(r.moved_at) as moved_at,
                    (array_agg(r.slowest order by r.progress_at))[1] as slowest
               from running r where r.worker_id is not null group by r.worker_id
         ), counts as (
@@ -1072,7 +1128,11 @@ begin
             'now', v_now,
             'workers', coalesce((
                 select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
-                           'progress_at', h.progress_at, 'slowest_task', h.slowest) order by w.id)
+                           'progress_at', case when w.own_program then h.progress_at else h.moved_at end,
+                           'slowest_task', h.slowest,
+                           'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
+                               select max(a.ended_at) from (select a.ended_at from public.task_attempts a
+                                where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)
                   from public.workers w left join held h on h.worker_id = w.id
                  where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
             'demand', coalesce((
@@ -1084,14 +1144,17 @@ begin
             'expired_leases', (
                 select count(*) from public.tasks t
                  where t.status = 'In Progress'
-                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
+                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)
+                   and not public.internal_is_anothers(p_fleet, t.worker_id, v_now)),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),
             'last_spawn_at', coalesce((
-                select jsonb_object_agg(s.pool, s.at) from (
-                    select w.pool, max(w.created_at) as at from public.workers w
-                     where w.fleet = p_fleet and w.stage is not null group by w.pool) s), '{}'),
+                select jsonb_object_agg(s.pool, n.created_at) from spawned s
+                 cross join lateral (
+                       select w.created_at from public.workers w
+                        where w.fleet = p_fleet and w.pool = s.pool and w.stage is not null
+                        order by w.created_at desc limit 1) n), '{}'),
             'ended', coalesce((
                 select jsonb_agg(jsonb_build_object(
                            'worker_id', c.id, 'pool', c.pool, 'at', c.climb_ended_at, 'promoted', c.promoted,
@@ -1258,6 +1321,8 @@ CREATE FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timest
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers;
+    c_first constant int := 200;  -- its bring-up …
+    c_last constant int := 800;  -- … and what it came to
 begin
     select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
     if not found then
@@ -1267,10 +1332,18 @@ begin
     return jsonb_build_object(
         'now', v_now,
         'worker', public.internal_worker_report(v_worker, v_now),
-        'events', coalesce((select jsonb_agg(to_jsonb(e) order by e.id)
-                              from public.worker_events e where e.worker_id = p_worker_id), '[]'),
-        'attempts', coalesce((select jsonb_agg(to_jsonb(a) order by a.id)
-                                from public.worker_attempts a where a.worker_id = p_worker_id), '[]'),
+        'events', coalesce((
+            select jsonb_agg(to_jsonb(e) order by e.id) from (
+                (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id limit c_first)
+                union
+                (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id desc limit c_last)) e),
+            '[]'),
+        'attempts', coalesce((
+            select jsonb_agg(to_jsonb(a) order by a.id) from (
+                (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id limit c_first)
+                union
+                (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id desc limit c_last)) a),
+            '[]'),
         'tasks', coalesce((select jsonb_agg(to_jsonb(a) order by a.started_at, a.task_id)
                              from (select * from public.task_attempts a where a.worker_id = p_worker_id
                                     order by a.started_at desc limit 1000) a), '[]'));
@@ -1742,6 +1815,14 @@ CREATE FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_a
          where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
 $$;
 
+CREATE FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
+                    where w.id = p_worker_id and w.fleet <> p_fleet and l.expires_at > p_now)
+$$;
+
 CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -1941,7 +2022,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0) RETURNS jsonb
+CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0, p_fleet text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -1960,6 +2041,7 @@ begin
             select t.id from public.tasks t
              where t.status = 'In Progress'
                and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
+               and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
              order by t.id for update skip locked) l;
     end if;
     for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
@@ -2163,22 +2245,46 @@ declare
     v_from record;
     v_rows tid[];
     v_plain int;
+    v_heavy boolean;
+    v_first tid;
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     c_least constant int := -2147483648;
     c_raise_every constant int := 32;  -- tasks that a worker claims, between two of its tries to raise the mark
     c_lowered constant int := 64;  -- marks; more than that are not read again and again
+    c_light constant int := 2000;  -- bytes of params, as stored: a hundred times that is a small answer
+    c_bytes constant int := 33554432;  -- of an answer: what an agent reads, and what is made well within a call's deadline
 begin
     select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
     loop
-        select array_agg(l.ctid), count(*) filter (where l.run_after is null) into v_rows, v_plain from (
-            select q.ctid, q.run_after from public.tasks q
+        select array_agg(l.ctid), count(*) filter (where l.run_after is null), bool_or(l.heavy)
+          into v_rows, v_plain, v_heavy from (
+            select q.ctid, q.run_after, q.depends_on <> '{}' or pg_column_size(q.params) > c_light as heavy
+              from public.tasks q
              where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
                and (q.run_after is null or q.run_after <= p_now)
                and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
              order by ~q.priority, q.created_at, q.id
              limit p_batch for update skip locked) l;
-        exit when v_rows is not null;
+        exit when not v_heavy;
+        if v_heavy then
+            v_first := v_rows[1];
+            select array_agg(f.ctid), count(*) filter (where f.run_after is null) into v_rows, v_plain from (
+                select t.ctid, t.run_after, sum(octet_length(t.params::text)
+                           + coalesce((select sum(octet_length(d.result_data::text))
+                                         from public.tasks d where d.id = any (t.depends_on)), 0))
+                           over (order by ~t.priority, t.created_at, t.id) as upto
+                  from public.tasks t where t.ctid = any (v_rows)) f where f.upto <= c_bytes;
+            exit when v_rows is not null;
+            -- No claim can carry it, and every worker's next one would begin with it again.
+            update public.tasks t
+               set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
+                   failure_code = 'INPUTS_TOO_LARGE',
+                   error_message = format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
+                                          cardinality(t.depends_on), c_bytes / 1048576)
+             where t.ctid = v_first;
+            continue;
+        end if;
         -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task waits
         -- for ever for that: it is looked everywhere before a worker is sent away.
         if v_from.place = c_least
@@ -2965,7 +3071,9 @@ begin
     select coalesce(jsonb_agg(n->>'id'), '[]') into v_fenced
       from jsonb_array_elements(coalesce(p_tasks, '[]')) n where (n->>'id')::uuid <> all (coalesce(v_held, '{}'));
     return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker), 'cancel', v_cancel,
-                              'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s);
+                              'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
+                              'led', exists (select from public.fleet_lease l
+                                              where l.fleet = v_worker.fleet and l.expires_at > v_now));
 end
 $_$;
 
@@ -3609,6 +3717,8 @@ CREATE INDEX worker_asks_open ON public.worker_asks USING btree (worker_id) WHER
 
 CREATE INDEX worker_attempts_worker ON public.worker_attempts USING btree (worker_id, id);
 
+CREATE INDEX worker_events_age ON public.worker_events USING brin (at);
+
 CREATE INDEX worker_events_worker ON public.worker_events USING btree (worker_id, id);
 
 CREATE INDEX workers_climbs ON public.workers USING btree (fleet, climb_ended_at) WHERE (climb_ended_at IS NOT NULL);
@@ -3747,6 +3857,9 @@ GRANT ALL ON FUNCTION public.fleet_leadership(p_fleet text, p_now timestamp with
 REVOKE ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone) TO service_role;
 
@@ -3847,6 +3960,8 @@ REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce tex
 
 REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
@@ -3871,7 +3986,7 @@ REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[],
 
 REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric, p_fleet text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 

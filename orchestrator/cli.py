@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli_examples import added
+from orchestrator.cli_examples import PROGRAM, added
 
 if TYPE_CHECKING:
     from orchestrator.cli_render import Output
@@ -80,15 +80,15 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 EXAMPLES = (
-    ("python -m orchestrator demo", "see it work, without any account"),
-    ("python -m orchestrator migrate", "prepare the database in DATABASE_URL"),
+    ("python -m orchestrator demo", "see it work; no account"),
+    ("python -m orchestrator migrate", "prepare DATABASE_URL"),
     ("python -m orchestrator run", "the daemon"),
     ("python -m orchestrator list --watch", "the workers, as they change"),
     ("python -m orchestrator top", "queue, workers and cost, live"),
-    ("python -m orchestrator explain <worker>", "why a worker is where it is"),
-    ("python -m orchestrator explain scaling", "why there are as many as there are"),
+    ("python -m orchestrator explain <worker>", "why it is where it is"),
+    ("python -m orchestrator explain scaling", "why there are so many"),
     ("python -m orchestrator logs <worker> -f", "what it says"),
-    ("python -m orchestrator tasks submit --type T --params '{}'", "put work in the queue"),
+    ("python -m orchestrator tasks submit --type T", "put work in the queue"),
 )
 
 
@@ -146,6 +146,7 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
     output.owns_process = True
     command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
     assert command is not None  # noqa: S101  a door to a command that is not there is a bug
+    command.context_settings.setdefault("help_option_names", ["-h", "--help"])
     sys.exit(_exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))
 
 
@@ -155,18 +156,26 @@ def _exit_code(commands: click.Command, argv: list[str], prog_name: str | None, 
 
     try:
         code = commands.main(argv, prog_name or "orchestrator", standalone_mode=False, obj=output)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except Failure as failure:
-        return output.fail(failure)
-    except Failures as several:
-        return output.fail(*several.failures)
-    except PortError as error:
-        return output.fail(from_port_error(error))
+    except click.ClickException as error:
+        return _misused(error, prog_name, output)
+    except (Failure, Failures, PortError) as error:
+        failures = error.failures if isinstance(error, Failures) else [error]
+        return output.fail(*(from_port_error(one) if isinstance(one, PortError) else one for one in failures))
     return code if isinstance(code, int) else 0
+
+
+def _misused(error: click.ClickException, prog_name: str | None, output: "Output") -> int:
+    """What click has to say of how it was called, in our three lines."""
+    from orchestrator.diagnostics.errors import BAD_ARGUMENT, Failure
+
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is None or isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return error.exit_code
+    line = f"python {ctx.command_path}" if prog_name else ctx.command_path.replace("orchestrator", PROGRAM, 1)
+    return output.fail(Failure(BAD_ARGUMENT, why=error.format_message(), fix=f"{line} --help"))
 
 
 def _version_option() -> click.Option:

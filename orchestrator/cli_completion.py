@@ -12,9 +12,12 @@ LINES = {  # where each shell reads it
 
 
 @click.command(epilog="\b\n" + "\n".join(LINES.values()))
-@click.argument("shell", type=click.Choice(tuple(LINES)))
+@click.argument("shell", type=click.Choice(tuple(LINES)), metavar="SHELL")
 def completion(shell: str) -> None:
-    """Print the script that completes `orchestrator` in SHELL."""
+    """Print the script that completes `orchestrator` in SHELL: bash, zsh or fish.
+
+    `pip install -e .` in the repository makes that command.
+    """
     from orchestrator.cli import Commands
 
     made = get_completion_class(shell)

@@ -195,7 +195,10 @@ def _earlier(since: str) -> Mapping[str, Any]:
     found = sorted(Path.cwd().glob(SAVED)) if since == LAST else [Path(since)]
     if not found:
         raise Failure(
-            BAD_ARGUMENT, what="there is no earlier report", why=f"no {SAVED} in {Path.cwd()}", fix="--save-report"
+            BAD_ARGUMENT,
+            what="there is no earlier report",
+            why=f"no {SAVED} in {Path.cwd()}",
+            fix="python -m orchestrator diagnose --save-report",
         )
     try:
         report = json.loads(found[-1].read_text(encoding="utf-8"))

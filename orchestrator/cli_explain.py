@@ -65,7 +65,7 @@ async def _task(output: Output, task_id: str) -> None:
     if output.json:
         output.document(kind="task", at=found["now"], **dataclasses.asdict(told))
     else:
-        output.show(*show.task(told, _now(found)))
+        output.show(*show.task(told, _now(found), narrow=output.narrow))
 
 
 async def _scaling(output: Output) -> None:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.cli_render import aged, ago, clock, gpu_name, moment, numbers, one_line, plain, relative, span, usd
-from orchestrator.cli_tables import STYLES, table
+from orchestrator.cli_tables import STYLES, Stacked, table
 from orchestrator.core.states import State
 from orchestrator.diagnostics.early import silent_leader
 from orchestrator.diagnostics.scaling import OfferNow, PoolExplanation
@@ -47,9 +47,7 @@ def worker(told: WorkerExplanation, now: datetime) -> Text:
     parts.append(f"spent: {usd(told.spent_usd)}{_kinds(told.cost_by_kind) if told.state != State.SPAWNING else ''}")
     lines.append(Text(GAP.join(parts)))
     if told.state != State.SPAWNING:
-        lines.append(
-            Text(f"did: {told.tasks_done} tasks done, {told.tasks_failed} failed, {len(told.running)} running")
-        )
+        lines.append(Text(f"tasks: {told.tasks_done} done, {told.tasks_failed} failed, {len(told.running)} running"))
     lines += [Text(_held(row, now)) for row in told.running]
     proven = aged(one_line(told.proof, 400), now) if told.proof else "none yet: no attempt has ended"
     lines.append(Text(f"proof: {proven}"))
@@ -57,8 +55,8 @@ def worker(told: WorkerExplanation, now: datetime) -> Text:
     return Text("\n").join(lines)
 
 
-def task(told: TaskExplanation, now: datetime) -> Iterator[RenderableType]:
-    """A task, and a table of its attempts."""
+def task(told: TaskExplanation, now: datetime, *, narrow: bool = False) -> Iterator[RenderableType]:
+    """A task, and a table of its attempts; a narrow one has the words under each line."""
     head = Text.assemble(
         (told.task_id, "bold"), f"  {plain(told.task_type)}  ", (told.status, STYLES.get(told.status, ""))
     )
@@ -77,11 +75,8 @@ def task(told: TaskExplanation, now: datetime) -> Iterator[RenderableType]:
         parts.append(f"holding up: {told.holding_up} dependent task{'s' if told.holding_up != 1 else ''}")
     yield Text("\n").join([head, why, Text(GAP.join(parts)), Text(f"fix: {plain(told.fix)}")])
     if told.attempts:
-        tried = table("attempt", "worker", "started", "took", "outcome", "cost", "why, log and fix")
-        for attempt in told.attempts:
-            tried.add_row(*_attempt(attempt, now))
         yield ""
-        yield tried
+        yield _tried([_attempt(attempt, now) for attempt in told.attempts], narrow=narrow)
 
 
 def scaling(pools: Iterable[PoolExplanation], found: Mapping[str, Any], now: datetime) -> Iterator[RenderableType]:
@@ -129,13 +124,23 @@ def _offers(offers: Sequence[OfferNow], now: datetime) -> RenderableType:
     return shown
 
 
-def _attempt(told: Attempt, now: datetime) -> list[str]:
+def _tried(attempts: Sequence[tuple[str, ...]], *, narrow: bool) -> RenderableType:
+    names = ("attempt", "started", "took", "outcome", "cost", "worker", "why, log and fix")
+    made = table(*(names[:-2] if narrow else names))
+    for cells in attempts:
+        made.add_row(*(cells[:-2] if narrow else cells))
+    if not narrow:
+        return made
+    return Stacked(made, ["worker, why, log and fix", *("\n".join(filter(None, cells[-2:])) for cells in attempts)])
+
+
+def _attempt(told: Attempt, now: datetime) -> tuple[str, ...]:
     took = (ago(told.started_at, now) or 0) - (ago(told.ended_at, now) or 0 if told.ended_at else 0)
     facts = [told.code, told.exit_class, told.point and f"at {told.point}"]
     why = [" ".join(fact for fact in facts if fact), told.message or told.means or "", told.log or "", told.fix or ""]
-    where = f"{told.worker_id}\n{told.worker}"
+    where = f"{told.worker_id}  {told.worker}"
     said = "\n".join(one_line(line, 300) for line in why if line)
-    return [str(told.number), where, clock(told.started_at), span(took), told.outcome, usd(told.usd), said]
+    return (str(told.number), clock(told.started_at), span(took), told.outcome, usd(told.usd), where, said)
 
 
 def _held(row: Mapping[str, Any], now: datetime) -> str:

@@ -180,7 +180,7 @@ def _why(told: "workers.Explanation") -> dict[str, str]:
     from orchestrator.diagnostics import workers  # not for `list`: it knows how agents are sent
 
     code = f" ({workers.named(told.code, told.subcause)})" if told.code else ""
-    why = "; ".join(told.ended) or f"waiting on {told.who}: {told.what}{code}"
+    why = "; ".join(sentence.rstrip(".") for sentence in told.ended) or f"waiting on {told.who}: {told.what}{code}"
     return {"why": one_line(why, 400), "then": told.then, "fix": told.fix}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.cli_patience import Progress, counting
 from orchestrator.cli_render import Output
-from orchestrator.cli_session import knock, utcnow
+from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import public
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.diagnostics import advice, collect, scaling
@@ -135,11 +135,6 @@ class _Gathering:
 
         if missing := self._settings.lacks("database"):
             raise Unavailable(missing)
-        if self._settings.database_url is not None:
-            try:
-                await knock(self._settings.database_url.get_secret_value())
-            except Failure as failure:
-                raise Unavailable(failure.why) from None
         store = await self._stack.enter_async_context(wiring.open_store(self._settings))
         found, self._rows = await asyncio.gather(collect.database(store), store.workers())
         self._store = store

@@ -53,22 +53,27 @@ class Reader:
                 self._flush(stream)
         return any(piece["shipped_at"] or piece["declared_lost"] for piece in self._pieces)
 
-    async def cut(self, boot: str, first: int, last: int | None) -> str:
-        """The bytes `[first, last)` of one launch's stream; what of them is not there, in words."""
-        self._pieces, there = await self._ledger(), 0
+    async def cut(self, attempt: Piece, task_id: str) -> str:
+        """What an attempt wrote, among the bytes that heartbeats told of; what of it is not there, in words."""
+        stream, own, half, there = self._streams[0], _Own(f"task {task_id} attempt {attempt['attempt']}"), b"", 0
+        first, last = attempt["log_first"] or 0, attempt["log_last"]
+        self._pieces = await self._ledger()
         for piece in self._pieces:
-            mine = piece["boot_id"] == boot and piece["stream"] == self._streams[0]
+            mine = piece["boot_id"] == attempt["nonce"] and piece["stream"] == stream
             begin, end = max(first, piece["first"]), min(last or sys.maxsize, piece["last"] or sys.maxsize)
-            if not mine or begin >= end:
+            if not mine or begin >= end or own.over:
                 continue
             self._tell_lost(piece)
             if piece["shipped_at"]:
                 content = await self._read(piece)
-                self._print(piece["stream"], content[begin - piece["first"] : end - piece["first"]])
+                *lines, half = (half + content[begin - piece["first"] : end - piece["first"]]).split(b"\n")
+                self._print(stream, b"".join(own.of(line) for line in lines))
                 there += end - begin
-        self._flush(self._streams[0])
+        self._print(stream, (own.of(half) if half else b"") + own.rest())
+        if own.over:
+            return ""
         if last is None:
-            return "it has not ended: later lines may follow"
+            return "its end is not there" if attempt["outcome"] else "it has not ended: later lines may follow"
         return f"{octets(last - first - there)} of {octets(last - first)} are missing" if there < last - first else ""
 
     async def more(self) -> bool:
@@ -174,6 +179,34 @@ class Reader:
             self._output.document(
                 stream=piece["stream"], lost={"first": first, "last": last, "reason": piece["reason"]}
             )
+
+
+class _Own:
+    """The lines of one attempt among others'; all lines where the mark of its begin never comes.
+
+    What heartbeats tell is not enough: a quick task is over before the next of them, and its offsets are others' too.
+    """
+
+    def __init__(self, attempt: str) -> None:
+        self._begin = f"--- {attempt} begins".encode()
+        self._ends = tuple(f"--- {attempt} {word}".encode() for word in ("ends", "cancelled"))
+        self._before: list[bytes] | None = []  # until it has begun
+        self.over = False
+
+    def of(self, line: bytes) -> bytes:
+        """The line, if it is known to be one of them."""
+        if self._before is not None and line.startswith(self._begin):
+            self._before = None
+        if self._before is not None:
+            self._before.append(line + b"\n")
+        if self._before is not None or self.over:
+            return b""
+        self.over = line.startswith(self._ends)
+        return line + b"\n"
+
+    def rest(self) -> bytes:
+        """What there was instead of them."""
+        return b"".join(self._before or ())
 
 
 def _readable(pieces: Sequence[Piece]) -> list[Piece]:

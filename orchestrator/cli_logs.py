@@ -131,7 +131,7 @@ async def _task(store: "SqlStore", settings: "Settings", output: Output, task_id
         head = f"attempt {one['attempt']} on {one['worker_id']}: {one['outcome'] or 'running'}"
         if blobs is not None:
             reader = Reader(store, blobs, one["worker_id"], (TASK_STREAM,), output)
-            missing = await reader.cut(one["nonce"], one["log_first"] or 0, one["log_last"])
+            missing = await reader.cut(one, found["task"]["id"])
             output.say(f"{head}: from S3" + (f"; {missing}" if missing else ""))
         else:
             output.say(f"{head}: from the database; not from S3: {why}", "yellow")

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.diagnostics.errors import (
     BAD_ARGUMENT,
-    DATABASE_AUTH,
-    NO_DATABASE,
     NO_WORKER,
     SETTING,
     Failure,
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
     from orchestrator.settings import Settings
 
-CONNECT_TIMEOUT_S = 10
-PASSING = ("starting up", "shutting down", "recovery mode", "too many", "remaining connection slots")  # not about us
 LOOKUP_LIMIT = 1_000  # rows searched for a pod id or the end of a worker id
 
 
@@ -52,26 +47,10 @@ def settings_for(*parts: str) -> "Settings":
 async def opened_store() -> "AsyncIterator[SqlStore]":
     """The fleet's rows."""
     settings = settings_for("database")
-    if settings.database_url is not None:
-        await knock(settings.database_url.get_secret_value())
     from orchestrator import wiring
 
-    logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # the errors that we show say it better
     async with wiring.open_store(settings) as store:
         yield store
-
-
-async def knock(url: str) -> None:
-    """Connect once: a pool would try for its whole timeout, and then not say why. Raises Failure."""
-    import psycopg
-
-    try:
-        connection = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S)
-    except psycopg.Error as error:
-        text = " ".join(str(error).split())
-        refused = "FATAL:" in text and not any(word in text for word in PASSING)
-        raise Failure(DATABASE_AUTH if refused else NO_DATABASE, why=text) from None
-    await connection.close()
 
 
 async def find_worker(store: "SqlStore", name: str) -> Mapping[str, Any]:

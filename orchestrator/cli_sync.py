@@ -25,7 +25,7 @@ ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
 
 
 @click.command()
-@click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE)
+@click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
 @click.option("--force", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj

@@ -3,23 +3,25 @@
 import json
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from orchestrator.cli_render import Output, ago, clock, json_option, numbers, one_line, plain, relative, span
-from orchestrator.cli_session import opened_store, runs, utcnow
-from orchestrator.cli_tables import facts, state, table
+from orchestrator.cli_session import opened_store, runs, settings_for, utcnow
+from orchestrator.cli_tables import Stacked, facts, state, table
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_TASK, WRONG_STATE, Failure
+from orchestrator.diagnostics.tasks import progress
+
+if TYPE_CHECKING:
+    from orchestrator.settings import Settings
 
 STATUSES = ("Queued", "In Progress", "Complete", "Failed", "Cancelled")
 MAX_PARAMS_BYTES = 1 << 20
-SHORT = 8  # the random end of a made-up worker id
 OURS = ("uncounted", "blocked")  # of interest only when they say something
 
 
@@ -45,6 +47,8 @@ async def submit(output: Output, task_type: str, params: str, depends: tuple[str
     task = {"task_type": task_type, "params": _params(params), **{k: v for k, v in options.items() if v is not None}}
     if depends:
         task["depends_on"] = [_task_id(name) for name in depends]
+    for doubt in _doubts(settings_for("database"), task_type, options["pool"]):
+        output.say(doubt, "yellow")
     async with opened_store() as store:
         (made,) = await store.submit([task])
     if output.json:
@@ -78,7 +82,7 @@ async def list_tasks(output: Output, status: str | None, task_type: str | None, 
     output.say(f"in all: {numbers(counts) or 'none'}")
 
 
-@tasks.command()
+@tasks.command(short_help="Everything about one task.")
 @click.argument("task_id")
 @json_option
 @click.pass_obj
@@ -95,7 +99,7 @@ async def show(output: Output, task_id: str) -> None:
         _show(output, found["task"], found["attempts"], utcnow())
 
 
-@tasks.command()
+@tasks.command(short_help="End a task, also one that runs.")
 @click.argument("task_id")
 @click.option("--force", is_flag=True, help="Do not ask.")
 @json_option
@@ -114,7 +118,7 @@ async def cancel(output: Output, task_id: str, force: bool) -> None:
     output.show(f"{task_id}: {says.get(answer['outcome'], answer['outcome'])} ({answer['status']})")
 
 
-@tasks.command()
+@tasks.command(short_help="Queue a task again that has ended badly.")
 @click.argument("task_id")
 @json_option
 @click.pass_obj
@@ -131,6 +135,15 @@ async def retry(output: Output, task_id: str) -> None:
         output.document(**answer)
     else:
         output.show(f"{task_id}: queued again")
+
+
+def _doubts(settings: "Settings", task_type: str, pool: str | None) -> Iterator[str]:
+    """Why nobody may ever do it, by the settings here."""
+    handled, pools = [name for name, _ in settings.worker_handlers], [one.name for one in settings.policy().pools]
+    if handled and task_type not in handled:
+        yield f"WORKER_HANDLERS has none for {task_type!r}: it names {', '.join(handled)}"
+    if pool and pool not in pools:
+        yield f"there is no pool {pool!r}: it waits until POOLS_FILE has it; now there are {', '.join(pools)}"
 
 
 def _known(answer: Mapping[str, Any], task_id: str) -> None:
@@ -164,23 +177,21 @@ def _params(text: str) -> dict[str, Any]:
     return params
 
 
-def _listing(rows: Sequence[Mapping[str, Any]], output: Output, now: datetime) -> Table:
-    """One line per task; two on a narrow terminal, where the end of a worker's id stands for it."""
-    if output.narrow:
-        shown = table("task\ntype", "status\ntry", "age", "worker\nnote")
-    else:
-        shown = table("task", "status", "type", "try", "age", "worker", "note")
+def _listing(rows: Sequence[Mapping[str, Any]], output: Output, now: datetime) -> RenderableType:
+    """One line per task; on a narrow terminal a second one with its type, its worker and the note."""
+    ours = ("task", "status", "try", "age")
+    shown = table(*ours) if output.narrow else table(*ours[:2], "type", *ours[2:], "worker", "note")
+    seconds = ["type, worker, note"]
     for row in rows:
         name, worker, note = str(row["id"]), row.get("worker_id") or "–", _note(row)
         tries = f"{row.get('attempts') or 0}/{row.get('max_attempts') or '–'}"
         kind, age = one_line(row["task_type"], 30), span(ago(row["created_at"], now))
         if output.narrow:
-            short = worker if len(worker) <= SHORT else f"…{worker[-SHORT:]}"
-            both = Text.assemble(state(row["status"]), "\n", tries)
-            shown.add_row(f"{name}\n{kind}", both, age, f"{short}\n{note}".rstrip())
+            shown.add_row(name, state(row["status"]), tries, age)
+            seconds.append(f"{kind}  {worker}  {note}")
         else:
             shown.add_row(name, state(row["status"]), kind, tries, age, worker, note)
-    return shown
+    return Stacked(shown, seconds) if output.narrow else shown
 
 
 def _note(row: Mapping[str, Any]) -> str:
@@ -190,7 +201,7 @@ def _note(row: Mapping[str, Any]) -> str:
         return one_line(": ".join(filter(None, (row.get("failure_code"), row.get("error_message")))), 120)
     if row["status"] == "Complete":
         return one_line(row.get("output_location") or "")
-    return one_line(row["progress"], 60) if row.get("progress") else ""
+    return one_line(progress(row["progress"]), 60) if row.get("progress") else ""
 
 
 def _show(output: Output, task: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], now: datetime) -> None:
@@ -216,4 +227,6 @@ def _show(output: Output, task: Mapping[str, Any], attempts: Sequence[Mapping[st
 def _value(name: str, value: Any, now: datetime) -> str:
     if name.endswith(("_at", "_after")):
         return f"{clock(value)}  ({relative(value, now)})"
+    if name == "progress":
+        return one_line(progress(value), 2_000)
     return plain(value) if isinstance(value, str) else one_line(value, 2_000)

@@ -4,6 +4,8 @@ import dataclasses
 from datetime import datetime
 
 import click
+from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -55,7 +57,7 @@ def narrow(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
     shown = table("after", "took", "what")
     for entry in made:
         after, took, what, note = _cells(entry, created_at, now)
-        shown.add_row(after, took, Text.assemble(what, f"\n  {note}" if note else ""))
+        shown.add_row(after, took, Group(what, Padding(note, (0, 0, 0, 4))) if note else what)
     return shown
 
 

@@ -22,7 +22,7 @@ async def top(output: Output) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "textual":
             raise
-        fix = "pip install 'gpu-orchestrator[top]'   (or, without it: orchestrator list --watch)"
+        fix = "pip install 'textual>=8,<9'; or, without it: python -m orchestrator list --watch"
         raise Failure(MISSING_PART, why="top needs textual, which is not installed", fix=fix) from None
     if not (sys.stdin.isatty() and output.out.is_terminal):
         raise Failure(

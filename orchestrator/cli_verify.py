@@ -13,7 +13,7 @@ from orchestrator.cli_patience import leave
 from orchestrator.cli_render import Output, ago, clock, json_option, one_line, plain, span
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for
 from orchestrator.cli_tables import STYLES, table
-from orchestrator.core.states import RUNGS
+from orchestrator.core.states import RUNGS, Stage, State
 
 MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
 
@@ -43,7 +43,7 @@ async def verify(output: Output, worker: str, *, at_once: bool) -> int:
         name = (await find_worker(store, worker))["worker"]["id"]
         found, history = await asyncio.gather(store.explain(name), store.worker(name))
         row, now = found["worker"], datetime.fromisoformat(found["now"])
-        proofs = [*_climb(history["attempts"]), _heartbeat(row, now, settings.heartbeat_timeout_sec)]
+        proofs = [*_climb(history["worker"], history["attempts"]), _heartbeat(row, now, settings.heartbeat_timeout_sec)]
         if at_once:
             proofs += _pod(await _looked_at(settings, row))
     holds = all(proof.holds is not False for proof in proofs) and proofs[-1].holds is True
@@ -60,12 +60,16 @@ async def verify(output: Output, worker: str, *, at_once: bool) -> int:
     return leave(output, 0 if holds else 1)
 
 
-def _climb(attempts: Sequence[Mapping[str, Any]]) -> Iterator[Proof]:
+def _climb(row: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[Proof]:
     """The last attempt at each rung."""
     last = {attempt["stage"]: attempt for attempt in attempts}
     for stage in RUNGS:
+        if stage == Stage.INTENT:
+            yield Proof(stage, True, f"recorded at {clock(row['created_at'])}")
+            continue
         if (attempt := last.get(stage)) is None:
-            yield Proof(stage, None, "not come so far")
+            alone = stage == Stage.GPU_FABRIC and row["gpu_count"] == 1
+            yield Proof(stage, None, "not needed: one GPU" if alone else "not come so far")
             continue
         ended = attempt["ended_at"]
         took_s = ago(attempt["started_at"], datetime.fromisoformat(ended)) if ended else None
@@ -84,10 +88,10 @@ def _heartbeat(row: Mapping[str, Any], now: datetime, patience_s: float) -> Proo
     if row["last_heartbeat"] is None:
         return Proof("heartbeat now", None, "none yet")
     quiet_s = ago(row["last_heartbeat"], now) or 0.0
-    live = row["status"] != "terminated"
-    return Proof(
-        "heartbeat now", live and quiet_s <= patience_s, f"{span(quiet_s)} ago, HEARTBEAT_TIMEOUT_SEC={patience_s:g}"
-    )
+    if row["status"] == State.TERMINATED:
+        return Proof("heartbeat now", False, f"it has ended; the last was {span(quiet_s)} ago")
+    said = f"{span(quiet_s)} ago, HEARTBEAT_TIMEOUT_SEC={patience_s:g}"
+    return Proof("heartbeat now", quiet_s <= patience_s, said)
 
 
 async def _looked_at(settings: Any, row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ TRANSITION_S = 2.0
 LEASE_OVER_S = 0.1  # after its end: then it is over for the database too
 LEAD_AGAIN_S = 1.0  # at least, between two times that a standby asks
 LEAD_RETRY_S = (0.5, 1.0, 2.0)  # after a call that failed, and those after it: a lease lasts for 15 s only
+SET_BACK_S = 1.0  # what a clock is slewed by in LEAD_EVERY_S is far less
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
@@ -102,7 +103,7 @@ class Daemon:
         """Until `stop` is set."""
         listening = asyncio.create_task(self._listen(), name="listen")
         async with self._timers():
-            await stop.wait()
+            await self._until(stop)
             self._stopping = True
             self._health.stops()
             self._metrics.plays("stopping")
@@ -118,6 +119,19 @@ class Daemon:
             except (PortError, TimeoutError) as error:
                 log.warning("lease_kept", message=f"the lease ends by itself: {error}")
         await asyncio.wait({listening}, timeout=LAST_WORDS_S)
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Wait for `stop`. Timers go by the wall clock: where it is set back, they would wait for as long."""
+        while not stop.is_set():
+            wall_s, steady_s = time.time(), time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAD_EVERY_S):
+                    await stop.wait()
+            back_s = (time.monotonic() - steady_s) - (time.time() - wall_s)
+            if back_s > SET_BACK_S:
+                log.warning("clock_set_back", message=f"this machine's clock was set back by {back_s:.0f} s")
+                for job in self._scheduler.get_jobs():
+                    job.modify(next_run_time=datetime.now(UTC))
 
     async def _finish_tick(self, timeout_s: float) -> float:
         """Let the tick under way write what it has decided; how much of the time is left then."""
@@ -266,10 +280,12 @@ class Daemon:
         try:
             await self._tick_as_leader(self._lease.term)
             self._health.recovered()
-        except PortError as error:
+        except Exception as error:
             self._health.failed(f"{type(error).__name__}: {error}")
             self._metrics.ticks.labels("aborted").inc()
             log.warning("tick_aborted", error=f"{type(error).__name__}: {error}")
+            if not isinstance(error, PortError):
+                raise  # a mistake of ours: with its traceback, and yet in the probes like any other
         finally:
             self._at_rest.set()
             self._schedule_next()

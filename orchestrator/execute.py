@@ -214,10 +214,12 @@ class Executor:
             stage=Stage.POD_RUNNING,
             reason=action.reason,
             pod_id=action.pod_id,
+            billed_s=action.billed_s,
             waiting_on=rung.waiting_on,
             waiting_for="the pod to run",
             deadline_s=rung.deadline_s,
             next_attempt_s=0,
+            **budget.rented(action.usd_per_hour, self._policy),
         )
         log.warning("pod_adopted", worker=action.worker_id, pod=action.pod_id, reason=action.reason)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
 
 from orchestrator.ports import SchemaMismatch, Unavailable
 
@@ -26,6 +27,19 @@ OF_OLD_TABLES = "row level security"  # in the one that a table calls for only i
 
 SUPABASES_LEDGER = "supabase_migrations.schema_migrations"
 NEW = "select to_regclass('public.tasks') is null and to_regclass('public.workers') is null"
+MADE = re.compile(r"^create table public\.(\w+)", re.MULTILINE)  # not "if not exists": those may be a project's own
+KNOWN_BY = {"tasks": ("id", "task_type", "params", "status"), "workers": ("id", "status")}  # columns of a project's own
+OF_OTHERS = """
+select c.relname || ' is there already' from pg_catalog.pg_class c
+ where c.relnamespace = 'public'::regnamespace and c.relname = any (%(made)s)
+union all
+select format('%%s has no %%s', k.name, string_agg(w.name, ', ' order by w.name))
+  from jsonb_each(%(known_by)s) k (name, columns) cross join lateral jsonb_array_elements_text(k.columns) w (name)
+ where to_regclass('public.' || k.name) is not null
+   and not exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = to_regclass('public.' || k.name) and a.attname = w.name)
+ group by k.name
+"""
 LEDGER = """
 create table if not exists public.schema_migrations (
     version text primary key,
@@ -109,9 +123,12 @@ async def _apply_next(
         await connection.execute("select pg_advisory_xact_lock(%s)", (LOCK_KEY,))
         await connection.execute(LEDGER)
         await _adopt(connection, migrations)
-        missing = _missing(migrations, await _ledger(connection))
+        ledger = await _ledger(connection)
+        missing = _missing(migrations, ledger)
         if not missing:
             return False
+        if not ledger:
+            await _check_strangers(connection, migrations)
         migration = missing[0]
         try:
             await connection.execute(migration.sql.encode())
@@ -142,6 +159,17 @@ async def _adopt(connection: psycopg.AsyncConnection[TupleRow], migrations: tupl
         "insert into public.schema_migrations (version, name, checksum) values (%s, %s, %s) on conflict do nothing",
         rows,
     )
+
+
+async def _check_strangers(connection: psycopg.AsyncConnection[TupleRow], migrations: tuple[Migration, ...]) -> None:
+    """SchemaMismatch where another program's tables have our names: before the first migration, not at the tenth."""
+    made = sorted({name for migration in migrations for name in MADE.findall(migration.sql)})
+    found = await (await connection.execute(OF_OTHERS, {"made": made, "known_by": Jsonb(KNOWN_BY)})).fetchall()
+    if found:
+        raise SchemaMismatch(
+            f"the database has tables of another program under names that are needed here, and stays as it was: "
+            f"{'; '.join(str(what) for (what,) in found)}; fix: rename them, or use a database of its own"
+        )
 
 
 async def _ledger(connection: psycopg.AsyncConnection[TupleRow]) -> dict[str, str]:

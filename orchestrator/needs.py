@@ -47,9 +47,7 @@ def _missing_database(settings: "Settings") -> list[Problem]:
         why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
         fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
         return [Problem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
-    fix = (
-        "set DATABASE_URL=postgresql://user:password@host:5432/database, or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
-    )
+    fix = "set DATABASE_URL=postgresql://… (PostgreSQL 15 or newer), or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
     return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
 
 
@@ -104,6 +102,13 @@ def _missing_gateway(settings: "Settings") -> list[Problem]:
     if not (settings.database_url or settings.pods_use_supabase) and settings.supabase_url:
         why = "without DATABASE_URL this service has no gateway for pods: they speak to SUPABASE_URL"
         problems.append(Problem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL"))
+    for name in settings.worker_env:
+        if name.lower() in type(settings).model_fields:
+            why = "it is the orchestrator's own, and pods are given none of these"
+            problems.append(Problem(f"WORKER_ENV cannot name {name}", why, "give handlers a variable of another name"))
+        elif name not in settings.handler_env:
+            why = "WORKER_ENV names it for the handlers, and it is not set"
+            problems.append(Problem(f"{name} is missing", why, f"set {name}, or take it out of WORKER_ENV"))
     if not settings.worker_url:
         why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
         problems.append(

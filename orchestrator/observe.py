@@ -57,6 +57,7 @@ class Observer:
         self._heard_s = 0.0  # when the database last answered
         self._gaps: deque[tuple[float, float]] = deque()  # in which nobody could be heard
         self._deaf = True  # since _heard_s
+        self._clocks: tuple[datetime, float] | None = None  # the database's at the last snapshot, the loop's before
         self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
         self.cloud_error: str | None = None
         self.wake: Callable[[], object] = lambda: None  # when a list that a tick did not wait for has come
@@ -98,8 +99,10 @@ class Observer:
         except PortError:
             self.gap()
             raise
-        if asyncio.get_running_loop().time() - asked_s > self._deaf_s:
+        answered_s = asyncio.get_running_loop().time()
+        if answered_s - asked_s > self._deaf_s:
             self.gap()
+        self._compare_clocks(half.now, asked_s, answered_s)
         self.heard()
         clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
         self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
@@ -129,6 +132,21 @@ class Observer:
             knocked=knocked,
             unlisted=self._late() or (self.cloud_error if self._pods is None else None),
         )
+
+    def _compare_clocks(self, now: datetime, asked_s: float, answered_s: float) -> None:
+        """Hear anew from here where time has passed for the database and not for us.
+
+        This machine was suspended, and its monotonic clock with it, so that agents called in vain; or the database's
+        clock was set forward. What looks like silence then is none.
+        """
+        if self._clocks is not None:
+            passed_s = (now - self._clocks[0]).total_seconds()
+            if passed_s - (answered_s - self._clocks[1]) > self._deaf_s:
+                log.warning("clocks_jumped", message=f"{passed_s:.0f} s of the database's clock were none of ours")
+                self.forget()
+                self._gaps.clear()
+                self._began_s = None
+        self._clocks = now, asked_s
 
     def _hearing(self, now: datetime, clock_s: float) -> Hearing:
         """On the database's clock."""

@@ -89,15 +89,12 @@ class Renter:
         fields: dict[str, Any] = {
             "pod_id": pod.id,
             "machine_id": pod.machine_id,
-            "price_usd_per_hour": pod.price_usd_per_hour,
             "data_center": pod.data_center or offer.data_center,
             "waiting_on": rung.waiting_on,
             "waiting_for": "the pod to run",
             "deadline_s": rung.deadline_s,
             "next_attempt_s": 0,
-        }
-        if pod.price_usd_per_hour is not None:  # it is rented: what it may cost is a fact, whatever the budget
-            fields |= budget.reservation(pod.price_usd_per_hour, self._policy) | {"budget": None}
+        } | budget.rented(pod.price_usd_per_hour, self._policy)
         await self._store.move(
             term,
             worker_id,

@@ -40,7 +40,7 @@ from orchestrator.settings import Settings
 from orchestrator.shipping import Shipper
 from orchestrator.web.app import build_app
 from orchestrator.web.door import Door
-from orchestrator.web.health import Health
+from orchestrator.web.health import DEAD_AFTER_S, Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import (
@@ -227,7 +227,8 @@ async def _parts(
 def _health(settings: Settings, metrics: Metrics, schema: str) -> Health:
     runs = {"version": __version__, "commit": settings.railway_git_commit_sha, "schema": schema}
     metrics.build.labels(*(text or "" for text in runs.values())).set(1)
-    return Health(started_at_s=time.monotonic(), runs=runs, depends=metrics.dependencies)
+    dead_after_s = DEAD_AFTER_S + settings.orchestrator_poll_sec  # a fleet at rest is looked at no more often than that
+    return Health(time.monotonic(), dead_after_s, runs=runs, depends=metrics.dependencies)
 
 
 def _leave_on_signals(stop: asyncio.Event) -> None:
@@ -284,4 +285,5 @@ def _launch(settings: Settings, heartbeat_s: float, policy: Policy) -> LaunchCon
         deadlines_s=dict(settings.bringup_deadlines),
         batches={pool.name: pool.batch for pool in policy.pools},
         images={pool.name: pool.image for pool in policy.pools},
+        env=settings.handler_env,
     )

@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orchestrator.core.model import ID_PATTERN, Offer, Policy, Pool
-from orchestrator.core.states import RUNGS
+from orchestrator.core.model import Offer, Policy, Pool
 from orchestrator.needs import MISSING, contradictions
 from orchestrator.pools import Batch, Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
-from orchestrator.redaction import hide, passwords
+from orchestrator.redaction import SECRET_NAMES, hide, passwords
+from orchestrator.values import Conninfo, Deadlines, Dollars, FleetId, GpuTypes, Handlers, Names, Url, unquoted
 
 if TYPE_CHECKING:
     from orchestrator.keys import Pair
     from orchestrator.web.tokens import Key
 
 __all__ = ["Problem", "Settings", "SettingsError", "load"]
-Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 class Settings(BaseSettings):
@@ -34,23 +33,23 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", frozen=True, env_ignore_empty=True)
 
     # Where things are
-    database_url: SecretStr | None = None
-    supabase_url: str | None = None
+    database_url: Conninfo | None = None
+    supabase_url: Url | None = None
     supabase_service_role_key: SecretStr | None = None
     supabase_publishable_key: str | None = Field(
         None, validation_alias=AliasChoices("SUPABASE_PUBLISHABLE_KEY", "SUPABASE_ANON_KEY")
     )
     runpod_api_key: SecretStr | None = None
-    runpod_api_base_url: str = "https://api.runpod.io"
+    runpod_api_base_url: Url = "https://api.runpod.io"
     runpod_ssh_public_key: str | None = None
     runpod_ssh_private_key: SecretStr | None = None
     aws_access_key_id: str | None = None
     aws_secret_access_key: SecretStr | None = None
     aws_region: str = Field("us-east-1", validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
-    s3_endpoint_url: str | None = None
+    s3_endpoint_url: Url | None = None
     s3_bucket: str | None = None
     s3_prefix: str = ""
-    fleet_id: str = "default"
+    fleet_id: FleetId = "default"
     host: str = "0.0.0.0"  # noqa: S104  a container's only door; what is behind it checks tokens
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     railway_public_domain: str | None = None
@@ -70,7 +69,7 @@ class Settings(BaseSettings):
     scale_down_grace_period_sec: Seconds = 60
     orchestrator_poll_sec: Seconds = 30
     spawning_timeout_sec: Seconds = 900
-    bringup_deadlines: Annotated[tuple[tuple[str, Seconds], ...], NoDecode] = ()
+    bringup_deadlines: Deadlines = ()
     graceful_shutdown_timeout_sec: Seconds = 600
     task_stuck_timeout_sec: Seconds = 1200
     heartbeat_timeout_sec: Seconds = 60
@@ -82,8 +81,8 @@ class Settings(BaseSettings):
 
     # What
     pools_file: Path | None = None
-    runpod_gpu_type: Annotated[tuple[str, ...], NoDecode] = ("NVIDIA GeForce RTX 4090",)
-    runpod_data_centers: Annotated[tuple[str, ...], NoDecode] = ()
+    runpod_gpu_type: GpuTypes = ("NVIDIA GeForce RTX 4090",)
+    runpod_data_centers: Names = ()
     runpod_cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
     runpod_worker_image: str = "runpod/pytorch:2.4.0-py3.11-cuda12.4.1-devel-ubuntu22.04"
     runpod_storage_name: str | None = None
@@ -93,69 +92,19 @@ class Settings(BaseSettings):
     runpod_min_vcpu: Annotated[int, Field(ge=1, le=512)] = 8
 
     # The worker
-    worker_api_url: str | None = None
+    worker_api_url: Url | None = None
     worker_jwt_secret: SecretStr | None = None
     worker_jwt_signing_key: SecretStr | None = None
     worker_code_dir: Path | None = None
-    worker_handlers: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
+    worker_handlers: Handlers = ()
     worker_tasks_per_claim: Batch = 1
     worker_setup_command: str | None = None
+    worker_env: Names = ()
     worker_python: str = "python3"
     worker_start_command: str | None = None
     deadman_timeout_sec: Seconds = 900
 
-    @field_validator("runpod_gpu_type", "runpod_data_centers", mode="before")
-    @classmethod
-    def _comma_list(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-    @field_validator("runpod_gpu_type")
-    @classmethod
-    def _some_gpu(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("it names no GPU type, so no pod could ever be asked for")
-        return value
-
-    @field_validator("worker_handlers", mode="before")
-    @classmethod
-    def _handlers(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        pairs = []
-        for part in (piece.strip() for piece in value.split(",")):
-            name, equals, target = part.partition("=")
-            if part and not (equals and name.strip() and ":" in target):
-                raise ValueError(f"{part!r} is not task_type=module:function or task_type=cmd:command")
-            if part:
-                pairs.append((name.strip(), target.strip()))
-        return tuple(pairs)
-
-    @field_validator("bringup_deadlines", mode="before")
-    @classmethod
-    def _deadlines(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        pairs = []
-        for part in (piece.strip() for piece in value.split(",") if piece.strip()):
-            stage, _, seconds = (word.strip() for word in part.partition("="))
-            if stage not in set(RUNGS):
-                raise ValueError(f"{part!r} is not stage=seconds; stages are {', '.join(RUNGS)}")
-            pairs.append((stage, seconds))
-        return tuple(pairs)
-
-    @field_validator("fleet_id")
-    @classmethod
-    def _fleet(cls, value: str) -> str:
-        if not ID_PATTERN.fullmatch(value):
-            raise ValueError("letters, digits, '-' and '_' only, at most 63")
-        return value
-
-    @field_validator("runpod_api_base_url", "worker_api_url", "s3_endpoint_url", "supabase_url")
-    @classmethod
-    def _url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError("must begin with http:// or https://")
-        return value.rstrip("/") if value else value
+    _unquoted = field_validator("*", mode="before")(unquoted)
 
     @property
     def worker_url(self) -> str | None:
@@ -163,6 +112,11 @@ class Settings(BaseSettings):
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
         return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+
+    @property
+    def handler_env(self) -> dict[str, str]:
+        """The variables that WORKER_ENV names, as far as they are set."""
+        return {name: os.environ[name] for name in self.worker_env if name in os.environ}
 
     @property
     def metrics_tokens(self) -> tuple[str, ...]:
@@ -244,7 +198,7 @@ class Settings(BaseSettings):
 
     def secrets(self) -> tuple[str, ...]:
         """Every secret value, for redaction: whole settings, and the passwords of URLs within any."""
-        found: list[str] = []
+        found = [value for name, value in self.handler_env.items() if SECRET_NAMES.search(name)]
         for name in type(self).model_fields:
             value = getattr(self, name)
             text = value.get_secret_value() if isinstance(value, SecretStr) else value

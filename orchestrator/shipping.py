@@ -226,7 +226,7 @@ class Shipper:
         known = self._ledgers.get(worker_id)
         if known is None or known.term != term:
             known = _Ledger(term)
-            for row in await self._store.log_pieces(worker_id):
+            for row in await self._store.log_ends(worker_id):
                 end = known.end(row["boot_id"], row["stream"])
                 end.seq = row["seq"] + 1
                 end.closed = row["last"] is None

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
@@ -60,9 +62,10 @@ class Told(ModalScreen[None]):
             yield Static(NOTHING_YET, id="told", markup=False)
 
     def tell(self, text: Text) -> None:
-        """Show this instead."""
+        """Show this instead, if somebody still looks."""
         hidden = redact(text.plain)
-        self.query_one("#told", Static).update(text if hidden == text.plain else Text(hidden))
+        with suppress(NoMatches):
+            self.query_one("#told", Static).update(text if hidden == text.plain else Text(hidden))
 
 
 class Workers(DataTable[Text]):
@@ -115,8 +118,15 @@ class Top(App[None]):
                     self._store.workers(), self._store.report(), self._store.decisions(DECISIONS)
                 )
         except (PortError, TimeoutError) as error:
-            self._say_old(error)
+            with suppress(NoMatches):  # the screen is being taken down: somebody has pressed q meanwhile
+                self._say_old(error)
             return
+        with suppress(NoMatches):
+            self._show(rows, report, decisions)
+
+    def _show(
+        self, rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]]
+    ) -> None:
         now = self._seen_at = utcnow()
         self.query_one("#age", Static).update(_head(report, now))
         self._show_queue(report, rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -70,12 +71,17 @@ async def _direct(settings: Settings, pool_size: int) -> PostgresDb:
 
     url = settings.database_url
     assert url is not None  # noqa: S101
+    logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # where nothing logs, errors say it better
     return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
 
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[SqlStore]:
-    """The fleet's rows."""
+    """The fleet's rows, for a command: a database that is away is told at once, and why."""
+    if settings.database_url is not None:
+        from orchestrator.adapters.db_postgres import knock
+
+        await knock(settings.database_url.get_secret_value())
     async with open_db(settings) as db:
         yield store_over(db, settings)
 

@@ -6,6 +6,7 @@ until it was answered, so that a lost reply loses no task; a task that was fence
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -54,7 +55,8 @@ def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
     finally:
         agent.close()
         journal.log("agent_ended", reason=reason, message=f"Agent ended: {reason}")
-        run.write(DONE_FILE, json.dumps({"reason": reason, "status": status, "at": time.time()}))
+        with contextlib.suppress(OSError):  # a full disk must not keep the pod from being stopped
+            run.write(DONE_FILE, json.dumps({"reason": reason, "status": status, "at": time.time()}))
     if agent.life.deserted:
         from .podstop import stop_pod  # noqa: PLC0415 the last resort of few agents
 

@@ -72,6 +72,8 @@ class Heartbeat(threading.Thread):
             return False
         self.every_s = float(answer.get("heartbeat_s") or self.every_s)
         self._life.obey(answer)
+        if self._life.led(answer.get("led") is not False):  # an older database does not say
+            self._journal.log("fleet_unled", message="nobody leads the fleet: no more work, then the pod is stopped")
         cancel, fenced = set(answer.get("cancel") or ()), set(answer.get("fenced") or ())
         for one in held:  # those we spoke of: a task claimed anew since then is another attempt
             one.cancelled = one.cancelled or one.id in cancel

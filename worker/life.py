@@ -55,6 +55,8 @@ class Life:
         self._deadman_s = deadman_s
         self._heard_at = time.monotonic()
         self._failures = 0
+        self._led_at = time.monotonic()
+        self._unled = 0  # answers in a row that nobody leads
 
     def hold(self, task: dict[str, Any]) -> Held:
         with self._lock:
@@ -99,6 +101,24 @@ class Life:
                 f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)",
                 forsaken=True,
             )
+
+    def led(self, is_led: bool) -> bool:
+        """Take in whether anybody leads our fleet; True when nobody has for `deadman_s`: nobody would end this pod.
+
+        The database still hears us, so what runs is finished first; what waits for a leader's answer is given up after
+        another `deadman_s`.
+        """
+        self._unled = 0 if is_led else self._unled + 1
+        if is_led:
+            self._led_at = time.monotonic()
+        unled_s = time.monotonic() - self._led_at
+        if self._unled < MIN_FAILURES or unled_s < self._deadman_s:
+            return False
+        is_news, self.deserted, self.draining = not self.deserted, True, True
+        if self.running is None and unled_s >= 2 * self._deadman_s:
+            self.end(f"dead-man's switch: nobody has led the fleet for {unled_s:.0f} s")
+        self.wake()
+        return is_news
 
     def leaving(self) -> bool:
         """Whether no more work should be asked for."""

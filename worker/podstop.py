@@ -12,7 +12,6 @@ import shlex
 import time
 
 from .http1 import Connection, Unreachable
-from .rpc import backoff_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,13 +19,14 @@ if TYPE_CHECKING:
 
 PROVIDER_URL = "https://api.runpod.io"
 NAMES = ("RUNPOD_POD_ID", "RUNPOD_API_KEY", "RUNPOD_API_BASE_URL")
-TRIES = 5
+TRIES = 150  # with the pauses between them half a day: there is nothing else to do, and each hour costs money
+PAUSE_MAX_S = 300.0
 CALL_S = 10.0
 ENVIRONMENT_BYTES = 256 << 10  # of /etc/rp_environment
 
 
 def stop_pod(root: str, journal: Journal) -> bool:
-    """Ask until the provider has understood, a few times at most; whether it agreed."""
+    """Ask until the provider has understood, for half a day at most; whether it agreed."""
     given = pod_environment(root)
     pod_id, key = given.get("RUNPOD_POD_ID", ""), given.get("RUNPOD_API_KEY", "")
     if not key or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pod_id):
@@ -52,8 +52,13 @@ def stop_pod(root: str, journal: Journal) -> bool:
         journal.log("pod_not_stopped", pod=pod_id, tries=tries, why=why)
         if final:
             return False
-        time.sleep(backoff_s(tries))
+        time.sleep(pause_s(tries))
     return False
+
+
+def pause_s(tries: int) -> float:
+    """After the n-th try in vain; what cut this pod off from everybody may have cut it off from the provider too."""
+    return min(PAUSE_MAX_S, 0.25 * 2.0 ** min(tries - 1, 20))
 
 
 def pod_environment(root: str) -> dict[str, str]:

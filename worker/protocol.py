@@ -14,7 +14,8 @@ REGISTER = "worker_register"  # p_agent jsonb -> {outcome: ok, wanted, heartbeat
 # p_claim_no bigint, p_batch int, p_wait_s numeric -> {outcome: ok, wanted, tasks: [CLAIMED]}; once answered without one
 # and with p_wait_s at 0, its number is spent: the gateway, which holds a claim open, says for how long it still will
 CLAIM = "worker_claim"
-HEARTBEAT = "worker_heartbeat"  # p_tasks jsonb, p_health jsonb, p_logs jsonb -> {outcome, wanted, cancel, fenced}
+# p_tasks jsonb, p_health jsonb, p_logs jsonb -> {outcome, wanted, cancel, fenced, led}; led: whether anybody leads us
+HEARTBEAT = "worker_heartbeat"
 # p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced|unverified|pending}; unverified:
 # somebody has looked for the output and it is not there, nothing was completed
 COMPLETE = "worker_complete"

@@ -1,6 +1,6 @@
 """Two handlers: `segment` travels from one picture to the next as a short video, `stitch` joins such videos into one.
 
-Needs Pillow and imageio-ffmpeg (see README.md). `task` is explained there too.
+Needs Pillow and imageio-ffmpeg. `task` is explained in docs/handlers.md.
 """
 
 import subprocess

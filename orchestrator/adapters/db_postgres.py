@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 from orchestrator.adapters.arguments import check_names, plain
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
-from orchestrator.ports import PortError, Unavailable
+from orchestrator.ports import DatabaseAuth, PortError, Unavailable
 
 CHANNELS = (TASKS, FLEET, ASKS)
 ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
@@ -54,6 +54,7 @@ BROKEN = (None, "57P01", "57P02")  # the connection is gone: cut, or ended by a 
 CLAIMS = "the claims"  # no argument can have this name
 ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
 CONNECT_TIMEOUT_S = 10
+PASSING = ("starting up", "shutting down", "recovery mode", "too many", "remaining connection slots")  # not about us
 RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
 SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
 LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
@@ -190,6 +191,17 @@ class PostgresDb:
             await connection.close()
             raise
         return connection
+
+
+async def knock(url: str) -> None:
+    """Connect once: a pool would try for its whole timeout, and then not say why. Raises Unavailable, DatabaseAuth."""
+    try:
+        connection = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S)
+    except psycopg.Error as error:
+        text = " ".join(str(error).split())
+        refused = "FATAL:" in text and not any(word in text for word in PASSING)
+        raise (DatabaseAuth if refused else Unavailable)(text) from None
+    await connection.close()
 
 
 async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:

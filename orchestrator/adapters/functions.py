@@ -110,6 +110,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_key",
         ),
         "fleet_log_pieces": ("p_fleet", "p_worker_id"),
+        "fleet_log_ends": ("p_fleet", "p_worker_id"),
         "fleet_log_lost": (
             "p_fleet",
             "p_term",
@@ -146,7 +147,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def refusal(code: str | None, what: str, why: str | None = None, fix: str | None = None) -> PortError:
     """The port error that a SQLSTATE stands for; Unavailable where it stands for none."""
-    text = what + (f": {why}" if why else "") + (f"; fix: {fix}" if fix else "")
+    ours = (code or "").startswith("OR")  # the server's own hints are about SQL, and mend nothing here
+    text = what + (f": {why}" if why else "") + (f"; fix: {fix}" if fix and ours else "")
     for length in range(len(code or ""), 1, -1):
         kind = REFUSALS.get((code or "")[:length])
         if kind is not None:

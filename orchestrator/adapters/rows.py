@@ -10,6 +10,7 @@ from orchestrator.core.states import ExitCause, FailureCode, Stage, State, Waiti
 from orchestrator.ports import LogRange
 
 Row = Mapping[str, Any]
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # a day is left to reckon with
 
 
 def worker_of(row: Row) -> Worker:
@@ -42,12 +43,13 @@ def worker_of(row: Row) -> Worker:
         drain_requested_at=maybe_moment(row["drain_requested_at"]),
         stop_requested_at=maybe_moment(row["stop_requested_at"]),
         exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
-        failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
+        failure_code=_code_of(row["failure_code"]),
         tasks_running=int(row["tasks_running"]),
         own_program=row["own_program"],
         release=row["release"],
         progress_at=maybe_moment(row.get("progress_at")),
         slowest_task=row.get("slowest_task"),
+        empty_since=maybe_moment(row.get("empty_since")),
         reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
         metadata=row["metadata"],
         log_bytes=row["log_bytes"] or {},
@@ -106,14 +108,28 @@ def arguments_of(piece: LogRange) -> dict[str, Any]:
 
 
 def moment(text: str) -> datetime:
-    """A time of the database, with its zone."""
-    said = datetime.fromisoformat(text)
+    """A time of the database, with its zone; the first or last one that there is for what lies beyond Python's years.
+
+    A row with such a time (a task that is to go before all others: `-infinity`) must not end every look at the fleet.
+    """
+    try:
+        said = datetime.fromisoformat(text)
+    except ValueError:
+        return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
     return said if said.tzinfo else said.replace(tzinfo=UTC)  # an older project's column without a zone
 
 
 def maybe_moment(text: str | None) -> datetime | None:
     """The same for a column that may be null."""
     return None if text is None else moment(text)
+
+
+def _code_of(text: str | None) -> FailureCode | None:
+    """None too for a code of a later version, whose rows an earlier one must look after once it was rolled back."""
+    try:
+        return None if text is None else FailureCode(text)
+    except ValueError:
+        return None
 
 
 def storable(value: Any) -> Any:

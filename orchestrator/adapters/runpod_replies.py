@@ -58,12 +58,10 @@ def pod(record: object) -> Pod:
     status = _text(fields, "status")
     # Without an env nobody can tell whose pod it is: one that is named like ours is unknown, any other is foreign.
     env = _object(fields.get("env"), "env") if NAMED_LIKE_OURS.fullmatch(name) else _optional_object(fields, "env")
+    # A status that RunPod has come up with since must not hide all pods: none could be ended, and each is paid for.
+    known = PodStatus(status) if status in STATUSES else PodStatus.UNKNOWN
     if FLEET_VARIABLE not in env:
-        # A status we do not know must not hide our own pods: nothing is ever decided by a foreign one's.
-        known = PodStatus(status) if status in STATUSES else PodStatus.ERROR
         return Pod(pod_id, name, known, None, None, False, None, None, None, 0, None, None, None, None)
-    if status not in STATUSES:
-        raise Malformed(f"status {status!r} of pod {pod_id}")
     running = status == PodStatus.RUNNING
     runtime = _optional_object(fields, "runtime")
     gpu = _optional_object(fields, "gpu")
@@ -71,7 +69,7 @@ def pod(record: object) -> Pod:
     return Pod(
         id=pod_id,
         name=name,
-        status=PodStatus(status),
+        status=known,
         fleet_id=_text(env, FLEET_VARIABLE),
         worker_id=_text(env, WORKER_VARIABLE) if WORKER_VARIABLE in env else None,
         has_runtime=running and bool(runtime),
@@ -97,9 +95,12 @@ def ssh_address(record: object) -> tuple[str | None, int | None]:
 def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """Where port 22 is reachable: `ssh.direct`, else the runtime's mapping; (None, None) while neither is known."""
     direct = _optional_object(_optional_object(fields, "ssh"), "direct")
-    if direct:
+    if direct.get("host") is not None or direct.get("port") is not None:
         return _text(direct, "host"), _port(direct, "port")
-    for entry in runtime.get("ports") or ():
+    ports = runtime.get("ports") or []
+    if not isinstance(ports, list):
+        raise Malformed("runtime.ports is not a list")
+    for entry in ports:
         mapping = _object(entry, "runtime.ports")
         if mapping.get("private") == SSH_PORT and mapping.get("type") == "tcp":
             return _text(mapping, "ip"), _port(mapping, "public")

@@ -167,6 +167,10 @@ class SqlStore:
         """The begun piece lies in S3."""
         await self._call("fleet_log_shipped", p_term=term, **arguments_of(piece))
 
+    async def log_ends(self, worker_id: str) -> Sequence[Row]:
+        """Of each stream of a worker the ledger's last piece, and the last one that has arrived."""
+        return list((await self._call("fleet_log_ends", p_worker_id=worker_id))["pieces"])
+
     async def log_pieces(self, worker_id: str) -> Sequence[Row]:
         """The ledger of one worker, in the order of boot, stream and seq."""
         return list((await self._call("fleet_log_pieces", p_worker_id=worker_id))["pieces"])

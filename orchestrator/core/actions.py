@@ -40,6 +40,8 @@ class Adopt:
     worker_id: str
     pod_id: str
     reason: str
+    usd_per_hour: float | None = None
+    billed_s: float = 0  # for so long it may have cost money unseen: since it was asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ statement that records an intent; here they say why nothing is spawned.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from orchestrator.core.actions import Terminate
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
@@ -32,6 +33,13 @@ def reservation(usd_per_hour: float | None, policy: Policy) -> dict[str, object]
         "reserved_usd_per_hour": rate,
         "budget": limits | {"useful_usd": round(rate * policy.spawning_timeout_s / HOUR_S, 6)},
     }
+
+
+def rented(usd_per_hour: float | None, policy: Policy) -> dict[str, Any]:
+    """The same of a pod that is there: what it may cost is a fact, whatever the budget; nothing without a price."""
+    if usd_per_hour is None:
+        return {}
+    return reservation(usd_per_hour, policy) | {"price_usd_per_hour": usd_per_hour, "budget": None}
 
 
 class Purse:

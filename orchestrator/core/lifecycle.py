@@ -15,6 +15,7 @@ WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the wat
 LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
 UNDECLARED_S = 600.0  # a flush that cannot even declare its logs lost holds up the delete no longer
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
+UNASKED_S = 120.0  # an agent without a task asks for one at once, and again within its long poll
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
 NEVER_CREATED = frozenset(
     {
@@ -49,12 +50,15 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
 
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    end = _operators_wish(worker) or _overdue(worker, pod, snapshot, policy)
+    if pod and worker.pod_id is None:  # whatever becomes of it then: what it has cost is booked only once it is known
+        why = f"pod {pod.id} bears its id; the reply to the create call was lost"
+        billed_s = (snapshot.now - worker.stage_since).total_seconds()
+        return Adopt(worker.id, pod.id, why, pod.price_usd_per_hour, billed_s)
+    end = _operators_wish(worker) or _overdue(worker, snapshot, policy)
     if end:
         return end
     if worker.pod_id is None:
-        why = f"pod {pod.id} bears its id; the reply to the create call was lost" if pod else ""
-        return Adopt(worker.id, pod.id, why) if pod else None
+        return None
     fate = _fate(worker, pod, ExitCause.SPAWN_FAILED, snapshot, policy)
     if fate:
         return fate
@@ -65,7 +69,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     return None if worker.id in snapshot.climbing else Climb(worker.id)
 
 
-def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """The end of a climb that cannot succeed, or took too long: as a whole, or in its stage."""
     climbing_s = (snapshot.now - worker.created_at).total_seconds()
     code = RUNGS[worker.stage].overdue
@@ -76,7 +80,7 @@ def _overdue(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy
         code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
     elif climbing_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.climbing else 0):
         why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
-    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):
+    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):
         why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
     else:
         return None
@@ -97,7 +101,7 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
         silent_s = (snapshot.now - heard).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
-    settled = _own_program(worker, snapshot, policy) if worker.own_program else None
+    settled = _settled(worker, snapshot, policy)
     return _stuck(worker, snapshot, policy) or settled or _oddly_listed(worker, pod, snapshot, policy)
 
 
@@ -134,12 +138,16 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     return Terminate(worker.id, worker.state, ExitCause.TASK_STUCK, None, why)
 
 
-def _own_program(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle | None:
-    """The user's program may take tasks without asking us, so what it holds tells whether it is idle."""
-    if worker.state is State.IDLE and worker.tasks_running:
+def _settled(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle | None:
+    """What it holds tells whether it is idle, of the user's own program, and of an agent that does not say so itself.
+
+    That one beats, and asks for no work, or gets no answer: it must not cost more than an idle one does.
+    """
+    if worker.own_program and worker.state is State.IDLE and worker.tasks_running:
         return Settle(worker.id, State.IDLE, State.ACTIVE, f"holds {worker.tasks_running} task(s)")
-    empty_s = (snapshot.now - worker.state_since).total_seconds()
-    if worker.state is State.ACTIVE and not worker.tasks_running and empty_s >= policy.scale_down_grace_s:
+    empty_s = (snapshot.now - (worker.empty_since or worker.state_since)).total_seconds()
+    grace_s = policy.scale_down_grace_s if worker.own_program else UNASKED_S
+    if worker.state is State.ACTIVE and not worker.tasks_running and empty_s >= grace_s:
         return Settle(worker.id, State.ACTIVE, State.IDLE, f"held no task for {empty_s:.0f} s")
     return None
 

@@ -27,6 +27,7 @@ class PodStatus(StrEnum):
     EXITED = "EXITED"
     ERROR = "ERROR"
     TERMINATED = "TERMINATED"
+    UNKNOWN = "UNKNOWN"  # none of these: it is there, and whether it lives nobody can tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Worker:
     release: str | None = None  # image@code that it runs
     progress_at: datetime | None = None  # when the slowest of its running tasks last told of progress
     slowest_task: str | None = None
+    empty_since: datetime | None = None  # of an active one that holds no task: since when
     reserved_usd_per_hour: float = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of

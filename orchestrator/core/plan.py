@@ -16,7 +16,7 @@ from dataclasses import replace
 from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
 from orchestrator.core.actions import Action, Adopt, Bury, Plan, Settle, Spawn, Terminate, Verdict, Wait
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
-from orchestrator.core.states import State
+from orchestrator.core.states import FAILURES, State
 
 ROWS_PER_TICK = 40  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
 WRITTEN = (Adopt, Bury, Settle, Spawn, Terminate, Wait)
@@ -40,11 +40,11 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
 def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], Verdict]]:
     """What each pool's size comes to and what that takes, after `actions`; pools that nobody configured come last."""
     snapshot = _with_ends(snapshot, actions)
-    leaving = _ended(actions)
+    leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in FAILURES)
     market = capacity.Market(snapshot, policy)
     plans = []
     for pool in policy.pools:
-        changes, verdict = scaling.plan(pool, snapshot, policy, market, leaving=leaving)
+        changes, verdict = scaling.plan(pool, snapshot, policy, market, leaving=leaving, lost=lost)
         chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
         plans.append(([*changes, *chosen, *waits], verdict))
     return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
@@ -71,9 +71,9 @@ def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Actio
 
 
 def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
-    """Of those whose rows the tick waits for the first ROWS_PER_TICK, spawns last; the next tick goes on."""
+    """Of those whose rows the tick waits for the first ROWS_PER_TICK, remarks last; the next tick goes on."""
     rows = 0
-    for action in actions:
+    for action in sorted(actions, key=lambda action: isinstance(action, Wait)):
         rows += isinstance(action, WRITTEN)
         if rows <= ROWS_PER_TICK or not isinstance(action, WRITTEN):
             yield action

@@ -38,9 +38,18 @@ class Held:
 
 
 def plan(
-    pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, *, leaving: frozenset[str]
+    pool: Pool,
+    snapshot: Snapshot,
+    policy: Policy,
+    market: Market,
+    *,
+    leaving: frozenset[str],
+    lost: frozenset[str] = frozenset(),
 ) -> tuple[list[Action], Verdict]:
-    """The spawns and terminations of one pool, with the arithmetic behind them."""
+    """The spawns and terminations of one pool, with the arithmetic behind them.
+
+    `leaving` end in this tick; those of them who are `lost` finish nothing.
+    """
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
     ready = [w for w in here if w.state in READY]
@@ -65,7 +74,9 @@ def plan(
     if missing > 0:
         actions += _spawns(pool, snapshot, policy, market, missing, len(spawning), held)
     elif missing < 0:
-        actions += _terminations(pool, snapshot, policy, ready, spawning, target)
+        # What the lost ones ran is queued again in a moment: whoever is free stays for it.
+        again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)
+        actions += _terminations(pool, snapshot, policy, ready, spawning, min(target + again, pool.max_active))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
         "running": running,

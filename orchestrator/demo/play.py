@@ -62,7 +62,7 @@ async def play(options: Options) -> dict[str, Any]:
                 _explain(story, stack, orchestrator)
             ids = await submit(stack, job.tasks)
             story.tell("submit", f"{job.segments} travel_segment, and a travel_stitch that depends on them all")
-            harm = asyncio.create_task(kill_a_busy_pod(stack, other, max(1, job.segments // 2), story.tell))
+            harm = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, story.tell))
             killed = await _watch(story, sql, stack, harm, None if options.keep else orchestrator)
             summary = await count(sql, await stack.control("GET", "ledger"), stack.blobs(), len(ids))
             summary |= await _film(sql, stack, ids[-1], job.seconds)
@@ -101,7 +101,8 @@ def _explain(story: Story, stack: Stack, orchestrator: Child) -> None:
         f"source {env}",
         "./run list --watch · ./run status <worker> · ./run logs -f <worker> · ./run plan · ./run tasks list",
         f"kill -9 {orchestrator.pid}; ./run run     # it goes on where it was",
-        "./run spawn · ./run terminate <worker> · ./run tasks show <task>",
+        "./run spawn · ./run terminate <worker> · ./run explain <worker|task|scaling> · ./run top",
+        "docs/handlers.md     # work of your own",
     ):
         story.tell("keep", f"    {line}")
 

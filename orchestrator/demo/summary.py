@@ -19,6 +19,7 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
     console.print(table)
     if summary["ok"]:
         console.print("[green]nothing lost, doubled, leaked or missing[/green]")
+        console.print("next: ./run demo --keep, and docs/handlers.md for work of your own")
     else:
         console.print(f"[red]wrong: {', '.join(summary['wrong'])}[/red]")
 

@@ -63,6 +63,10 @@ def _keys(report: Report) -> Iterator[Recommendation]:
 def _database(report: Report) -> Iterator[Recommendation]:
     state = report["database_state"]
     if "error" in state:
+        if state["error"].startswith("SchemaMismatch"):
+            issue = "The database's schema is not this version's"
+            yield Recommendation(HIGH, "Database", issue, "python -m orchestrator migrate", state["error"])
+            return
         action = REACHED[report["environment"]["database"]]
         yield Recommendation(HIGH, "Database", "The database is unreachable", action, state["error"])
         return

@@ -89,8 +89,8 @@ _KIND_OF: tuple[tuple[type[ports.PortError], Kind], ...] = (
 
 def from_port_error(error: ports.PortError) -> Failure:
     """The error shown for a port's refusal; whoever calls the provider or the bucket names a better kind himself."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text, _, fix = (" ".join(str(error).split()) or type(error).__name__).partition("; fix: ")
     if isinstance(error, ports.Unavailable) and "authentication failed" in text:
         return Failure(DATABASE_AUTH, why=text)
     kind = next((kind for of, kind in _KIND_OF if isinstance(error, of)), WRONG_STATE)
-    return Failure(kind, why=text)
+    return Failure(kind, why=text, fix=fix or None)

@@ -91,6 +91,13 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
     )
 
 
+def progress(said: Row) -> str:
+    """What a handler said of how far it is, in words: `61% frame 88 of 144`."""
+    fraction, message = said.get("fraction"), said.get("message")
+    share = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
+    return " ".join(filter(None, (share, message))) or "some"
+
+
 def _queued(found: Row, policy: Policy | None) -> _Why:
     task, now = found["task"], datetime.fromisoformat(found["now"])
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
@@ -169,7 +176,7 @@ def _running(found: Row, _: Policy | None) -> _Why:
     if task["cancel_requested_at"]:
         what += "; its cancellation was asked for"
     if task["progress"]:
-        what += f"; progress {task['progress']}"
+        what += f"; progress: {progress(task['progress'])}"
     then = "without a heartbeat by then it is queued again, the attempt counted"
     return _Why(WORKER, what, then, "python -m orchestrator logs <worker> -f", None, task["lease_expires_at"])
 

@@ -69,8 +69,9 @@ def _events(events: Sequence[Row]) -> list[Entry]:
         what = event["to_state"] if moved else event["to_stage"] if staged else "asked"
         facts = event["detail"] or {}
         why = [f"{name} {facts[name]}" for name in ("exit_cause", "failure_code") if moved and facts.get(name)]
+        reason = "" if event["reason"] == f"climbing: {what}" else event["reason"]  # nothing that `what` does not say
         by = "" if event["actor"] == "orchestrator" else f" (by {event['actor']})"
-        made.append(Entry(_time(event["at"]), until, kind, what, "; ".join([event["reason"] + by, *why])))
+        made.append(Entry(_time(event["at"]), until, kind, what, "; ".join(filter(None, [reason + by, *why]))))
     return made
 
 

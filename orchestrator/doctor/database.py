@@ -47,12 +47,12 @@ async def database(settings: Settings, section: Section) -> None:
 async def leader(settings: Settings, section: Section) -> None:
     """Who leads; a second orchestrator of the same fleet stands by."""
     settings.require("database")
-    async with wiring.open_store(settings) as store:
-        try:
+    try:
+        async with wiring.open_store(settings) as store:
             found = (await store.explain_scaling())["leader"]
-        except PortError as error:
-            section.skip("who leads", f"{type(error).__name__}: {error}")
-            return
+    except PortError as error:
+        section.skip("who leads", f"{type(error).__name__}: {error}")
+        return
     if not found:
         why = f"nobody holds the lease of fleet {settings.fleet_id}, so nothing is decided"
         section.warn("no orchestrator leads", why, "python -m orchestrator run")
@@ -77,7 +77,7 @@ async def _server(url: str, section: Section) -> bool:
     if version < OLDEST:
         section.fail("it is too old", f"{shown}; 15 or newer is needed", "move to PostgreSQL 15 or newer")
     elif port == TRANSACTION_POOLER_PORT:
-        why = f"port {port} is a transaction pooler: it has no LISTEN, so every change waits for the next look"
+        why = f"port {port} is a transaction pooler: it has no LISTEN, so changes are polled for every second"
         section.warn(
             "it answers, through a transaction pooler", why, "use port 5432, the session pooler, in DATABASE_URL"
         )

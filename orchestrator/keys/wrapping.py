@@ -17,7 +17,7 @@ MAX_CHARS = 64 * 1024  # of one variable; the largest RSA key in use is a fifth 
 MAX_LAYERS = 8  # wrappings inside one another
 PRIVATE = ("RUNPOD_SSH_PRIVATE_KEY", "~/.ssh/id_ed25519")
 PUBLIC = ("RUNPOD_SSH_PUBLIC_KEY", "~/.ssh/id_ed25519.pub")
-PASTE = 'railway variables --set "{name}=$(cat {path})"'
+PASTE = 'export {name}="$(cat {path})"; on Railway: railway variables --set "{name}=$(cat {path})"'
 
 DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 INVISIBLE = re.compile("\ufeff|ï»¿|[\u00ad\u200b-\u200f\u2060\x00]")

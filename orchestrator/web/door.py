@@ -67,7 +67,9 @@ class Door:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         except SystemExit:  # uvicorn's way to say that the port is taken; the process ends with it
-            log.warning("door_shut", message="the HTTP server could not be opened", port=self._address[1])
+            host, port = self._address
+            words = f"the HTTP server could not be opened at {host}:{port}; fix: end what listens there, or set PORT"
+            log.warning("door_shut", message=words, port=port)
         finally:
             with contextlib.suppress(RuntimeError):  # the process is over before us
                 self._home.call_soon_threadsafe(self.closed.set)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-DEAD_AFTER_S = 120.0  # no tick begun for so long: the loop hangs
+DEAD_AFTER_S = 120.0  # no tick begun for so long after it was due: the loop hangs
 
 
 @dataclass(slots=True)

@@ -61,12 +61,6 @@ class SigningKey:
             raise ValueError("ES256 needs the private half of an EC P-256 key")  # noqa: TRY004  a value, of the wrong kind
         return cls(key, kid)
 
-    def public_jwk(self) -> dict[str, Any]:
-        """The half that verifies, as an entry of a JWKS."""
-        public = jwt.algorithms.ECAlgorithm.to_jwk(self.private.public_key(), as_dict=True)
-        named = {} if self.kid is None else {"kid": self.kid}
-        return {**public, **named, "alg": "ES256", "use": "sig", "key_ops": ["verify"]}
-
 
 Key = str | SigningKey  # the project's JWT secret, or a signing key
 

@@ -115,7 +115,9 @@ async def test_a_fault_is_named_with_its_fix(
     assert all(finding.fix for finding in found)
 
 
-@pytest.mark.parametrize(("ahead_s", "status", "says"), [(10, "warn", "10 s behind"), (-600, "fail", "600 s ahead")])
+@pytest.mark.parametrize(
+    ("ahead_s", "status", "says"), [(10, "warn", r"(9|1\d) s behind"), (-600, "fail", r"(599|60\d) s ahead")]
+)
 async def test_a_provider_whose_clock_differs_is_told(
     healthy: Cli, emulator: Emulator, ahead_s: float, status: str, says: str
 ) -> None:
@@ -127,7 +129,7 @@ async def test_a_provider_whose_clock_differs_is_told(
         await emulator.control("POST", "/settings", {"clock_s": 0})
     odd = [finding for finding in ran.json()["findings"] if finding["status"] != "ok"]
     assert [(one["what"], one["status"]) for one in odd] == [("differs from RunPod", status)]
-    assert re.search(says.replace("0 s", r"\d s"), odd[0]["why"])
+    assert re.search(says, odd[0]["why"])
 
 
 async def test_a_bucket_that_is_not_there_is_told(healthy: Cli) -> None:

@@ -8,13 +8,16 @@ import shlex
 import signal
 import sys
 import termios
+import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
 from orchestrator.cli import COMMANDS, Commands
+from orchestrator.cli import EXAMPLES as FIRST
 from orchestrator.cli_examples import EXAMPLES, PROGRAM
 from orchestrator.cli_render import Output
 from orchestrator.core.states import State
@@ -99,12 +102,42 @@ def test_error_ids_are_unique_and_stable_in_form() -> None:
 
 
 async def test_unknown_commands_and_options_are_usage(cli: Cli) -> None:
-    """Exit 2, on stderr."""
-    for arguments in (["no-such"], ["list", "--no-such"], ["tasks", "no-such"]):
+    """Exit 2, on stderr, in the three lines of every error; the fix can be pasted."""
+    whose = {("no-such",): "", ("list", "--no-such"): " list", ("tasks", "no-such"): " tasks", ("status",): " status"}
+    for arguments, path in whose.items():
         ran = await cli(*arguments)
         assert (ran.code, ran.out) == (2, "")
-        assert "no-such" in ran.err
+        assert ran.err.startswith("error[E052]: ")
+        assert ran.err.endswith(f"\nfix: {PROGRAM}{path} --help\n")
+        assert arguments[-1] in ran.err
     assert (await cli("--version")).out == "0.1.0\n"
+    (error,) = (await cli("status", "--json")).json()["errors"]
+    assert (error["id"], error["fix"]) == ("E052", f"{PROGRAM} status --help")
+    wrong = await run(sys.executable, "scripts/spawn_gpu.py", "no-such")
+    assert (wrong.code, wrong.err.splitlines()[-1]) == (2, "fix: python spawn_gpu.py --help")
+
+
+async def test_help_is_whole_on_a_terminal_of_80_columns(cli: Cli) -> None:
+    """Each example on one line with what it does, and no description that breaks off."""
+    first, tasks = await asyncio.gather(cli("--help", COLUMNS="80"), cli("tasks", "--help", COLUMNS="80"))
+    for line, what in FIRST:
+        assert re.search(rf"^  {re.escape(line)} +{re.escape(what)}$", first.out, re.MULTILINE), line
+    assert "..." not in first.out.partition("Examples:")[2] + tasks.out.partition("Commands:")[2]
+
+
+def test_the_installed_command_is_there() -> None:
+    """`orchestrator`, which completion is made for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["orchestrator"].partition(":")
+    assert callable(getattr(import_module(module), name))
+
+
+async def test_without_its_packages_the_program_says_so() -> None:
+    """To a bare Python; not with a traceback."""
+    ran = await run(sys.executable, "-S", "-m", "orchestrator", "list")
+    assert (ran.code, ran.out) == (4, "")
+    assert ran.err.startswith("error[E002]: ")
+    assert "fix: " in ran.err
 
 
 async def _on_a_terminal(cli: Cli, *arguments: str, answer: bytes | None = b"", **changes: str) -> tuple[int, bytes]:

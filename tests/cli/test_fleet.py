@@ -154,11 +154,16 @@ async def test_two_workers_with_the_same_end_are_not_guessed_between(cli: Cli, f
 
 
 async def test_a_database_that_does_not_answer(cli: Cli) -> None:
-    """Exit 1 at once, with what the connection said, and never an empty list."""
-    ran = await cli("list", DATABASE_URL="postgresql://nobody@127.0.0.1:9/none")
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith("error[E010]: the database does not answer\nwhy: connection")
-    assert len(ran.err.splitlines()) == 3
+    """Exit 1 at once, with what the connection said, and never an empty list; no pool fills the screen."""
+    away = "postgresql://nobody@127.0.0.1:9/none"
+    commands = (["list"], ["plan"], ["doctor", "leader"])
+    *rest, doctor = await asyncio.gather(*(cli(*c, DATABASE_URL=away, RUNPOD_API_KEY="rpa_x") for c in commands))
+    for ran in rest:
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith("error[E010]: the database does not answer\nwhy: connection")
+        assert len(ran.err.splitlines()) == 3
+    assert (doctor.code, doctor.err) == (0, "")
+    assert "Unavailable: connection" in doctor.out
 
 
 async def test_a_database_that_refuses_us(cli: Cli, postgres: EmbeddedPostgres) -> None:
@@ -174,6 +179,7 @@ async def test_a_database_without_the_schema(cli: Cli, postgres: EmbeddedPostgre
     ran = await cli("list", DATABASE_URL=postgres.url_of("postgres"))
     assert ran.code == 4, ran.err
     assert "error[E011]" in ran.err
+    assert ran.err.count("fix: ") == 1
     assert "fix: python -m orchestrator migrate" in ran.err
 
 

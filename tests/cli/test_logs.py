@@ -146,3 +146,24 @@ async def test_a_tasks_part_of_the_log_is_cut_out(
     ran = await _logs(cli, s3_environment, "--task", task["id"])
     assert (ran.code, ran.out) == (0, "during\n"), ran.err
     assert f"attempt {task['attempt']} on {worker_id}: complete: from S3; 8 B of 14 B are missing" in ran.err
+
+
+async def test_a_quick_tasks_part_ends_at_its_own_mark(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """It may be over before a heartbeat tells how long the log is; what others wrote around it is not its own."""
+    fleet, worker_id = shipping_fleet, await shipping_fleet.worker(upto=State.ACTIVE)
+    [submitted] = await fleet.store.submit([{"task_type": f"t-{worker_id}", "params": {}, "priority": 1}])
+    name = {"p_worker_id": worker_id, "p_nonce": "boot-1"}
+    await fleet.db.call("worker_register", **name, p_agent={"protocol": 1})
+    claim = {"p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
+    [task] = (await fleet.db.call("worker_claim", **name, **claim))["tasks"]
+    ending = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_output_location": None, "p_result_data": None}
+    await fleet.db.call("worker_complete", **name, **ending)
+    mine = f"--- task {task['id']} attempt 1"
+    log = f"--- task x attempt 1 begins: a:b\nx\n{mine} begins: a:b\nmine\n{mine} ends: done\n--- task y begins: a:b\n"
+    await fleet.ship(worker_id, "handler", 0, 0, log[:60].encode())
+    await fleet.ship(worker_id, "handler", 1, 60, log[60:].encode())
+    ran = await _logs(cli, s3_environment, "--task", submitted["id"])
+    assert ran.out == f"{mine} begins: a:b\nmine\n{mine} ends: done\n"
+    assert f"attempt 1 on {worker_id}: complete: from S3\n" in ran.err

@@ -58,6 +58,17 @@ async def test_a_dedupe_key_submits_once(cli: Cli, fleet: Fleet) -> None:
     assert "already there" in second.err
 
 
+async def test_what_would_wait_or_fail_for_ever_is_said_at_once(cli: Cli) -> None:
+    """It is queued all the same: the orchestrator's own settings may be others."""
+    handled = {"WORKER_HANDLERS": "segment=travel:segment,stitch=travel:stitch"}
+    ran = await cli("tasks", "submit", "--type", "sement", "--pool", "big", **handled)
+    assert ran.code == 0
+    assert "WORKER_HANDLERS has none for 'sement': it names segment, stitch" in ran.err
+    assert "there is no pool 'big': it waits until POOLS_FILE has it; now there are default" in ran.err
+    ran = await cli("tasks", "submit", "--type", "segment", "--pool", "default", **handled)
+    assert ran.err == "queued\n"
+
+
 async def test_a_task_can_depend_on_others(cli: Cli, fleet: Fleet) -> None:
     """--depends, once for each."""
     ids = [task["id"] for task in await fleet.store.submit([{"task_type": "t", "params": {}}] * 2)]
@@ -91,6 +102,7 @@ async def test_a_wrong_argument_is_exit_code_2(cli: Cli) -> None:
     """Nothing is submitted."""
     for ran in await asyncio.gather(*(cli("tasks", "submit", *arguments) for arguments in WRONG)):
         assert (ran.code, ran.out) == (2, ""), ran.err
+        assert [line.partition(" ")[0] for line in ran.err.splitlines()] == ["error[E052]:", "why:", "fix:"]
 
 
 async def test_cancelling_off_a_terminal_needs_force(cli: Cli, fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
@@ -105,10 +106,32 @@ async def test_l_shows_what_the_worker_left_in_the_database(
         assert worker_id in said(app, "#told")
 
 
+async def test_an_answer_that_comes_when_the_screen_is_being_taken_down_is_not_shown(fleet: Fleet) -> None:
+    """`q` ends it without a traceback, whatever was under way."""
+    app = Top(fleet.store, POLICY, every_s=3_600)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "leader" in said(app, "#age"))
+        await app.screen.remove_children()
+        await app.workers.wait_for_complete([app._look()])
+
+
+async def test_a_text_that_comes_when_nobody_waits_for_it_any_more_is_not_shown(fleet: Fleet) -> None:
+    """Logs take seconds; escape goes back at once, and the screen goes on."""
+    app = Top(fleet.store, POLICY, every_s=3_600)
+    async with app.run_test() as pilot:
+        told = Told("logs")
+        await app.push_screen(told)
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, Told))
+        told.tell(Text("too late"))
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
 async def test_without_textual_top_says_what_to_install() -> None:
     """The extra is named, and what does without it."""
     absent = "import sys; sys.modules['textual'] = None; from orchestrator.cli import main; main(['top'])"
     ran = await run(sys.executable, "-c", absent)
     assert ran.code == 4
     assert "textual, which is not installed" in ran.err
-    assert "gpu-orchestrator[top]" in ran.err
+    assert "pip install 'textual" in ran.err

@@ -46,6 +46,8 @@ async def test_what_was_proven_of_a_worker_is_told_rung_by_rung(cli: Cli, fleet:
     assert re.search(r"^✗ +ssh_auth +failed at .*: AUTH_FAILED PermissionDenied$", ran.out, re.MULTILINE), ran.out
     assert re.search(r"^– +deploy +not come so far$", ran.out, re.MULTILINE), ran.out
     assert ran.out.splitlines()[-1] == f"not proven   fix: python -m orchestrator explain {worker}"
+    assert re.search(r"^✓ +intent +recorded at 20", ran.out, re.MULTILINE), ran.out
+    assert re.search(r"^– +gpu_fabric +not needed: one GPU$", ran.out, re.MULTILINE), ran.out
     assert (await cli("verify", "gpu-none")).code == 3
 
 

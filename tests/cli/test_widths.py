@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +15,8 @@ from orchestrator.core.states import State
 from tests.cli.builders import Cli, Fleet
 
 ISO = re.compile(r"\d{4}-\d\d-\d\d(T|.{9}\.\d)")  # for programs; a person gets ages
+OOM = "the kernel ended the handler, which had taken 31.9 GiB of 32 GiB, in the middle of frame 12"
+RAM = "raise RUNPOD_MIN_MEMORY_GB"
 LONG = "two complete lists of RunPod without the pod, asked 3 times since 2026-11-21 15:11:48Z, and it is still there"
 
 
@@ -24,6 +28,29 @@ async def shown(width: int, *command: str) -> str:
     output.err = Console(file=StringIO(), width=width)
     await asyncio.to_thread(Commands().main, [*command], "orchestrator", standalone_mode=False, obj=output)
     return screen.getvalue()
+
+
+async def running(fleet: Fleet) -> tuple[str, str]:
+    """A task half done, retried after it had failed; and the worker that runs it."""
+    urgent = {"task_type": "travel_segment", "params": {}, "max_attempts": 1, "priority": 1000}
+    (made,) = await fleet.store.submit([urgent])
+    worker = await fleet.worker(upto=State.ACTIVE)
+    agent = {"p_worker_id": worker, "p_nonce": "boot-1"}
+    await fleet.db.call("worker_register", **agent, p_agent={"protocol": 1})
+    await claimed(fleet, agent, 1)
+    failure = {"code": "OOM", "message": OOM, "exit_class": "oom", "point": "Processing"}
+    await fleet.db.call("worker_fail", **agent, p_task_id=made["id"], p_attempt=1, p_failure=failure)
+    await fleet.store.retry(made["id"])
+    held = await claimed(fleet, agent, 2)
+    held |= {"progress": {"fraction": 0.6111111, "message": "frame 88 of 144"}}
+    await fleet.db.call("worker_heartbeat", **agent, p_tasks=[held], p_health=None, p_logs=None)
+    return made["id"], worker
+
+
+async def claimed(fleet: Fleet, agent: Mapping[str, str], number: int) -> dict[str, Any]:
+    """The task that this claim gets, as a heartbeat names it."""
+    answer = await fleet.db.call("worker_claim", **agent, p_claim_no=number, p_batch=1, p_wait_s=0)
+    return {"id": answer["tasks"][0]["id"], "attempt": answer["tasks"][0]["attempt"]}
 
 
 def squeezed(text: str) -> str:
@@ -42,8 +69,12 @@ async def test_screens_fit_their_terminal(fleet: Fleet, cli: Cli, monkeypatch: p
                         p_fields={"waiting_for": LONG})  # fmt: skip
     ended = await fleet.worker(upto=State.TERMINATED)
     pod = (await fleet.row(going))["pod_id"]
+    task, worker = await running(fleet)
     screens = {
-        ("list",): (going, busy, pod, "terminating", "RTX 4090", LONG, "2 workers", "$0.88"),
+        ("tasks", "list"): (task, "In Progress", "travel_segment", worker[-8:], "61% frame 88 of 144"),
+        ("tasks", "show", task): (task, worker, "61% frame 88 of 144"),
+        ("explain", task): (worker, "WAITING ON worker", "61% frame 88 of 144", "attempt", "took", OOM, RAM),
+        ("list",): (going, busy, pod, "terminating", "RTX 4090", LONG, "3 workers", "$1.32"),
         ("list", "--all"): (ended, "spawn_failed AUTH_FAILED"),
         ("status", going): (going, pod, LONG, "SSH: 213.173.110.7:12086", "ssh_auth"),
         ("explain", going): ("WAITING ON operator", LONG, "deadline", "spent: $", "fix: "),

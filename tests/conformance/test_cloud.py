@@ -212,7 +212,7 @@ async def test_a_read_is_tried_again(api: Api, cloud: RunPodCloud, kind: str) ->
     "damage",
     [
         {"id": None},
-        {"status": "DANCING"},
+        {"status": None},
         {"env": None},
         {"gpu": []},
         {"ssh": {"direct": {"host": "127.0.0.1", "port": "22"}}},
@@ -221,6 +221,7 @@ async def test_a_read_is_tried_again(api: Api, cloud: RunPodCloud, kind: str) ->
         {"cost": "0.44"},
         {"createdAt": "yesterday"},
         {"runtime": "up"},
+        {"ssh": None, "runtime": {"ports": 22}},
     ],
 )
 async def test_a_pod_of_ours_that_cannot_be_read_makes_the_list_unavailable(
@@ -230,6 +231,21 @@ async def test_a_pod_of_ours_that_cannot_be_read_makes_the_list_unavailable(
     await _list_one(api, damage, {"ORCHESTRATOR_FLEET_ID": FLEET}, name="gpu-20261121_120000-1a2b3c4d")
     with pytest.raises(ports.Unavailable):
         await hasty.list_pods()
+
+
+async def test_a_status_that_nobody_knew_hides_no_pod(api: Api, cloud: RunPodCloud) -> None:
+    """Neither it nor any other could be ended, as long as it lasts; it is there, and not taken for dead or alive."""
+    await _list_one(api, {"status": "DANCING"}, {"ORCHESTRATOR_FLEET_ID": FLEET})
+    (pod,) = await cloud.list_pods()
+    assert (pod.status, pod.fleet_id, pod.has_runtime, pod.ssh_port) == (PodStatus.UNKNOWN, FLEET, False, None)
+
+
+async def test_an_address_that_is_not_there_yet_is_none(api: Api, cloud: RunPodCloud) -> None:
+    """RunPod may show where it will stand."""
+    empty = {"direct": {"host": None, "port": None, "username": "root"}}
+    await _list_one(api, {"ssh": empty, "runtime": None}, {"ORCHESTRATOR_FLEET_ID": FLEET})
+    (pod,) = await cloud.list_pods()
+    assert (pod.status, pod.ssh_host, pod.ssh_port) == (PodStatus.RUNNING, None, None)
 
 
 FOREIGN_DAMAGE = [{"status": "DANCING"}, {"gpu": []}, {"cost": "much"}, {"runtime": 7}, {"ssh": 0}, {"env": None}]

@@ -245,3 +245,40 @@ async def test_errors_of_the_claim_are_port_errors(fleet: Fleet) -> None:
     """A worker that never was."""
     with pytest.raises(PortError):
         await Agent(fleet, "gpu-nobody", "n").claim()
+
+
+@pytest.fixture
+async def large(direct: PostgresDb, hand: AsyncConnection[DictRow]) -> Fleet:
+    """A fleet whose tasks so far, 40 of them, are done, with a mebibyte of results each."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    await fleet.submit(count=40)
+    await hand.execute(
+        "update tasks set status = 'Complete', result_data = jsonb_build_object('x', repeat('y', 1000000))"
+    )
+    fleet.wait(1)
+    return fleet
+
+
+async def test_a_task_that_no_claim_could_carry_fails_and_holds_up_nobody(
+    large: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Every worker's claim would begin with it, and come to nothing."""
+    done = [str(row["id"]) for row in await (await hand.execute("select id from tasks")).fetchall()]
+    stitch, waits, small = await large.submit(
+        {"task_type": "stitch", "depends_on": done}, {"depends_on": ["#0"]}, {"depends_on": done[:2]}
+    )
+    agent = await large.agent()
+    (task,) = await agent.claim(batch=10)
+    assert (task["id"], [len(one["result_data"]["x"]) for one in task["dependencies"]]) == (small, [10**6] * 2)
+    failed = await large.task(stitch)
+    assert (failed["status"], failed["failure_code"], failed["attempts"]) == ("Failed", "INPUTS_TOO_LARGE", 0)
+    assert (await large.task(waits))["failure_code"] == "DEPENDENCY_FAILED"
+    assert (await large.snapshot())["demand"][0]["claimable"] == 0
+
+
+async def test_a_claim_of_many_takes_what_an_agent_can_read(large: Fleet) -> None:
+    """The others are there for the next one: an answer that cannot be read would cost each of them an attempt."""
+    await large.submit(count=40, params={"x": "y" * 1_000_000})
+    agent = await large.agent()
+    assert [len(await agent.claim(batch=100)) for _ in range(3)] == [33, 7, 0]

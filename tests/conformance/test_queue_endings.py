@@ -347,3 +347,20 @@ async def test_what_a_worker_did_is_counted_on_its_row(fleet: Fleet) -> None:
     await agent.fail(failed)
     (row,) = (await fleet.call("fleet_workers", p_fleet=FLEET, p_all=False, p_limit=10))["workers"]
     assert (row["tasks_done"], row["tasks_failed"], row["tasks_running"]) == (1, 1, 1)
+
+
+async def test_a_fleet_leaves_anothers_tasks_to_it(fleet: Fleet) -> None:
+    """Its agents may be beating at a door that is closed just now; where nobody leads it, somebody must."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    fleet.wait(61)
+    staging = await fleet.call("fleet_lead", p_fleet="staging", p_holder="them", p_ttl_s=3600)
+    theirs = {"p_fleet": "staging", "p_term": staging["term"]}
+    seen = await fleet.call("fleet_snapshot", p_fleet="staging")
+    assert (seen["expired_leases"], (await fleet.snapshot())["expired_leases"]) == (0, 1)
+    assert (await fleet.call("fleet_rescue_overdue", **theirs, p_over_s=0))["tasks"] == []
+    await fleet.call("fleet_resign", p_fleet=FLEET, p_holder="us", p_term=fleet.term)
+    assert (await fleet.call("fleet_snapshot", p_fleet="staging"))["expired_leases"] == 1
+    (rescued,) = (await fleet.call("fleet_rescue_overdue", **theirs, p_over_s=0))["tasks"]
+    assert rescued["id"] == task["id"]

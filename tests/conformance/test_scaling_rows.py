@@ -159,9 +159,9 @@ async def test_a_release_is_proven_for_thirty_days_after_its_last_promotion(flee
 
 
 async def test_the_slowest_task_of_each_worker_is_named(fleet: Fleet) -> None:
-    """With when it last told of progress."""
+    """With when it last told of progress, where a program of the user's own may run them side by side."""
     await fleet.submit(count=2)
-    agent = await fleet.agent(State.ACTIVE)
+    agent = await fleet.agent(State.ACTIVE, own_program=True)
     first, second = await agent.claim(batch=2)
     began = fleet.now
     fleet.wait(30)

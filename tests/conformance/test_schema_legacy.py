@@ -183,6 +183,26 @@ async def test_ids_that_are_no_uuids_are_refused_before_anything_happens(
     assert await rows(project, "select to_regclass('public.workers') as it") == [{"it": None}]
 
 
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("tasks (id uuid primary key, title text, status text)", "tasks has no params, task_type"),
+        ("workers (id text primary key, name text)", "workers has no status"),
+        ("offers (id bigint primary key, price numeric)", "offers is there already"),
+        ("releases (id bigint primary key, notes text)", "releases is there already"),
+    ],
+)
+async def test_another_programs_tables_are_left_alone(
+    project: AsyncConnection[DictRow], empty_database: str, table: str, why: str
+) -> None:
+    """Refused before the first migration: a table that was made ours by half would be nobody's."""
+    await project.execute(f"create table {table}".encode())
+    with pytest.raises(SchemaMismatch, match=f"{why}.*fix: rename"):
+        await migrate(empty_database)
+    query = "select relname from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'"
+    assert await rows(project, query) == [{"relname": table.partition(" ")[0]}]
+
+
 async def test_a_heartbeat_default_of_now_is_taken_away(project: AsyncConnection[DictRow], empty_database: str) -> None:
     """A worker that never spoke must not look alive."""
     await make(project, TEXT)

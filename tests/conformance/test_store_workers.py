@@ -8,6 +8,8 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
@@ -246,6 +248,17 @@ async def test_a_pod_without_a_machine_costs_nothing(fleet: Fleet) -> None:
     assert row["cost_by_kind"] == {"booting": 0.02}
 
 
+async def test_a_pod_that_was_found_late_costs_from_when_it_was_asked_for(fleet: Fleet) -> None:
+    """The reply was lost, and so was the orchestrator: for an hour nobody knew of it, but RunPod."""
+    worker_id = await fleet.spawn()
+    fleet.wait(3_600)
+    await fleet.move(worker_id, State.SPAWNING, pod_id="p", price_usd_per_hour=3.6, billed_s=3_590)
+    await fleet.end(worker_id, State.SPAWNING)
+    row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]
+    assert row["cost_by_kind"] == {"booting": 3.59}
+    assert (await fleet.snapshot())["spent"]["today_usd"] == pytest.approx(3.59)
+
+
 async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore) -> None:
     """Claimable, running, and what waits for something, apart."""
     later = (fleet.now + timedelta(hours=1)).isoformat()
@@ -454,3 +467,135 @@ async def test_causes_of_an_end_come_back_as_the_cores(fleet: Fleet, store: SqlS
         reason="no pod", fields={"exit_cause": ExitCause.SPAWN_FAILED, "failure_code": FailureCode.NO_RUNTIME},
     )  # fmt: skip
     assert (worker.exit_cause, worker.failure_code) == (ExitCause.SPAWN_FAILED, FailureCode.NO_RUNTIME)
+
+
+async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
+    """Whoever answers it, an agent must know when nobody is there who would end its pod."""
+    agent = await fleet.agent()
+    assert (await agent.beat())["led"] is True
+    fleet.wait(3600)
+    assert (await agent.beat())["led"] is False
+    await fleet.lead("the next one")
+    assert (await agent.beat())["led"] is True
+
+
+async def test_a_long_life_is_told_by_its_beginning_and_its_end(
+    fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """A worker's end reads its row: that must not take longer with each task that it has done."""
+    agent = await fleet.agent()
+    flips = """insert into worker_events (worker_id, fleet, from_state, to_state, reason, actor, at)
+               select %(id)s, 'default', 'idle', 'active', 'flip ' || n, 'worker', %(at)s + n * interval '1 s'
+                 from generate_series(1, 3000) n"""
+    await hand.execute(flips, {"id": agent.id, "at": fleet.now})
+    tries = """insert into worker_attempts (worker_id, stage, attempt, term, started_at, ended_at, outcome)
+               select %(id)s, 'deleting', n, 1, %(at)s, %(at)s, 'failed' from generate_series(1, 3000) n"""
+    await hand.execute(tries, {"id": agent.id, "at": fleet.now})
+    told = await store.worker(agent.id)
+    reasons = [event["reason"] for event in told["events"]]
+    assert len(reasons) == 1000
+    assert (reasons[0], reasons[-1]) == ("spawn requested", "flip 3000")
+    assert len(told["attempts"]) == 1000
+    fleet.wait(8 * 86_400)
+    assert (await fleet.fleet("retention"))["worker_events"] == 3000
+
+
+async def test_an_hour_of_short_tasks_is_booked_in_a_few_rows(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """What it cost stays, to the cent and the second, of each kind."""
+    agent = await fleet.agent()
+    for _ in range(10):
+        await fleet.submit()
+        (task,) = await agent.claim()
+        fleet.wait(7)
+        await agent.complete(task)
+        await agent.claim()
+        fleet.wait(5)
+    fleet.wait(7_200)
+    window = {"p_since": START, "p_until": fleet.now}
+    costs = "select count(*) as n from costs"
+    before, (raw,) = (
+        await fleet.call("fleet_cost", p_fleet=FLEET, **window),
+        await (await hand.execute(costs)).fetchall(),
+    )
+    await fleet.fleet("retention")
+    after, (kept,) = (
+        await fleet.call("fleet_cost", p_fleet=FLEET, **window),
+        await (await hand.execute(costs)).fetchall(),
+    )
+    assert (raw["n"], kept["n"]) == (19, 2)
+    assert (after["usd"], after["kinds"]) == (before["usd"], before["kinds"])
+    assert (await fleet.snapshot())["spent"]["today_usd"] == pytest.approx(float(before["usd"]))
+
+
+async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_were(
+    direct: PostgresDb, hand: AsyncConnection[DictRow]
+) -> None:
+    """It is taken every two seconds, for years."""
+    fleet = Fleet(direct)
+    await fleet.lead()
+    await fleet.spawn("gpu-1")
+    await hand.execute(
+        """insert into workers (id, pool, stage, waiting_on, deadline_at, next_attempt_at, created_at)
+           select 'w-' || n, 'p' || n % 3, 'intent', 'operator', now(), now(), now() - n * interval '1 h'
+             from generate_series(1, 3000) n;
+           update workers set status = 'terminating', exit_cause = 'manual' where id like 'w-%';
+           update workers set status = 'terminated' where id like 'w-%';
+           update workers set climb_ended_at = created_at where id like 'w-%';
+           analyze workers"""
+    )
+    read = "select idx_tup_fetch + seq_tup_read as n from pg_stat_xact_user_tables where relname = 'workers'"
+    async with hand.transaction():
+        (before,) = await (await hand.execute(read)).fetchall()
+        (seen,) = await (await hand.execute("select fleet_snapshot('default') as it")).fetchall()
+        (after,) = await (await hand.execute(read)).fetchall()
+    assert sorted(seen["it"]["last_spawn_at"]) == ["default", "p0", "p1", "p2"]
+    assert after["n"] - before["n"] < 300
+
+
+async def test_of_a_long_log_a_new_leader_reads_the_ends(
+    fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Where the ledger ends, and what has arrived; a piece that is begun is the last one."""
+    for name in ("gpu-1", "gpu-2"):
+        await fleet.spawn(name)
+    await hand.execute(
+        """insert into log_objects
+               (worker_id, boot_id, stream, seq, first_byte, last_byte, sha256, key, begun_at, shipped_at)
+           select w, b, s, n, n * 10, n * 10 + 10, 'sha', n::text, now(), case when n < 998 then now() end
+             from unnest(array['gpu-1', 'gpu-2']) w, unnest(array['b1', 'b2']) b, unnest(array['agent', 'handler']) s,
+                  generate_series(0, 998) n"""
+    )
+    await store.log_lost(fleet.term, "gpu-1", "b2", "handler", 9_980, None, "lost with its host")
+    found = [(p["boot_id"], p["stream"], p["seq"], p["declared_lost"]) for p in await store.log_ends("gpu-1")]
+    both = [
+        (boot, stream, seq, False) for boot in ("b1", "b2") for stream in ("agent", "handler") for seq in (997, 998)
+    ]
+    assert found == [*both[:-1], ("b2", "handler", 999, True)]
+    assert await store.log_ends("gpu-3") == []
+
+
+async def test_a_snapshot_tells_since_when_an_active_worker_holds_nothing(fleet: Fleet) -> None:
+    """From its last task's end, not from when it became active: that may be days ago."""
+    agent, fresh, idle = await fleet.agent(), await fleet.agent(), await fleet.agent(State.IDLE)
+    await fleet.submit(count=2)
+    held = await agent.claim(batch=2)
+    fleet.wait(50)
+    await agent.complete(held[0])
+    seen = {worker.id: worker.empty_since for worker in map(worker_of, (await fleet.snapshot())["workers"])}
+    assert seen == {agent.id: None, fresh.id: START, idle.id: None}
+    await agent.complete(held[1])
+    fleet.wait(50)
+    seen = {worker.id: worker.empty_since for worker in map(worker_of, (await fleet.snapshot())["workers"])}
+    assert seen[agent.id] == START + timedelta(seconds=50)
+
+
+@pytest.mark.parametrize("own_program", [False, True])
+async def test_a_task_that_waits_behind_another_of_its_claim_is_not_stuck(fleet: Fleet, own_program: bool) -> None:
+    """An agent runs them one by one, and the first may be long; a program of the user's may run them side by side."""
+    agent = await fleet.agent(own_program=own_program)
+    await fleet.submit(count=2)
+    first, second = await agent.claim(batch=2)
+    fleet.wait(1_300)
+    await agent.beat({**first, "progress": {"fraction": 0.5}}, second)
+    (worker,) = map(worker_of, (await fleet.snapshot())["workers"])
+    assert worker.progress_at == (START if own_program else fleet.now)

@@ -85,7 +85,18 @@ def test_a_pod_that_bears_a_live_intents_id_is_adopted() -> None:
     """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline."""
     lost = spawning("gpu-1", Stage.POD_CREATED, deadline_at=ago(60))
     action = only(snapshot(lost, pods=(pod_of(lost),)))
-    assert action == Adopt("gpu-1", "pod-gpu-1", action.reason if isinstance(action, Adopt) else "")
+    why = action.reason if isinstance(action, Adopt) else ""
+    assert action == Adopt("gpu-1", "pod-gpu-1", why, usd_per_hour=0.4, billed_s=100)
+
+
+def test_a_pod_is_adopted_before_its_worker_is_ended() -> None:
+    """What it has cost since it was asked for is booked only of a pod that the row names."""
+    lost = spawning(
+        "gpu-1", Stage.POD_CREATED, created_at=ago(4_000), stage_since=ago(3_990), drain_requested_at=ago(5)
+    )
+    action = only(snapshot(lost, pods=(pod_of(lost),)))
+    assert isinstance(action, Adopt)
+    assert action.billed_s == 3_990
 
 
 def test_another_fleets_pod_is_never_adopted_or_reaped() -> None:
@@ -138,6 +149,17 @@ def test_a_hopeless_refusal_ends_the_intent(code: FailureCode) -> None:
     """What the provider will refuse again is not asked again with the same row."""
     refused = spawning("gpu-1", Stage.INTENT, failure_code=code, waiting_on=WaitingOn.OPERATOR)
     assert end(only(snapshot(refused))) == (ExitCause.SPAWN_FAILED, code)
+
+
+def test_a_pod_in_a_state_that_nobody_knows_neither_dies_nor_stays_for_ever() -> None:
+    """It is no reason to end a worker; one that is to go is deleted all the same, and an orphan reaped."""
+    odd = {"status": PodStatus.UNKNOWN, "has_runtime": False}
+    one = busy("gpu-1")
+    assert isinstance(only(snapshot(one, pods=(pod_of(one, **odd),))), Wait)
+    leaves = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
+    assert isinstance(only(snapshot(leaves, pods=(pod_of(leaves, **odd),))), Delete)
+    orphan = pod_of(worker("gpu-9"), **odd)
+    assert isinstance(only(snapshot(pods=(orphan,), orphan_since={orphan.id: ago(900)})), Reap)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +264,15 @@ def test_an_operators_wish_drains_from_any_live_state() -> None:
     """Termination by request goes the same way as every other."""
     for one in (busy("gpu-1"), idle("gpu-1", 5), spawning("gpu-1")):
         assert end(only(snapshot(replace(one, drain_requested_at=ago(1)))))[0] == ExitCause.MANUAL
+
+
+def test_an_agent_that_asks_for_nothing_is_idle() -> None:
+    """It beats, so it is not lost; it holds nothing and never says that it is idle: it would be paid for for ever."""
+    mute = worker("gpu-1", state_since=ago(9_000), empty_since=ago(121))
+    action = only(snapshot(mute))
+    assert action == Settle("gpu-1", State.ACTIVE, State.IDLE, "held no task for 121 s")
+    assert only(snapshot(replace(mute, empty_since=ago(110)))) is None
+    assert only(snapshot(replace(mute, tasks_running=1, empty_since=None))) is None
 
 
 def test_an_own_programs_state_follows_what_it_holds() -> None:
@@ -448,3 +479,14 @@ def test_the_loop_hurries_only_in_transition() -> None:
     assert in_transition(snapshot(spawning("gpu-1")))
     assert in_transition(snapshot(terminating("gpu-1")))
     assert in_transition(snapshot(busy("gpu-1"), absent={"pod-gpu-1": absent(1, lists=1)}))
+
+
+def test_remarks_do_not_keep_anybody_from_going() -> None:
+    """RunPod's lists flicker, in a large fleet always somewhere: remarks are the last of a tick's rows."""
+    flickering = [busy(f"gpu-{n:03}") for n in range(2 * ROWS_PER_TICK)]
+    done = idle("gpu-999", 700)
+    pods = (*(pod_of(w, has_runtime=False) for w in flickering), pod_of(done))
+    seen = snapshot(*flickering, done, pods=pods, running=len(flickering))
+    made = plan(seen, policy(pool={"max_active": 99, "tasks_per_gpu": 1})).actions
+    assert [a.worker_id for a in made if isinstance(a, Terminate)] == ["gpu-999"]
+    assert sum(isinstance(a, Wait) for a in made) == ROWS_PER_TICK - 1

@@ -213,6 +213,16 @@ def test_a_worker_lost_this_tick_is_replaced_this_tick() -> None:
     assert len(spawned(made)) == 1
 
 
+def test_who_is_free_stays_for_what_a_lost_worker_ran() -> None:
+    """It is queued again in this tick; without it the free one would go, and another would be rented for it."""
+    lost, free = busy("gpu-1", last_heartbeat=ago(90)), idle("gpu-2", 700)
+    made = plan(snapshot(lost, free, running=1), policy())
+    assert ended(made) == ["gpu-1"]
+    assert not spawned(made)
+    healthy = plan(snapshot(idle("gpu-1", 10), free), policy())
+    assert ended(healthy) == ["gpu-2"]
+
+
 def test_nothing_that_needs_the_provider_happens_without_its_list() -> None:
     """No list of pods means unknown, not empty: no spawn, no end, only the rescue of tasks."""
     seen = replace(snapshot(busy("gpu-1", last_heartbeat=ago(900)), claimable=50, expired_leases=1), pods=None)

@@ -139,6 +139,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "mangled public key": (key_trouble("bad_public_key"), "HIGH", "SSH", "RUNPOD_SSH_PUBLIC_KEY is mangled", "RUNPOD_SSH_PUBLIC_KEY", "as seen"),
     "keys of two kinds": (key_trouble("key_type_mix"), "HIGH", "SSH", "RSA and Ed25519", "RUNPOD_SSH", "as seen"),
     "wrong key pair": (key_trouble("pair_mismatch"), "HIGH", "SSH", "does not match", "RUNPOD_SSH", "as seen"),
+    "no schema": (setting("database_state", {"error": "SchemaMismatch: fleet_workers: it does not exist"}), "HIGH", "Database", "The database's schema is not this version's", "python -m orchestrator migrate", "fleet_workers"),
     "database unreachable": (setting("database_state", {"error": "Unavailable: no route"}), "HIGH", "Database", "The database is unreachable", 'curl -i "$SUPABASE_URL/rest/v1/"', "no route"),
     "claim function missing": (setting("database_state.rpc_function_tests.worker_claim", {"status": "missing"}), "HIGH", "Tasks", "worker_claim does not work", "migrate", "missing"),
     "claim function fails": (setting("database_state.rpc_function_tests.worker_claim", {"status": "fails", "probe": "permission denied"}), "HIGH", "Tasks", "worker_claim does not work", "migrate", "permission denied"),

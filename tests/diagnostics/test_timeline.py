@@ -95,3 +95,12 @@ async def test_it_can_be_read_at_every_width(fleet: Fleet, width: int) -> None:
     flat = " ".join(" ".join(shown).split())
     for words in ("failed NO_CAPACITY: none left", "exit_cause idle_timeout", "nothing under way"):
         assert words in flat
+
+
+async def test_a_stage_that_is_climbed_is_not_said_twice(fleet: Fleet) -> None:
+    """Its name stands there already; any other reason is shown."""
+    worker = await fleet.spawn()
+    await fleet.move(worker, State.SPAWNING, stage=Stage.TCP, reason="climbing: tcp")
+    await fleet.move(worker, State.SPAWNING, stage=Stage.SSH_AUTH, reason="its key is known")
+    found = await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker)
+    assert [entry.note for entry in entries(found) if entry.kind == "stage"] == ["", "its key is known"]

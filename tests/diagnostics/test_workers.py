@@ -231,7 +231,7 @@ async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
     assert said.spent_usd == pytest.approx(0.03)
     text = "\n".join(await shown(fleet, agent.id))
     assert f"runs t {task} for 30s, no progress told yet" in text
-    assert "did: 0 tasks done, 0 failed, 1 running" in text
+    assert "tasks: 0 done, 0 failed, 1 running" in text
 
 
 async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:

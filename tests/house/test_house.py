@@ -1,17 +1,20 @@
 """Rules of the house that no linter knows."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import orchestrator
 from orchestrator.settings import Settings, SettingsError, load
 
 ROOT = Path(__file__).resolve().parents[2]
-AWAITED = "# --- Known names that this version does not read yet"
+EXAMPLE = (ROOT / ".env.example").read_text()
 LOCKS = ("requirements.txt", "requirements-demo.txt", "requirements-dev.txt")
 
 
@@ -20,26 +23,41 @@ def _names(text: str) -> list[str]:
 
 
 def test_the_example_environment_names_every_setting_and_no_other() -> None:
-    """.env.example lists exactly what settings.py reads, and apart from that what it does not read yet."""
-    read, _, awaited = (ROOT / ".env.example").read_text().partition(AWAITED)
-    settings = {name.upper() for name in Settings.model_fields}
-    assert set(_names(read)) == settings
-    assert not set(_names(awaited)) & settings
+    """.env.example lists exactly what settings.py reads."""
+    assert set(_names(EXAMPLE)) == {name.upper() for name in Settings.model_fields}
 
 
 def test_the_example_environment_shows_the_defaults() -> None:
     """A value in .env.example is what holds when the variable is not set."""
-    read, _, _ = (ROOT / ".env.example").read_text().partition(AWAITED)
-    shown = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", read, re.MULTILINE))
+    shown = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=\"?(.*?)\"?$", EXAMPLE, re.MULTILINE))
     for name, field in Settings.model_fields.items():
         default = field.default
         written = ",".join(default) if isinstance(default, tuple) else "" if default is None else f"{default}"
         assert shown[name.upper()] == written, name
 
 
+def test_the_example_environment_can_be_filled_in_and_read_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a shell, and by `docker run --env-file`, which takes the quotes for a part of the value."""
+    filled = EXAMPLE.replace("DATABASE_URL=\n", "DATABASE_URL='postgresql://user@host/db'\n")
+    show = 'set -eua; eval "$0"; exec env -0'
+    bare = {"PATH": os.environ["PATH"]}
+    said = subprocess.run(["sh", "-c", show, filled], env=bare, capture_output=True, check=True, text=True).stdout
+    by_shell = dict(line.split("=", 1) for line in said.split("\0") if line)
+    by_docker = dict(line.split("=", 1) for line in filled.splitlines() if line and not line.startswith("#"))
+    read = []
+    for given in (by_shell, by_docker):
+        for name in _names(EXAMPLE):
+            monkeypatch.setenv(name, given[name])
+        read.append(load())
+    assert read[0] == read[1]
+    assert read[0].runpod_gpu_type == ("NVIDIA GeForce RTX 4090",)
+    assert read[0].database_url is not None
+    assert read[0].database_url.get_secret_value() == "postgresql://user@host/db"
+
+
 def test_the_example_environment_explains_each_name() -> None:
     """Every line that sets something follows a comment, directly or in a short group."""
-    for block in (ROOT / ".env.example").read_text().split("\n# ---")[1:]:
+    for block in EXAMPLE.split("\n# ---")[1:]:
         paragraphs = block.split("\n\n", 1)[1]
         assert paragraphs.startswith("#")
         assert not re.search(r"(?:^[A-Z0-9_]+=.*\n){4}", paragraphs, re.MULTILINE), "too many share a comment"
@@ -77,11 +95,13 @@ def test_the_locks_agree_with_each_other() -> None:
 
 
 def test_the_locks_hold_what_the_project_asks_for() -> None:
-    """Each dependency in pyproject.toml is pinned."""
+    """Each dependency in pyproject.toml is pinned, in the file of its set."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
-    wanted = {re.split(r"[\[<>=!]", line)[0].lower() for line in project["dependencies"]}
-    assert wanted <= pinned
+    more = project["optional-dependencies"]
+    for name, asked in zip(LOCKS, (project["dependencies"], more["demo"], more["dev"]), strict=True):
+        pinned = set(re.findall(r"^([\w.-]+)(?:\[\w+\])?==", (ROOT / name).read_text(), re.MULTILINE))
+        wanted = {re.split(r"[\[<>=!]", line)[0].lower() for line in asked}
+        assert wanted - {project["name"]} <= pinned, name
 
 
 def test_stages_may_be_given_other_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +112,11 @@ def test_stages_may_be_given_other_deadlines(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("BRINGUP_DEADLINES", wrong)
         with pytest.raises(SettingsError, match="BRINGUP_DEADLINES"):
             load()
+
+
+def test_the_map_of_the_package_names_what_is_there() -> None:
+    """Every file and directory in the docstring that says where to look first."""
+    named = re.findall(r"\b(\w+(?:\.py\b|/))", orchestrator.__doc__ or "")
+    assert len(named) > 20
+    below = (ROOT / "orchestrator", ROOT / "orchestrator" / "core")
+    assert [name for name in named if not any((place / name).exists() for place in below)] == []

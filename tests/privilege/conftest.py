@@ -22,7 +22,7 @@ from orchestrator.migrate import migrate
 from orchestrator.web.health import Health
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import verifier
-from tests.privilege.rig import SIGNING_KEY, Doors, Scene
+from tests.privilege.rig import SIGNING_KEY, Doors, Scene, public_jwk
 from tests.web.builders import SECRET, Caller, Door, done, serving
 
 BUCKET = "tests"
@@ -57,7 +57,7 @@ async def blobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Blo
 async def doors(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Doors]:
     """Both, over the same rows."""
     async with AsyncExitStack() as stack:
-        rest = await stack.enter_async_context(EmbeddedPostgrest(postgres.url, SECRET, jwks=[SIGNING_KEY.public_jwk()]))
+        rest = await stack.enter_async_context(EmbeddedPostgrest(postgres.url, SECRET, jwks=[public_jwk(SIGNING_KEY)]))
         db = await PostgresDb.open(postgres.url, pool_size=4)
         stack.push_async_callback(db.close)
         store, signal, health = SqlStore(db, "default"), TaskSignal(), Health(started_at_s=time.monotonic())

@@ -124,7 +124,7 @@ ASKS = {
     "another schema": Ask(headers={"Content-Profile": "auth"}),
     "a range": Ask(headers={"Range": "0-0"}),
 }
-BEATEN = "200 cancel fenced heartbeat_s lease_s outcome wanted"
+BEATEN = "200 cancel fenced heartbeat_s lease_s led outcome wanted"
 BAD_BODY, UNKNOWN = "400 PGRST102", "404 PGRST202"
 ONE_BODY = "the gateway takes one object of named arguments and nothing else"
 ONE_ANSWER = "the gateway has one form of answer, and does not look at what a caller prefers"

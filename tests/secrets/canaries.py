@@ -183,7 +183,10 @@ async def plant(scene: Scene, canaries: Canaries) -> Mapping[str, str]:
     await scene.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
     sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(20)", value)
     try:
-        canaries.search("argv", await asyncio.to_thread(_command_lines), but=[SETUP])
+        async with asyncio.timeout(10):  # its command line may be empty for a moment after it has begun
+            while value not in (lines := await asyncio.to_thread(_command_lines)):
+                await asyncio.sleep(0.05)
+        canaries.search("argv", lines, but=[SETUP])
     finally:
         sleeper.kill()
         await sleeper.wait()

@@ -5,6 +5,7 @@ import os
 import asyncssh
 import pytest
 
+from orchestrator.needs import MISSING
 from orchestrator.redaction import redact
 from orchestrator.settings import SettingsError, load, usable
 
@@ -51,6 +52,38 @@ def test_a_list_of_gpu_types_that_names_none_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("RUNPOD_GPU_TYPE", nothing)
     with pytest.raises(SettingsError, match="names no GPU type"):
         load()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "mysql://user@host/db", "://", "host"])
+def test_a_database_url_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Not a database that does not answer. libpq's own form is taken too."""
+    monkeypatch.setenv("DATABASE_URL", name)
+    with pytest.raises(SettingsError, match="DATABASE_URL cannot be used"):
+        load()
+    monkeypatch.setenv("DATABASE_URL", "host=db dbname=x")
+    load()
+
+
+def test_handlers_are_given_the_variables_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are here; what is not set is missed, what is ours is refused, what is secret by name is hidden."""
+    monkeypatch.setenv("WORKER_ENV", "HF_TOKEN, HF_HOME,DATABASE_URL,NOT_THERE")
+    monkeypatch.setenv("HF_TOKEN", f"hf_{SECRET}")
+    monkeypatch.setenv("HF_HOME", "/workspace/huggingface")
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    settings = load()
+    assert settings.handler_env == {"HF_TOKEN": f"hf_{SECRET}", "HF_HOME": "/workspace/huggingface"}
+    assert redact(f"hf_{SECRET} in /workspace/huggingface") == "[redacted] in /workspace/huggingface"
+    missed = settings.lacks("gateway")
+    assert missed is not None
+    assert {"WORKER_ENV cannot name DATABASE_URL", "NOT_THERE is missing"} <= set(missed.split("; "))
+
+
+def test_no_fix_is_hidden_as_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be typed can be read: a made-up password in it would not be."""
+    for name in ("DATABASE_URL", "SUPABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for what, why, fix in (problem for part in MISSING.values() for problem in part(load())):
+        assert redact(f"{what} {why} {fix}") == f"{what} {why} {fix}"
 
 
 def test_a_secret_is_shown_by_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ class Pair:
             await self.call("task_get", p_id=task_id)
         for name in self.dice.sample(sorted(self.model.workers), min(2, len(self.model.workers))):
             await self.call("fleet_log_pieces", p_fleet=FLEET, p_worker_id=name)
+            await self.call("fleet_log_ends", p_fleet=FLEET, p_worker_id=name)
             real = await self._ask({"p_fleet": FLEET, "p_worker_id": name}, "fleet_worker")
             model = self._model("fleet_worker", {"p_fleet": FLEET, "p_worker_id": name})
             for row in (*real["events"], *real["attempts"], *model["events"], *model["attempts"]):

@@ -112,9 +112,9 @@ MUTANTS = (
            "            (Stage.HEARTBEAT, self.heartbeat, True),",
            "            (Stage.HEARTBEAT, self.heartbeat, False),"),
     Mutant("the climb forgets the pod's identity", "I1", LIFE,
-           "        return Adopt(worker.id, pod.id, why) if pod else None",
-           "        found = next((p for p in snapshot.pods or () if p.fleet_id), None)\n"
-           "        return Adopt(worker.id, found.id, 'some pod') if found else None"),
+           "    if pod and worker.pod_id is None:",
+           "    pod = pod or next((p for p in snapshot.pods or () if p.fleet_id), None)\n"
+           "    if pod and worker.pod_id is None:"),
     Mutant("a drain has no grace", "I2", LIFE,
            "        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:\n            return None",
            "        pass"),
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant("idle workers stay", "I2", SCALE,
            "        if idle_s >= pool.idle_timeout_s:", "        if False:"),
     Mutant("the stage watchdog sleeps", "I7", LIFE,
-           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S) and not (pod and not worker.pod_id):",
+           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):",
            "    elif False:"),
     Mutant("the leader takes itself for overslept", "I2", "orchestrator/daemon.py",
            "        return time.monotonic() - self._led_at_s > LEASE_TTL_S", "        return True"),

@@ -37,7 +37,7 @@ QUIET = (
     "fleet_snapshot",
     "worker_heartbeat",
     "fleet_worker",
-    "fleet_log_pieces",
+    "fleet_log_ends",
     "fleet_record_decision",
 )
 A40, L4 = "NVIDIA A40", "NVIDIA L4"

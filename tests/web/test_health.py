@@ -1,5 +1,10 @@
 """What the probes say of each state of the daemon."""
 
+import pytest
+
+from orchestrator import service
+from orchestrator.metrics import Metrics
+from orchestrator.settings import load
 from orchestrator.web.health import Health
 
 START_S = 1_000.0
@@ -61,3 +66,12 @@ def test_a_loop_that_no_longer_turns_is_dead() -> None:
     assert not health.alive(START_S + 122)
     assert not health.ready(START_S + 122)
     assert "no tick for 121 s" in health.report(START_S + 122)["reason"]
+
+
+def test_a_loop_that_is_to_look_seldom_is_not_dead_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform that kills it for that would never let it look at all."""
+    monkeypatch.setenv("ORCHESTRATOR_POLL_SEC", "600")
+    health = service._health(load(), Metrics(), "20261123000401")
+    health.ticked(START_S)
+    assert health.alive(START_S + 610)
+    assert not health.alive(START_S + 730)

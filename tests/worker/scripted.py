@@ -35,6 +35,7 @@ class Orchestrator:
         self.wanted = protocol.RUN
         self.cancel: set[str] = set()
         self.fenced: set[str] = set()
+        self.led: bool | None = None  # whether somebody leads; None: a database that does not say
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
         self.refuse_results = False  # answer every completion with a 413
         self.knows_many = True  # an older gateway knows no completion of many
@@ -83,7 +84,7 @@ class Orchestrator:
             self.changed.notify_all()
 
     def tell(self, **wishes: Any) -> None:
-        """Set `wanted`, `cancel`, `fenced`, `refusal`: from now on in the answers."""
+        """Set `wanted`, `cancel`, `fenced`, `led`, `refusal`: from now on in the answers."""
         with self.changed:
             for name, value in wishes.items():
                 setattr(self, name, value)
@@ -145,7 +146,7 @@ class Orchestrator:
         named = {task["id"] for task in args["p_tasks"]}
         return {
             "outcome": "ok", "wanted": self.wanted, "cancel": sorted(named & self.cancel),
-            "fenced": sorted(named & self.fenced),
+            "fenced": sorted(named & self.fenced), **({} if self.led is None else {"led": self.led}),
         }  # fmt: skip
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:

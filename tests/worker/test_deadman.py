@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,12 +13,20 @@ from typing import Any, Self
 import pytest
 
 from tests.emulator.build import emulated, ssh
-from tests.worker.scripted import Orchestrator, Pod, live
+from tests.worker.scripted import Orchestrator, Pod, live, wait_for
 from worker import podstop
 from worker.journal import Journal
+from worker.life import Life
 
 WORK = """
 import pathlib, os, time
+def quick(params, task):
+    return {}
+def gated(params, task):
+    pathlib.Path(params["begun"]).touch()
+    while not os.path.exists(params["gate"]):
+        time.sleep(0.01)
+    return {"through": True}
 def endless(params, task):
     pathlib.Path(params["begun"]).write_text(f"{os.getpid()}\\n")
     while True:
@@ -82,7 +91,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_provider_is_asked_in_its_own_words(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """The action, the pod's own key, and a User-Agent; trouble of the server's is tried again."""
-    monkeypatch.setattr(podstop, "backoff_s", lambda _: 0.01)
+    monkeypatch.setattr(podstop, "pause_s", lambda _: 0.001)
     with Provider(503, 429, 200) as provider:
         monkeypatch.setenv("RUNPOD_API_BASE_URL", f"{provider.url}/")
         assert podstop.stop_pod(str(root), journal)
@@ -104,8 +113,9 @@ def test_the_provider_is_asked_in_its_own_words(root: Path, journal: Journal, mo
 def test_a_provider_that_will_not_is_not_asked_for_ever(
     root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
 ) -> None:
-    """Once when it has said no, a few times when it is in trouble."""
-    monkeypatch.setattr(podstop, "backoff_s", lambda _: 0.01)
+    """Once when it has said no, for half a day when it is in trouble, or cannot be reached."""
+    assert 10 * 3_600 < sum(podstop.pause_s(n) for n in range(1, podstop.TRIES)) < 14 * 3_600
+    monkeypatch.setattr(podstop, "pause_s", lambda _: 0.001)
     with Provider(status) as provider:
         monkeypatch.setenv("RUNPOD_API_BASE_URL", provider.url)
         assert not podstop.stop_pod(str(root), journal)
@@ -133,11 +143,66 @@ async def test_a_deserted_pod_is_stopped(orchestrator: Orchestrator, tmp_path: P
         begun = tmp_path / "begun"
         orchestrator.submit("endless", "endless", {"begun": str(begun)})
         await asyncio.to_thread(orchestrator.until, lambda: begun.exists() and begun.read_text().endswith("\n"))
+        (made.run / "done.json.tmp").mkdir()  # a disk that takes nothing any more
         await asyncio.to_thread(orchestrator.down)
         await api.status(pod["id"], "EXITED")
         assert live([line["pid"], int(begun.read_text())]) == []
-        assert json.loads((made.run / "done.json").read_text())["reason"].startswith("dead-man's switch")
+        (ended,) = made.events("agent_ended")
+        assert ended["reason"].startswith("dead-man's switch")
         assert api.emulator.core.calls["POST /v2/pods/{id}/action"] == 1
+
+
+def test_where_nobody_leads_what_runs_is_finished_and_the_pod_stopped(
+    orchestrator: Orchestrator, make_pod: Callable[..., Pod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgREST answers as long as the project lives: its answers alone must not keep a pod that nobody will end."""
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    with Provider(200) as provider:
+        given = {"RUNPOD_POD_ID": "pod1", "RUNPOD_API_KEY": "key of pod1", "RUNPOD_API_BASE_URL": provider.url}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        pod = make_pod({"work.py": WORK})
+        pod.start({"gated": "work:gated"}, deadman_s=0.5, heartbeat_s=0.1)
+        orchestrator.submit("first", "gated", {"begun": str(begun), "gate": str(gate)})
+        orchestrator.until(begun.exists)
+        orchestrator.tell(led=False)
+        wait_for(lambda: pod.events("fleet_unled"))
+        orchestrator.submit("second", "gated", {})
+        claims = orchestrator.count("worker_claim")
+        gate.touch()
+        assert orchestrator.completion("first")["p_result_data"] == {"through": True}
+        assert pod.ended() == "drained"
+        assert orchestrator.count("worker_claim") == claims
+        wait_for(lambda: provider.asked)
+    assert len(pod.events("fleet_unled")) == 1
+
+
+def test_a_moment_without_a_leader_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a hand-over, nor what an agent hears first when its pod has stood still."""
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    life = Life(deadman_s=900)
+    for now_s, is_led in ((880.0, False), (890.0, False), (895.0, True), (1_900.0, False), (1_920.0, False)):  # noqa: B007
+        assert not life.led(is_led)
+    assert not life.leaving()
+    now_s = 1_940.0
+    assert life.led(False)
+    assert life.leaving()
+    assert life.ending is None
+
+
+def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result whose output only a leader could look for; a task that runs is not touched, however long it takes."""
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    life = Life(deadman_s=900)
+    life.running = life.hold({"id": "long", "attempt": 1})
+    for now_s in (899.0, 900.0, 901.0, 5_000.0):  # noqa: B007
+        life.led(False)
+    assert (life.draining, life.deserted, life.ending) == (True, True, None)
+    life.running = None
+    life.led(False)
+    assert str(life.ending).startswith("dead-man's switch: nobody has led the fleet for 5000 s")
 
 
 async def test_an_agent_that_was_told_to_go_leaves_its_pod_alone(orchestrator: Orchestrator, tmp_path: Path) -> None:

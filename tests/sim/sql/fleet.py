@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.sim.sql.queue import Json, Queue
-from tests.sim.sql.tables import Row, check_id, check_keys, jsonable, refuse
+from tests.sim.sql.tables import Row, check_id, check_keys, greatest, jsonable, refuse
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
               "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason",
@@ -14,7 +14,7 @@ SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "
 COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
            "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
            "waiting_for", "exit_cause", "failure_code")  # fmt: skip
-MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s")
+MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s", "billed_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
          "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "billing_until",
@@ -185,7 +185,7 @@ class Database(Queue):
         budget = fields.get("budget")
         self._check_budget(p_fleet, p_worker_id, new["reserved_usd"], new["reserved_usd_per_hour"], budget)
         if row["pod_id"] is None and new["pod_id"] is not None:
-            change["billing_since"] = self.now
+            change["billing_since"] = self.now - timedelta(seconds=float(fields.get("billed_s") or 0))
         elif row["status"] == "spawning" and row["billing_since"] is not None and fields.get("unbilled_s") is not None:
             change["billing_since"] = max(
                 row["billing_since"], self.now - timedelta(seconds=float(fields["unbilled_s"]))
@@ -281,7 +281,7 @@ class Database(Queue):
     def fleet_snapshot(self, p_fleet: str) -> Json:
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
-        rows = [jsonable(w) | self._held(w["id"]) for w in sorted(live, key=lambda w: str(w["id"]))]
+        rows = [jsonable(w) | self._held(w) for w in sorted(live, key=lambda w: str(w["id"]))]
         ended = sum(self.abandoned(t) for held in self.running.values() for t in held.values())
         spawned: dict[str, datetime] = {}
         for worker in self.workers.values():
@@ -307,13 +307,17 @@ class Database(Queue):
             "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
         }
 
-    def _held(self, worker_id: str) -> Json:
-        held = list(self.running.get(worker_id, {}).values())
+    def _held(self, worker: Row) -> Json:
+        held = list(self.running.get(worker["id"], {}).values())
         if not held:
-            return {"tasks_running": 0, "progress_at": None, "slowest_task": None}
+            empty = worker["status"] == "active"
+            ends = (a["ended_at"] for a in self.task_attempts.values() if empty and a["worker_id"] == worker["id"])
+            since = jsonable(greatest(worker["state_since"], *ends)) if empty else None
+            return {"tasks_running": 0, "progress_at": None, "slowest_task": None, "empty_since": since}
         slowest = min(held, key=lambda t: (t["progress_at"] or t["generation_started_at"], t["id"]))
-        at = slowest["progress_at"] or slowest["generation_started_at"]
-        return {"tasks_running": len(held), "progress_at": at.isoformat(), "slowest_task": slowest["id"]}
+        moved = (min if worker["own_program"] else max)(t["progress_at"] or t["generation_started_at"] for t in held)
+        said = {"tasks_running": len(held), "progress_at": moved.isoformat(), "slowest_task": slowest["id"]}
+        return said | {"empty_since": None}
 
     def _demand(self, paused: Mapping[str, Any]) -> list[Json]:
         counts: dict[str, Counter[str]] = {}

@@ -285,7 +285,9 @@ class Queue(Tables):
         self.update_tasks(renewed)
         cancel = [i for i in held if self.tasks[i]["cancel_requested_at"] is not None]
         fenced = [n["id"] for n in p_tasks if n["id"] not in held]
-        answer = {"outcome": "ok", "wanted": wanted(worker), "cancel": cancel, "fenced": fenced}
+        lead = self.leases.get(worker["fleet"])
+        led = lead is not None and lead["expires_at"] > self.now
+        answer = {"outcome": "ok", "wanted": wanted(worker), "cancel": cancel, "fenced": fenced, "led": led}
         return answer | _pace(worker)
 
     def _hold(self, worker: Row, nonce: str, task_id: str, attempt: int, outcomes: tuple[str, ...]) -> str:

@@ -203,6 +203,12 @@ class Records(Database):
         ]
         return {"pieces": found}
 
+    def fleet_log_ends(self, p_fleet: str, p_worker_id: str) -> Json:
+        found = self.fleet_log_pieces(p_fleet, p_worker_id)["pieces"]
+        last = {(p["boot_id"], p["stream"]): p for p in found}
+        arrived = {(p["boot_id"], p["stream"]): p for p in found if p["shipped_at"] is not None}
+        return {"pieces": [p for p in found if p in last.values() or p in arrived.values()]}
+
     def fleet_log_lost(self, **said: Any) -> Json:
         row, pieces = self._ledger("fleet_log_lost", said)
         shipped = max((p["last_byte"] for p in pieces if p["shipped_at"] is not None), default=0)
