@@ -71,7 +71,7 @@ class Reports:
             self._tries = self._tries + 1 if self._gathered else 0
             left_s = backoff_s(self._tries)
             self._due = time.monotonic() + left_s
-        return left_s if self._gathered else CALL_S
+        return left_s if self._gathered else float("inf")
 
     def until_answered(self, function: str, args: dict[str, Any], held: Held | None = None) -> dict[str, Any] | None:
         """The answer; None if the agent must end first, or `held` was fenced, or cancelled with its result undelivered.

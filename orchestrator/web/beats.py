@@ -43,7 +43,7 @@ class Beats:
         self._waiting[answered] = {
             "worker_id": claims["sub"],
             "jti": claims["jti"],
-            "nonce": arguments["p_nonce"],
+            "nonce": arguments.get("p_nonce"),
             "health": arguments["p_health"],
             "logs": arguments["p_logs"],
         }
@@ -70,12 +70,12 @@ class Beats:
             for answered in batch:
                 if not answered.done():
                     answered.set_exception(error)
-            return
         except PortError:
             pass  # one of them says something that cannot be: alone, each hears what
-        for answered, said in batch.items():
-            if not answered.done():
-                answered.set_result(answers.get(said["worker_id"]))
+        finally:  # nobody waits for ever, whatever went wrong
+            for answered, said in batch.items():
+                if not answered.done():
+                    answered.set_result(answers.get(said["worker_id"]))
 
 
 def _is_plain(arguments: Mapping[str, Any]) -> bool:

@@ -100,6 +100,18 @@ async def test_nonsense_in_one_beat_is_its_own_affair(callers: list[Caller]) -> 
     assert [reply.json()["outcome"] for reply in others] == [protocol.OK] * 3
 
 
+async def test_a_beat_that_names_no_launch_is_refused(callers: list[Caller]) -> None:
+    """As it would be alone: there is no function without that argument."""
+    first, *others = callers
+    headers = {"Authorization": f"Bearer {first.token}"}
+    nameless = first.client.post(
+        f"/rest/v1/rpc/{protocol.HEARTBEAT}", json={"p_worker_id": first.id, **BEAT}, headers=headers
+    )
+    reply, heard = await asyncio.gather(nameless, beat(others))
+    assert (reply.status_code, reply.json()["code"]) == (404, "PGRST202")
+    assert [one.json()["outcome"] for one in heard] == [protocol.OK] * 3
+
+
 async def test_a_locked_row_keeps_nobody_else_waiting(callers: list[Caller], postgres: EmbeddedPostgres) -> None:
     """Somebody forgot a transaction in the SQL editor: only that worker's beat waits for its end."""
     async with await psycopg.AsyncConnection.connect(postgres.url) as editor:
