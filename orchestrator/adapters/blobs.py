@@ -21,6 +21,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto backs off between them
 CALL_TIMEOUT_S = 120.0  # over all attempts of one call
+CLOSED = "S3: the client was closed"
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class S3Blobs:
         return key if location.startswith(start) and key else None
 
     async def close(self) -> None:
-        """Give the threads back; calls that have not begun are dropped."""
+        """Give the threads back; calls that have not begun, or come later, raise Unavailable."""
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     @cached_property
@@ -138,10 +139,17 @@ class S3Blobs:
         return self._client.generate_presigned_url(operation, Params=arguments, ExpiresIn=expires_s)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
+        try:
+            begun = self._threads.submit(_translated, call)
+        except RuntimeError as error:  # so the executor says that it was shut down
+            raise Unavailable(CLOSED) from error
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                answer = await loop.run_in_executor(self._threads, _translated, call)
+                answer = await asyncio.wrap_future(begun)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and not task.cancelling():
+                raise Unavailable(CLOSED) from None  # the call was dropped, not its caller
+            raise
         except NotFound:
             self._on_call(True)
             raise

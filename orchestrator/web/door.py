@@ -60,7 +60,7 @@ class Door:
     def _leave(self) -> None:
         self._signal.close()
         if self._server is not None:
-            self._server.should_exit = self._server.force_exit = True
+            self._server.should_exit = True  # idle connections end now, the others with their answers
 
     def _run(self) -> None:
         try:

@@ -11,10 +11,11 @@ import httpx
 import psutil
 import pytest
 
-from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.blobs import THREADS, S3Blobs
 from orchestrator.emulator.s3 import REGION, EmbeddedS3
 from orchestrator.ports import BlobRefused, NotFound, Unavailable
 
+DEADLINE_S = 60.0
 START_AND_SLEEP = """
 import asyncio, json, sys
 from pathlib import Path
@@ -101,6 +102,27 @@ async def test_a_server_that_keeps_less_than_it_was_given_is_caught() -> None:
         with pytest.raises(Unavailable, match="4 of the 5 bytes"):
             await blobs.put("k", b"12345", content_type="text/plain")
         await blobs.close()
+
+
+async def test_calls_that_meet_a_closed_client_are_unavailable_each_and_cancel_nobody() -> None:
+    """More calls than there are threads, against a server that says nothing: the close drops what has not begun."""
+    let_go = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await let_go.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    blobs = S3Blobs(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "k", "s", "b", "", REGION)
+    calls = [asyncio.create_task(blobs.size("some/key")) for _ in range(THREADS + 2)]
+    async with asyncio.timeout(DEADLINE_S), server:
+        await asyncio.sleep(0)  # each call is handed to the threads
+        closing = asyncio.create_task(blobs.close())
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)  # the two that have no thread
+        let_go.set()
+        answers = await asyncio.gather(*calls, blobs.get("a/later/one"), return_exceptions=True)
+        await closing
+    assert [type(answer) for answer in answers] == [Unavailable] * (THREADS + 3)
 
 
 async def test_the_server_keeps_everything_over_a_restart_and_listens_on_loopback_only(tmp_path: Path) -> None:
