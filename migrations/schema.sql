@@ -1687,11 +1687,12 @@ CREATE FUNCTION public.internal_clock(p_now timestamp with time zone) RETURNS ti
     AS $$
 declare
     v_now timestamptz := clock_timestamp();
+    v_set text;
 begin
     if p_now is not null and not public.internal_is_pod() then
         v_now := p_now;
     end if;
-    perform set_config('orchestrator.now', v_now::text, true);
+    v_set := set_config('orchestrator.now', v_now::text, true);
     return v_now;
 end
 $$;
@@ -2248,9 +2249,12 @@ declare
     v_heavy boolean;
     v_first tid;
     v_tasks jsonb;
+    v_set text;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     c_least constant int := -2147483648;
-    c_raise_every constant int := 32;  -- tasks that a worker claims, between two of its tries to raise the mark
+    -- Single claims between two tries to raise the mark; of n at once, by the root of n fewer: a try costs what reading past
+    -- the tasks of that many claims does.
+    c_raise_every constant int := 32;
     c_lowered constant int := 64;  -- marks; more than that are not read again and again
     c_light constant int := 2000;  -- bytes of params, as stored: a hundred times that is a small answer
     c_bytes constant int := 33554432;  -- of an answer: what an agent reads, and what is made well within a call's deadline
@@ -2295,7 +2299,7 @@ begin
         v_from.place := c_least;
         v_from.created_at := '-infinity';
     end loop;
-    perform set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
+    v_set := set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
     with taken as (
         update public.tasks t
            set status = 'In Progress', worker_id = p_worker.id, attempts = t.attempts + 1, updated_at = p_now,
@@ -2324,8 +2328,8 @@ begin
                      join public.tasks d on d.id = n.id), '[]') end)
                order by k.priority desc, k.created_at, k.id)
       into v_tasks from taken k;
-    perform set_config('orchestrator.minded', '', true);
-    if p_claim_no % c_raise_every * p_batch % c_raise_every < p_batch or v_from.lowered > c_lowered then
+    v_set := set_config('orchestrator.minded', '', true);
+    if p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered then
         perform public.internal_raise_mark(p_worker.pool, p_now, false);
     end if;
     return v_tasks;
@@ -2828,48 +2832,52 @@ CREATE FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
-    v_started_at timestamptz;
-    v_outcome text;
+    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
+    v_held uuid;
     v_answer jsonb;
-    -- Commits that notify go one by one through the whole server. The end of a task that took no longer than this is told
-    -- only of a worker that is wanted gone: any other claims again at once, and is idle, which is told, or has the next.
-    c_moment constant interval := '20 milliseconds';
+    v_set text;
 begin
     if p_result_data is not null then
         perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
     end if;
     if p_output_location is not null then
         perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
-    end if;
-    v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']);
-    if v_outcome = 'held' and p_output_location like 's3://%'
-       and public.internal_is_pod() and public.internal_is_over_postgrest() then
-        v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, v_now);
-        if v_answer is null then
-            return jsonb_build_object('outcome', 'pending');
-        elsif v_answer->'found' = 'false' then
-            return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
+        if p_output_location like 's3://%' and public.internal_is_pod() and public.internal_is_over_postgrest()
+           and public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']) = 'held' then
+            v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, v_now);
+            if v_answer is null then
+                return jsonb_build_object('outcome', 'pending');
+            elsif v_answer->'found' = 'false' then
+                return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
+            end if;
         end if;
     end if;
-    if v_outcome = 'held' then
-        perform set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced');
+    end if;
+    v_set := set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    with done as (
         update public.tasks t
            set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
                generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
                updated_at = v_now
-         where t.id = p_task_id;
-        perform set_config('orchestrator.minded', '', true);
-        update public.task_attempts a
-           set ended_at = v_now, outcome = 'complete',
-               log_last = (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint
-         where a.task_id = p_task_id and a.attempt = p_attempt returning a.started_at into v_started_at;
-        perform public.internal_settle_dependants(array[p_task_id]);
-        if v_started_at < v_now - c_moment or public.internal_wanted(v_worker) <> 'run' then
-            perform pg_notify('orchestrator_fleet', p_worker_id);
-        end if;
-        v_outcome := 'ok';
+         where t.id = p_task_id and t.attempts = p_attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+    )
+    select d.id into v_held from done d;
+    v_set := set_config('orchestrator.minded', '', true);
+    if v_held is null then
+        return jsonb_build_object('outcome', public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
     end if;
-    return jsonb_build_object('outcome', v_outcome);
+    perform public.internal_settle_dependants(array[p_task_id]);
+    if public.internal_wanted(v_worker) <> 'run' then
+        perform pg_notify('orchestrator_fleet', p_worker_id);
+    end if;
+    return jsonb_build_object('outcome', 'ok');
 end
 $$;
 
@@ -2878,28 +2886,35 @@ CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_re
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
-    AS $_$
+    AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
     v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
+    v_ids uuid[];
+    v_attempts int[];
+    v_data jsonb[];
+    v_fine boolean;
     v_held uuid[];
-    v_first timestamptz;
-    c_moment constant interval := '20 milliseconds';  -- as in worker_complete
+    v_set text;
 begin
     perform public.internal_check_size(p_results, 1048576, 'p_results');
-    if jsonb_typeof(p_results) is distinct from 'array' or jsonb_array_length(p_results) not between 1 and 100
-       or exists (select from jsonb_array_elements(p_results) r
-                   where case when jsonb_typeof(r) <> 'object' then true else
-                             coalesce(r->>'task_id', '') !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-                             or coalesce(r->>'attempt', '') !~ '^[0-9]{1,9}$'
-                             or r - array['task_id', 'attempt', 'result_data'] <> '{}' end) then
+    begin
+        select array_agg((e->>'task_id')::uuid), array_agg((e->>'attempt')::int), array_agg(nullif(e->'result_data', 'null')),
+               bool_and(jsonb_typeof(e) = 'object' and e->>'task_id' is not null and (e->>'attempt')::int is not null
+                        and e - array['task_id', 'attempt', 'result_data'] = '{}')
+          into v_ids, v_attempts, v_data, v_fine
+          from jsonb_array_elements(p_results) e;
+    exception when data_exception then  -- no list, or something in it is no id or number
+        v_fine := false;
+    end;
+    if v_fine is not true or cardinality(v_ids) > 100 then
         perform public.internal_refuse('OR007', 'p_results is a list of 1 to 100 {task_id, attempt, result_data}');
     end if;
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
     end if;
-    perform set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    v_set := set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
     with done as (
         -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
         -- what has just ended.
@@ -2907,24 +2922,24 @@ begin
            set status = 'Complete', output_location = null, result_data = r.result_data,
                generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
                updated_at = v_now
-          from (select (e->>'task_id')::uuid as id, (e->>'attempt')::int as attempt,
-                       nullif(e->'result_data', 'null') as result_data
-                  from jsonb_array_elements(p_results) e order by 1) r
+          from (select * from unnest(v_ids, v_attempts, v_data) u (id, attempt, result_data) order by 1) r
          where t.id = r.id and t.attempts = r.attempt
            and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
         returning t.id, t.attempts
     ), ended as (
         update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
           from done d where a.task_id = d.id and a.attempt = d.attempts
-        returning a.task_id, a.started_at
     )
-    select array_agg(e.task_id), min(e.started_at) into v_held, v_first from ended e;
-    perform set_config('orchestrator.minded', '', true);
+    select array_agg(d.id) into v_held from done d;
+    v_set := set_config('orchestrator.minded', '', true);
     if v_held is not null then
         perform public.internal_settle_dependants(v_held);
-        if v_first < v_now - c_moment or public.internal_wanted(v_worker) <> 'run' then
+        if public.internal_wanted(v_worker) <> 'run' then
             perform pg_notify('orchestrator_fleet', p_worker_id);
         end if;
+    end if;
+    if cardinality(v_held) = cardinality(v_ids) then
+        return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
     return jsonb_build_object('outcome', 'ok', 'outcomes', (
         select jsonb_agg(case
@@ -2936,7 +2951,7 @@ begin
           from jsonb_array_elements(p_results) with ordinality e (r, n)
           left join public.tasks t on t.id = (r->>'task_id')::uuid));
 end
-$_$;
+$$;
 
 CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER

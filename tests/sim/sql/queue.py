@@ -319,7 +319,9 @@ class Queue(Tables):
             cleared = dict.fromkeys(("lease_expires_at", "error_message", "failure_code"))
             ended = {"status": "Complete", "generation_processed_at": self.now}
             attempt = self.task_attempts[p_task_id, p_attempt]
-            self.update_tasks([(self.tasks[p_task_id], ended | said | cleared)])
+            self.update_tasks([(self.tasks[p_task_id], ended | said | cleared)], minded=True)
+            if wanted(worker) != "run":
+                self.notify("orchestrator_fleet", p_worker_id)
             last = _handler_bytes(worker, worker["nonce"])
             attempt |= {"ended_at": self.now, "outcome": "complete", "log_last": last}
         return {"outcome": outcome}

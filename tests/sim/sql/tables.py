@@ -212,8 +212,10 @@ class Tables:
 
     # --- tasks
 
-    def update_tasks(self, changes: Iterable[tuple[Row, Mapping[str, Any]]], *, settling: bool = False) -> None:
-        """Change rows in one statement, with what follows from it."""
+    def update_tasks(
+        self, changes: Iterable[tuple[Row, Mapping[str, Any]]], *, settling: bool = False, minded: bool = False
+    ) -> None:
+        """Change rows in one statement, with what follows from it; `minded`: the caller tells whoever is to be told."""
         was: list[Row] = []
         rows: list[Row] = []
         for row, change in changes:
@@ -241,7 +243,7 @@ class Tables:
         for pool in pools:
             self.notify("orchestrator_tasks", pool)
         for worker_id in lost:
-            if worker_id is not None:
+            if worker_id is not None and not minded:
                 self.notify("orchestrator_fleet", worker_id)
 
     def _index(self, old: Row, new: Row) -> None:
