@@ -11,10 +11,11 @@ from orchestrator.cli_patience import Progress, counting
 from orchestrator.cli_render import Output
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import public
-from orchestrator.core.model import ID_PATTERN
+from orchestrator.core.model import ID_PATTERN, Pod
 from orchestrator.diagnostics import advice, collect, scaling
 from orchestrator.diagnostics.collect import LIMITS, Limits, Part, part
 from orchestrator.diagnostics.deployment import deployment
+from orchestrator.diagnostics.drift import drift
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_WORKER, Failure
 from orchestrator.ports import PortError, Unavailable
@@ -90,12 +91,16 @@ class _Gathering:
         """All parts that the settings allow."""
         settings, part_s = self._settings, self._limits.part_s
         around = asyncio.create_task(self._around(given)) if deep else None
-        database, (state, pods) = await asyncio.gather(
+        database, (state, listed) = await asyncio.gather(
             self._told("database", part(self._database(), part_s)), self._told("RunPod", self._runpod(self._cloud()))
         )
         now = utcnow()
-        if pods is not None and "error" not in database:
-            state["mismatches"] = collect.mismatches(pods, self._rows, settings.fleet_id, now)
+        pods = self._own(listed, database)
+        if listed is not None and pods is not None:
+            state |= collect.runpod(pods, len(listed) - len(pods))
+            if "error" not in database:
+                found = drift(listed, self._rows, settings.fleet_id, database["database_id"], now)
+                state["mismatches"] = asdict(found)
         report |= {"timestamp": now.isoformat(), "runpod_state": state}
         report["orchestrator_analysis"] = report["database_state"] = database
         if self._store is not None and "error" not in database:
@@ -140,17 +145,26 @@ class _Gathering:
         self._store = store
         return found
 
-    async def _runpod(self, cloud: "Cloud | None") -> tuple[Part, Sequence[Any] | None]:
+    async def _runpod(self, cloud: "Cloud | None") -> tuple[Part, Sequence[Pod] | None]:
         if cloud is None:
             return {"error": "not asked: RUNPOD_API_KEY is not set"}, None
-        pods: Sequence[Any] | None = None
+        listed: Sequence[Pod] | None = None
 
         async def asked() -> Part:
-            nonlocal pods
-            state, pods = await collect.runpod(cloud, self._settings.fleet_id)
-            return state
+            nonlocal listed
+            listed = await cloud.list_pods()
+            return {}
 
-        return await part(asked(), self._limits.part_s), pods
+        return await part(asked(), self._limits.part_s), listed
+
+    def _own(self, listed: Sequence[Pod] | None, database: Part) -> Sequence[Pod] | None:
+        """This fleet's; while the database does not say which one it is, all that bear the fleet's name."""
+        if listed is None:
+            return None
+        fleet_id = self._settings.fleet_id
+        if "error" in database:
+            return [pod for pod in listed if pod.fleet_id == fleet_id]
+        return [pod for pod in listed if pod.is_of(fleet_id, database["database_id"])]
 
     async def _analysis(self, database: Part) -> Part:
         """What the orchestrator did lately, and what each pool's size comes to now."""

@@ -180,6 +180,8 @@ def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
 
 def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     sent = worker.waiting_on is WaitingOn.PROVIDER
+    if any(stranger.id == worker.pod_id for stranger in snapshot.strangers):  # the row is a copy of that database's
+        return Bury(worker.id, "its pod belongs to another database")
     if not sent and worker.pod_id is not None and snapshot.now < worker.next_attempt_at:
         return None
     if pod is not None:
