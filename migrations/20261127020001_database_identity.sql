@@ -1,7 +1,7 @@
 -- Which database this is. Whoever starts a second orchestrator with the same RunPod key and fleet and another database
 -- (staging beside production) saw pods that its rows do not name, and deleted them: each pod tells now whose it is.
 create table public.database_identity (
-    only boolean primary key default true check (only),  -- one row
+    is_this boolean primary key default true check (is_this),  -- one row
     id uuid not null default gen_random_uuid()  -- made once; a restored copy of this database is the same one
 );
 alter table public.database_identity enable row level security;
@@ -129,7 +129,7 @@ begin
             'spent', (select to_jsonb(s) from public.internal_spent(p_fleet, null, v_now) s),
             'avoid', v_avoid,
             'paused', v_paused,
-            'database_id', (select i.id from public.database_identity i where i.only),
+            'database_id', (select i.id from public.database_identity i where i.is_this),
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );
 end

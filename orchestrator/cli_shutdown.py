@@ -57,7 +57,7 @@ async def shutdown(output: Output, only_status: bool, dry_run: bool, force: bool
     async with opened_store() as store, opened_cloud(settings) as cloud:
         seen = await _look(store, cloud, settings)
         for theirs in seen.strangers:
-            output.say(f"{theirs.what}, and stay as they are: {', '.join(theirs.pods)}", "yellow")
+            output.say(f"{theirs.what}, and stay: {', '.join(theirs.pods)}", "yellow")
         if only_status or dry_run or not seen:
             await _show(store, output, seen, dry_run=dry_run)
             return

@@ -28,7 +28,7 @@ ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
 
 @click.command()
 @click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
-@click.option("--database", metavar="ID", help="With terminate_orphaned: end the pods of this other database, not ours.")
+@click.option("--database", metavar="ID", help="With terminate_orphaned: end the pods of this other database.")
 @click.option("--force", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj
@@ -38,8 +38,8 @@ async def sync(output: Output, action: str, database: str | None, force: bool) -
 
     analyze: show pods without rows, with what they cost, and rows without pods; exit 1 if there are any.
     terminate_orphaned: delete the pods that no live worker names. update_database: end the rows whose pods are gone.
-    Both through the orchestrator that leads, or by this command where none does. Pods of a fleet of this name in another
-    database are shown, and deleted only with --database: whoever still uses it loses them.
+    Both through the orchestrator that leads, or by this command where none does. Pods of a fleet of this name in
+    another database are shown, and deleted only with --database: whoever still uses it loses them.
     """
     if database is not None and action != TERMINATE:
         raise Failure(BAD_ARGUMENT, why=f"--database goes with {TERMINATE}")
@@ -121,16 +121,16 @@ async def _end_strangers(cloud: "RunPodCloud", output: Output, theirs: Sequence[
     """Delete these pods and no other, and see that they are gone: no loop of ours would touch them."""
     question = f"Delete {len(theirs)} pod(s) of another database, which no orchestrator may use any more"
     output.confirm(f"{question}: {', '.join(theirs)}?", force=force)
-    until_s, rest = time.monotonic() + PATIENCE_S, list(theirs)
-    while rest and time.monotonic() < until_s:
-        for pod_id in rest:
+    until_s, rest = time.monotonic() + PATIENCE_S, set(theirs)
+    while rest:
+        for pod_id in sorted(rest):
             await cloud.delete_pod(pod_id)
-        await asyncio.sleep(LOOK_EVERY_S)
-        there = {pod.id for pod in await cloud.list_pods()}
-        rest = [pod_id for pod_id in rest if pod_id in there]
-    if rest:
-        why = f"after {span(PATIENCE_S)} RunPod still lists {', '.join(rest)}"
-        raise Failure(NOT_IN_TIME, what="not all of those pods are gone", why=why, fix="python -m orchestrator sync")
+        rest &= {pod.id for pod in await cloud.list_pods()}
+        if rest and time.monotonic() > until_s:
+            why = f"after {span(PATIENCE_S)} RunPod still lists {', '.join(sorted(rest))}"
+            fix = "python -m orchestrator sync"
+            raise Failure(NOT_IN_TIME, what="not all of those pods are gone", why=why, fix=fix)
+        await asyncio.sleep(LOOK_EVERY_S if rest else 0)
     output.say(f"Done: {', '.join(theirs)}.")
 
 

@@ -139,7 +139,7 @@ class Observer:
         )
 
     def _apart(self, database_id: str | None) -> tuple[tuple[Pod, ...] | None, tuple[Pod, ...]]:
-        """The listed pods without those of a fleet of this name in another database, and those; told of when it begins."""
+        """The listed pods, and apart from them those of a fleet of this name in another database."""
         if self._pods is None:
             return None, ()
         strangers = tuple(pod for pod in self._pods if pod.is_strange(self._fleet_id, database_id))

@@ -298,7 +298,7 @@ class Snapshot:
     knocked: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when we last gave it no answer: it lives
     unlisted: str | None = None  # why there is no list of pods, or none newer than `pods`
     database_id: str | None = None  # which database these rows are of
-    strangers: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not among `pods`, and nobody's business
+    strangers: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not among `pods`
 
     def pause_of(self, pool: str) -> Pause | None:
         """The pause that holds for a pool."""

@@ -56,9 +56,7 @@ class Drift:
         return bool(self.orphans or self.bereft)
 
 
-def drift(
-    pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, database_id: str | None, now: datetime
-) -> Drift:
+def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, database_id: str | None, now: datetime) -> Drift:
     """Compare a complete list with the live rows; a pod so new that it may not be listed yet is not missed."""
     listed = tuple(pods)
     ours = [pod for pod in listed if pod.is_of(fleet_id, database_id)]

@@ -20,7 +20,8 @@ class Strangers:
     @property
     def what(self) -> str:
         """How many, and what they cost."""
-        return f"{len(self.pods)} pod(s) of fleet {self.fleet_id} belong to another database, ${self.usd_per_hour:.2f}/h"
+        cost = f"${self.usd_per_hour:.2f}/h"
+        return f"{len(self.pods)} pod(s) of fleet {self.fleet_id} belong to another database ({cost})"
 
     @property
     def why(self) -> str:

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import launch
+from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
 from orchestrator.core.states import FAILURES
 from tests.sim.provider import FLEET, SimPod
+from tests.sim.sql.tables import DATABASE
 from worker.protocol import STREAMS
 
 if TYPE_CHECKING:
@@ -198,6 +200,8 @@ class Laws:
 
     def created(self, pod: SimPod) -> None:
         """A pod begins."""
+        if pod.env.get(DATABASE_VARIABLE) != DATABASE:
+            self.broken("I1", f"{pod.id} of {pod.name} does not say whose it is")
         self._made[pod.name] += 1
         if self._made[pod.name] > 1:
             self.broken("I1", f"{self._made[pod.name]} pods were made for {pod.name}")
