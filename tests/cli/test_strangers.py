@@ -1,4 +1,4 @@
-"""Pods of another database under our fleet id: told of wherever one looks, ended by nothing but a command that says so."""
+"""Pods of another database under our fleet id: told of wherever one looks, ended only by a command that says so."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,8 @@ async def test_they_are_shown_and_ended_only_on_demand(cli: Cli, fleet: Fleet, f
         end = ("sync", "terminate_orphaned", "--force")
         doctor, report, plan, shutdown, reaped, refused = await asyncio.gather(
             *(Cli(asked)(*line) for line in (
-                ("doctor", "pods"), ("health", "--json"), ("plan",), ("shutdown", "--force"), end, (*end, "--database", "x"),
+                ("doctor", "pods"), ("health", "--json"), ("plan",), ("shutdown", "--force"), end,
+                (*end, "--database", "x"),
             ))
         )  # fmt: skip
         assert {pod.id for pod in await cloud.list_pods()} == {theirs.id, other.id}

@@ -130,7 +130,7 @@ class Laws:
             for w in self._world.db.workers.values()
             if w["status"] == "spawning" and w["stage"] == "pod_created" and w["metadata"].get("offer") == key
         ]
-        if offer is None or offer["last_refusal"] is None:
+        if offer is None or offer["last_refusal"] is None or self._world.belated:  # no create call follows that write
             return
         if not timedelta(seconds=RACE_S) <= moment - offer["last_refusal"] < timedelta(seconds=FORGIVEN_S):
             return
