@@ -95,21 +95,22 @@ class _Gathering:
             self._told("database", part(self._database(), part_s)), self._told("RunPod", self._runpod(self._cloud()))
         )
         now = utcnow()
-        pods = self._own(listed, database)
-        if listed is not None and pods is not None:
-            state |= collect.runpod(pods, len(listed) - len(pods))
+        pods: Sequence[Pod] = ()
+        if listed is not None:
+            found, pods = collect.runpod(listed, settings.fleet_id, database)
+            state |= found
             if "error" not in database:
-                found = drift(listed, self._rows, settings.fleet_id, database["database_id"], now)
-                state["mismatches"] = asdict(found)
+                differs = drift(listed, self._rows, settings.fleet_id, database["database_id"], now)
+                state["mismatches"] = asdict(differs)
         report |= {"timestamp": now.isoformat(), "runpod_state": state}
         report["orchestrator_analysis"] = report["database_state"] = database
         if self._store is not None and "error" not in database:
-            pod_of = {pod.id: pod for pod in pods or ()}
+            pod_of = {pod.id: pod for pod in pods}
             report["orchestrator_analysis"], report["workers"] = await asyncio.gather(
                 self._analysis(database), self._workers(self._store, pod_of, deep=deep)
             )
         if "error" not in state:
-            state["ssh_connectivity_tests"] = collect.connectivity(report["workers"], pods or ())
+            state["ssh_connectivity_tests"] = collect.connectivity(report["workers"], pods)
         if around is not None:
             report["network_tests"], report["deployment_verification"] = await around
             report["deployment_verification"]["code_consistency"] = self._code(database)
@@ -156,15 +157,6 @@ class _Gathering:
             return {}
 
         return await part(asked(), self._limits.part_s), listed
-
-    def _own(self, listed: Sequence[Pod] | None, database: Part) -> Sequence[Pod] | None:
-        """This fleet's; while the database does not say which one it is, all that bear the fleet's name."""
-        if listed is None:
-            return None
-        fleet_id = self._settings.fleet_id
-        if "error" in database:
-            return [pod for pod in listed if pod.fleet_id == fleet_id]
-        return [pod for pod in listed if pod.is_of(fleet_id, database["database_id"])]
 
     async def _analysis(self, database: Part) -> Part:
         """What the orchestrator did lately, and what each pool's size comes to now."""

@@ -83,11 +83,17 @@ async def functions(store: SqlStore, described: Row) -> Part:
     return found
 
 
-def runpod(pods: Sequence[Pod], others: int) -> Part:
-    """The pods of this fleet, what they cost, and how many others there are."""
+def runpod(listed: Sequence[Pod], fleet_id: str, database: Part) -> tuple[Part, Sequence[Pod]]:
+    """The pods of this fleet, what they cost, and how many others there are.
+
+    Where the database does not tell which one it is, all that bear the fleet's name count.
+    """
+    unknown = "error" in database
+    named = [pod for pod in listed if pod.fleet_id == fleet_id]
+    pods = [pod for pod in named if unknown or pod.is_of(fleet_id, database["database_id"])]
     return {
         "total_pods": len(pods),
-        "foreign_pods": others,
+        "foreign_pods": len(listed) - len(pods),
         "pods_by_status": dict(Counter(pod.status.value for pod in pods)),
         "active_pods": [
             {
@@ -100,7 +106,7 @@ def runpod(pods: Sequence[Pod], others: int) -> Part:
             for pod in pods
         ],
         "total_hourly_cost": round(sum(pod.price_usd_per_hour or 0 for pod in pods), 4),
-    }
+    }, pods
 
 
 async def worker(

@@ -19,7 +19,6 @@ from orchestrator.execute import Executor, Terms
 from orchestrator.metrics import Metrics
 from orchestrator.migrate import migrate
 from orchestrator.observe import Observer
-from orchestrator.ports import Db
 from orchestrator.shipping import Shipper
 from orchestrator.web.health import Health
 from tests.conformance.builders import FLEET
@@ -79,12 +78,12 @@ async def test_neither_touches_the_others_pods(database: str, empty_database: st
         assert stray["id"] not in {pod.id for pod in api.emulator.core.world.live()}
 
 
-async def test_a_database_stays_the_same_one(db: Db, database: str, empty_database: str) -> None:
+async def test_a_database_stays_the_same_one(direct: PostgresDb, database: str, empty_database: str) -> None:
     """For every orchestrator and fleet on it, however often it is migrated; another one is another."""
-    ours = (await SqlStore(db, FLEET).snapshot()).database_id
+    ours = (await SqlStore(direct, FLEET).snapshot()).database_id
     await migrate(database)
     assert ours
-    assert (await SqlStore(db, "staging").snapshot()).database_id == ours
+    assert (await SqlStore(direct, "staging").snapshot()).database_id == ours
     await migrate(empty_database)
     other = await PostgresDb.open(empty_database)
     assert (await SqlStore(other, FLEET).snapshot()).database_id not in (None, ours)
