@@ -128,9 +128,9 @@ def test_a_pod_is_of_one_fleet_in_one_database(
 def test_a_row_that_names_another_databases_pod_ends_without_its_delete() -> None:
     """It was copied with that database, which got an identity of its own afterwards."""
     copied = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
-    seen = {"pods": (), "strangers": (pod_of(copied),), "absent": {"pod-gpu-1": absent(60)}}
-    assert isinstance(only(snapshot(copied, **seen)), Bury)
-    assert isinstance(only(snapshot(copied, **seen | {"strangers": ()})), Delete)
+    seen = snapshot(copied, pods=(), strangers=(pod_of(copied),), absent={"pod-gpu-1": absent(60)})
+    assert isinstance(only(seen), Bury)
+    assert isinstance(only(replace(seen, strangers=())), Delete)
 
 
 def test_a_create_without_an_answer_waits_for_its_deadline() -> None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 FLEET = "default"
-STRANGERS = (  # another fleet's, another database's of this fleet's name, and somebody's who has never heard of us
+STRANGERS: tuple[
+    tuple[str, Mapping[str, str]], ...
+] = (  # another fleet's, another database's of this fleet's name, and somebody's who has never heard of us
     ("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: "other", WORKER_VARIABLE: "gpu-1"}),
     ("gpu-20261120_111500-5e6f7a8b", {FLEET_VARIABLE: FLEET, WORKER_VARIABLE: "gpu-2", DATABASE_VARIABLE: "another"}),
     ("lab", {}),
