@@ -1168,6 +1168,7 @@ begin
             'spent', (select to_jsonb(s) from public.internal_spent(p_fleet, null, v_now) s),
             'avoid', v_avoid,
             'paused', v_paused,
+            'database_id', (select i.id from public.database_identity i where i.is_this),
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );
 end
@@ -3263,6 +3264,12 @@ ALTER TABLE public.costs ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE public.database_identity (
+    is_this boolean DEFAULT true NOT NULL,
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    CONSTRAINT database_identity_is_this_check CHECK (is_this)
+);
+
 CREATE TABLE public.decisions (
     id bigint NOT NULL,
     fleet text NOT NULL,
@@ -3641,6 +3648,9 @@ CREATE TABLE public.worker_transitions (
 ALTER TABLE ONLY public.costs
     ADD CONSTRAINT costs_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.database_identity
+    ADD CONSTRAINT database_identity_pkey PRIMARY KEY (is_this);
+
 ALTER TABLE ONLY public.decisions
     ADD CONSTRAINT decisions_pkey PRIMARY KEY (id);
 
@@ -3778,6 +3788,8 @@ ALTER TABLE ONLY public.worker_asks
     ADD CONSTRAINT worker_asks_worker_id_fkey FOREIGN KEY (worker_id) REFERENCES public.workers(id) ON DELETE CASCADE;
 
 ALTER TABLE public.costs ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.database_identity ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.decisions ENABLE ROW LEVEL SECURITY;
 
@@ -4101,6 +4113,8 @@ GRANT SELECT ON TABLE public.active_workers_health TO service_role;
 GRANT ALL ON TABLE public.costs TO service_role;
 
 GRANT ALL ON SEQUENCE public.costs_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.database_identity TO service_role;
 
 GRANT ALL ON TABLE public.decisions TO service_role;
 

@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("analyze", "show where RunPod and the database differ"),
         ("terminate_orphaned", "delete pods without rows; asks first"),
         ("update_database", "end rows without pods; asks first"),
+        ("terminate_orphaned --database ID", "delete the pods of another database that is gone; asks first"),
     ),
     "spawn": (("--wait", "one more, and follow its bring-up"), ("--pool big", "of another pool")),
     "terminate": (

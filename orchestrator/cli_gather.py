@@ -11,10 +11,11 @@ from orchestrator.cli_patience import Progress, counting
 from orchestrator.cli_render import Output
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import public
-from orchestrator.core.model import ID_PATTERN
+from orchestrator.core.model import ID_PATTERN, Pod
 from orchestrator.diagnostics import advice, collect, scaling
 from orchestrator.diagnostics.collect import LIMITS, Limits, Part, part
 from orchestrator.diagnostics.deployment import deployment
+from orchestrator.diagnostics.drift import drift
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_WORKER, Failure
 from orchestrator.ports import PortError, Unavailable
@@ -90,21 +91,26 @@ class _Gathering:
         """All parts that the settings allow."""
         settings, part_s = self._settings, self._limits.part_s
         around = asyncio.create_task(self._around(given)) if deep else None
-        database, (state, pods) = await asyncio.gather(
+        database, (state, listed) = await asyncio.gather(
             self._told("database", part(self._database(), part_s)), self._told("RunPod", self._runpod(self._cloud()))
         )
         now = utcnow()
-        if pods is not None and "error" not in database:
-            state["mismatches"] = collect.mismatches(pods, self._rows, settings.fleet_id, now)
+        pods: Sequence[Pod] = ()
+        if listed is not None:
+            found, pods = collect.runpod(listed, settings.fleet_id, database)
+            state |= found
+            if "error" not in database:
+                differs = drift(listed, self._rows, settings.fleet_id, database["database_id"], now)
+                state["mismatches"] = asdict(differs)
         report |= {"timestamp": now.isoformat(), "runpod_state": state}
         report["orchestrator_analysis"] = report["database_state"] = database
         if self._store is not None and "error" not in database:
-            pod_of = {pod.id: pod for pod in pods or ()}
+            pod_of = {pod.id: pod for pod in pods}
             report["orchestrator_analysis"], report["workers"] = await asyncio.gather(
                 self._analysis(database), self._workers(self._store, pod_of, deep=deep)
             )
         if "error" not in state:
-            state["ssh_connectivity_tests"] = collect.connectivity(report["workers"], pods or ())
+            state["ssh_connectivity_tests"] = collect.connectivity(report["workers"], pods)
         if around is not None:
             report["network_tests"], report["deployment_verification"] = await around
             report["deployment_verification"]["code_consistency"] = self._code(database)
@@ -140,17 +146,17 @@ class _Gathering:
         self._store = store
         return found
 
-    async def _runpod(self, cloud: "Cloud | None") -> tuple[Part, Sequence[Any] | None]:
+    async def _runpod(self, cloud: "Cloud | None") -> tuple[Part, Sequence[Pod] | None]:
         if cloud is None:
             return {"error": "not asked: RUNPOD_API_KEY is not set"}, None
-        pods: Sequence[Any] | None = None
+        listed: Sequence[Pod] | None = None
 
         async def asked() -> Part:
-            nonlocal pods
-            state, pods = await collect.runpod(cloud, self._settings.fleet_id)
-            return state
+            nonlocal listed
+            listed = await cloud.list_pods()
+            return {}
 
-        return await part(asked(), self._limits.part_s), pods
+        return await part(asked(), self._limits.part_s), listed
 
     async def _analysis(self, database: Part) -> Part:
         """What the orchestrator did lately, and what each pool's size comes to now."""

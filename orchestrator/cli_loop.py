@@ -147,6 +147,7 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
     return {
         "at": seen.now,
         "pods": len(seen.pods or ()),
+        "pods_of_other_databases": len(seen.strangers),
         "workers": dict(Counter(worker.state.value for worker in seen.workers)),
         "demand": [dataclasses.asdict(demand) for demand in seen.demand],
         "paused": {pool: dataclasses.asdict(pause) for pool, pause in seen.paused.items()},
@@ -157,6 +158,9 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
 def _show_seen(output: Output, seen: "Snapshot") -> None:
     states = numbers(Counter(worker.state.value for worker in seen.workers)) or "none"
     output.say(f"observed: {len(seen.pods or ())} pods in the account; workers: {states}")
+    if seen.strangers:
+        fix = "python -m orchestrator sync"
+        output.say(f"{len(seen.strangers)} more of this FLEET_ID belong to another database; fix: {fix}", "yellow")
     for demand in seen.demand:
         blocked = f"; blocked: {numbers(demand.blocked)}" if any(demand.blocked.values()) else ""
         output.say(f"queue {demand.pool}: {demand.claimable} claimable, {demand.running} running{blocked}")

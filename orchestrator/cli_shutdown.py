@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,7 @@ from orchestrator.cli_workers import public
 from orchestrator.core.errands import Errand
 from orchestrator.core.model import Pod
 from orchestrator.diagnostics.errors import NOT_IN_TIME, Failure
+from orchestrator.diagnostics.strangers import Strangers, strangers
 from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Seen:
 
     rows: Sequence[Mapping[str, Any]]
     pods: Sequence[Pod]  # of this fleet, by RunPod's complete list
+    strangers: Sequence[Strangers]  # of a fleet of this name in another database: they stay
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.pods)
@@ -54,6 +56,8 @@ async def shutdown(output: Output, only_status: bool, dry_run: bool, force: bool
     settings = settings_for("database", "cloud")
     async with opened_store() as store, opened_cloud(settings) as cloud:
         seen = await _look(store, cloud, settings)
+        for theirs in seen.strangers:
+            output.say(f"{theirs.what}, and stay: {', '.join(theirs.pods)}", "yellow")
         if only_status or dry_run or not seen:
             await _show(store, output, seen, dry_run=dry_run)
             return
@@ -79,8 +83,10 @@ async def shutdown(output: Output, only_status: bool, dry_run: bool, force: bool
 
 
 async def _look(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings") -> Seen:
-    pods = [pod for pod in await cloud.list_pods() if pod.fleet_id == settings.fleet_id]
-    return Seen(await store.workers(), pods)
+    listed, fleet_id = await cloud.list_pods(), settings.fleet_id
+    database_id = (await store.snapshot()).database_id
+    pods = [pod for pod in listed if pod.is_of(fleet_id, database_id)]
+    return Seen(await store.workers(), pods, strangers(listed, fleet_id, database_id))
 
 
 async def _ended(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings", output: Output) -> Sequence[str]:
@@ -128,8 +134,9 @@ async def _show(store: "SqlStore", output: Output, seen: Seen, *, dry_run: bool)
             {"id": pod.id, "status": pod.status, "worker_id": pod.worker_id, "orphan": pod.id not in named}
             for pod in seen.pods
         ]
-        outcome = "would_end" if dry_run else "status"
-        output.document(outcome=outcome, workers=[public(row, now) for row in seen.rows], pods=pods, leader=leads)
+        outcome, workers = "would_end" if dry_run else "status", [public(row, now) for row in seen.rows]
+        theirs = [asdict(one) for one in seen.strangers]
+        output.document(outcome=outcome, workers=workers, pods=pods, pods_of_other_databases=theirs, leader=leads)
         return
     if not seen:
         output.show(CLEAN)

@@ -84,6 +84,7 @@ class Executor:
 
         Intents and moves are rows before the next snapshot is taken: a tick that came sooner would decide them again.
         """
+        self._renter.database_id = snapshot.database_id
         workers = {worker.id: worker for worker in snapshot.workers}
         written = await asyncio.gather(*(self._recorded(a, self._write(term, a)) for a in actions))
         for action, is_written in zip(actions, written, strict=True):

@@ -26,6 +26,7 @@ PAGE_PODS = 100  # the provider's page; a larger one would only make the calls f
 PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
 FIRST_PATIENCE_S = 2.0  # … of all ticks together, while there is none
 LATE_S = 5.0  # a list that takes longer is told of
+NAMED = 5  # pods of another database, in the line that tells of them
 GAPS = 500  # remembered; what was before the oldest of them is forgotten
 log = structlog.get_logger()
 
@@ -58,6 +59,7 @@ class Observer:
         self._gaps: deque[tuple[float, float]] = deque()  # in which nobody could be heard
         self._deaf = True  # since _heard_s
         self._clocks: tuple[datetime, float] | None = None  # the database's at the last snapshot, the loop's before
+        self._met_strangers = False
         self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
         self.cloud_error: str | None = None
         self.wake: Callable[[], object] = lambda: None  # when a list that a tick did not wait for has come
@@ -107,12 +109,13 @@ class Observer:
         clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
         self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
         knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
-        if fresh and self._pods is not None:
-            self._presence = fold(self._presence, self._pods, half.workers, self._fleet_id, half.now)
+        pods, strangers = self._apart(half.database_id)
+        if fresh and pods is not None:
+            self._presence = fold(self._presence, pods, half.workers, self._fleet_id, half.now)
         return Snapshot(
             now=half.now,
             hearing=self._hearing(half.now, clock_s),
-            pods=self._pods,
+            pods=pods,
             workers=half.workers,
             demand=half.demand,
             expired_leases=half.expired_leases,
@@ -131,7 +134,22 @@ class Observer:
             volumes=self._catalog.volumes,
             knocked=knocked,
             unlisted=self._late() or (self.cloud_error if self._pods is None else None),
+            database_id=half.database_id,
+            strangers=strangers,
         )
+
+    def _apart(self, database_id: str | None) -> tuple[tuple[Pod, ...] | None, tuple[Pod, ...]]:
+        """The listed pods, and apart from them those of a fleet of this name in another database."""
+        if self._pods is None:
+            return None, ()
+        strangers = tuple(pod for pod in self._pods if pod.is_strange(self._fleet_id, database_id))
+        if strangers and not self._met_strangers:
+            what = f"{len(strangers)} pod(s) of fleet {self._fleet_id} belong to another database and are left alone"
+            fix = "give each environment a FLEET_ID of its own; see python -m orchestrator sync"
+            log.warning("strange_pods_found", message=f"{what}; fix: {fix}", pods=[pod.id for pod in strangers[:NAMED]])
+        self._met_strangers = bool(strangers)
+        others = {pod.id for pod in strangers}
+        return tuple(pod for pod in self._pods if pod.id not in others), strangers
 
     def _compare_clocks(self, now: datetime, asked_s: float, answered_s: float) -> None:
         """Hear anew from here where time has passed for the database and not for us.

@@ -102,6 +102,7 @@ class DatabaseHalf:
     proven: frozenset[str]
     spent: Spent
     avoid: Mapping[str, datetime]
+    database_id: str | None  # made once for each database; None: its schema is older than that
 
 
 @dataclass(frozen=True, slots=True)

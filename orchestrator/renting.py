@@ -42,6 +42,7 @@ class Renter:
 
     def __init__(self, store: Store, cloud: Cloud, policy: Policy, catalog: Catalog) -> None:
         self._store, self._cloud, self._policy, self._catalog = store, cloud, policy, catalog
+        self.database_id: str | None = None  # whose rows the last look saw; every pod bears it
 
     async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
         """One create call for a recorded intent. LostRace: it is no longer wanted; OverBudget: it does not fit."""
@@ -144,6 +145,7 @@ class Renter:
             env={},
             volume_id=volume_id,
             volume_mount_path=pool.volume_mount_path,
+            database_id=self.database_id,
         )
 
 

@@ -23,6 +23,7 @@ from runpod.error import AuthenticationError, QueryError, RunPodError
 
 from orchestrator.adapters.runpod_logs import system_log
 from orchestrator.adapters.runpod_replies import (
+    DATABASE_VARIABLE,
     FLEET_VARIABLE,
     WORKER_VARIABLE,
     Malformed,
@@ -96,6 +97,7 @@ class RunPodCloud:
                 "PUBLIC_KEY": spec.public_key,
                 FLEET_VARIABLE: spec.fleet_id,
                 WORKER_VARIABLE: spec.name,
+                **({DATABASE_VARIABLE: spec.database_id} if spec.database_id else {}),
             },
         }
         reply = await self._call("create", doing, lambda: runpod.create_pod(**body), only_rate_limit=True)

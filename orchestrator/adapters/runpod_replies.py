@@ -23,6 +23,7 @@ from orchestrator.ports import (
 )
 
 FLEET_VARIABLE = "ORCHESTRATOR_FLEET_ID"
+DATABASE_VARIABLE = "ORCHESTRATOR_DATABASE_ID"
 WORKER_VARIABLE = "ORCHESTRATOR_WORKER_ID"
 NAMED_LIKE_OURS = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")  # core/scaling.py, worker_id
 SSH_PORT = 22
@@ -83,6 +84,7 @@ def pod(record: object) -> Pod:
         machine_id=_optional_text(fields, "machineId"),
         price_usd_per_hour=None if fields.get("cost") is None else _dollars(fields, "cost"),
         created_at=None if fields.get("createdAt") is None else _moment(fields, "createdAt"),
+        database_id=_text(env, DATABASE_VARIABLE) if DATABASE_VARIABLE in env else None,
     )
 
 

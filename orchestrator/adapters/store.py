@@ -65,6 +65,7 @@ class SqlStore:
             proven=frozenset(row["proven"]),
             spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
             avoid={key: moment(until) for key, until in row["avoid"].items()},
+            database_id=row.get("database_id"),
         )
 
     async def spawn(self, term: int, worker: Row) -> bool:

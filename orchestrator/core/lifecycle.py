@@ -186,7 +186,8 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         if sent and snapshot.now < worker.next_attempt_at:
             return _still_listed(worker, snapshot, policy)
         return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
-    if worker.pod_id is not None and not sent:
+    strange = any(pod.id == worker.pod_id for pod in snapshot.strangers)  # the row is a copy of another database's
+    if worker.pod_id is not None and not sent and not strange:
         return Delete(worker.id, worker.pod_id, "not listed; deleted all the same")
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")

@@ -48,6 +48,15 @@ class Pod:
     machine_id: str | None
     price_usd_per_hour: float | None
     created_at: datetime | None
+    database_id: str | None = None  # whose rows name it: env ORCHESTRATOR_DATABASE_ID; None: an earlier release made it
+
+    def is_of(self, fleet_id: str, database_id: str | None) -> bool:
+        """Whether it is this fleet's, and not another database's fleet of the same name."""
+        return self.fleet_id == fleet_id and self.database_id in (None, database_id)
+
+    def is_strange(self, fleet_id: str, database_id: str | None) -> bool:
+        """Whether it is of a fleet of this name in another database."""
+        return self.fleet_id == fleet_id and not self.is_of(fleet_id, database_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ class PodSpec:
     env: Mapping[str, str]  # nothing secret: the provider shows it to whoever may read the pod
     volume_id: str | None
     volume_mount_path: str
+    database_id: str | None = None  # whose rows name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +297,8 @@ class Snapshot:
     volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; what was not asked yet is missing
     knocked: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when we last gave it no answer: it lives
     unlisted: str | None = None  # why there is no list of pods, or none newer than `pods`
+    database_id: str | None = None  # which database these rows are of
+    strangers: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not among `pods`
 
     def pause_of(self, pool: str) -> Pause | None:
         """The pause that holds for a pool."""

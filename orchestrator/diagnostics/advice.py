@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from orchestrator.core.states import READY
 from orchestrator.diagnostics import ailing, causes
 from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, minutes, workers
+from orchestrator.diagnostics.strangers import Strangers
 
 UNCLAIMED_S = 60.0  # a worker that has been ready for so long would have claimed
 BACKLOG_S = 900.0  # the oldest task has waited for longer, and it is a backlog
@@ -154,6 +155,9 @@ def _drift(report: Report) -> Iterator[Recommendation]:
         issue = f"{len(found['orphans'])} orphaned pod(s) cost ${usd:.2f}/h and no worker names them"
         detail = ", ".join(orphan["pod_id"] for orphan in found["orphans"])
         yield Recommendation(HIGH, "RunPod", issue, "python -m orchestrator sync terminate_orphaned", detail)
+    for one in found["strangers"] if found else ():
+        theirs = Strangers(**one)
+        yield Recommendation(MEDIUM, "RunPod", theirs.what, theirs.fix, theirs.why)
     if found and found["bereft"]:
         issue = f"{len(found['bereft'])} stale worker row(s): their pods are gone"
         detail = ", ".join(f"{row['worker_id']} ({row['pod_status'] or 'not listed'})" for row in found["bereft"])

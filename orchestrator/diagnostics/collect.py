@@ -10,7 +10,6 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from orchestrator import launch
@@ -19,9 +18,8 @@ from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pod, Policy
 from orchestrator.diagnostics import workers
-from orchestrator.diagnostics.drift import drift
 from orchestrator.last_look import look
-from orchestrator.ports import AuthFailed, Blobs, Cloud, Lines, PortError, UnknownWorker
+from orchestrator.ports import AuthFailed, Blobs, Lines, PortError, UnknownWorker
 
 CONNECTED = "✅ Connected"
 PROBE = "gpu-diagnostics-nobody"  # no worker's id: a claim in its name is refused before anything is looked at
@@ -56,9 +54,10 @@ async def part(what: Awaitable[Part], timeout_s: float = LIMITS.part_s) -> Part:
 
 async def database(store: SqlStore) -> Part:
     """Workers, tasks, the queue, and whether the functions are there; probes never change anything."""
-    told, described = await asyncio.gather(store.report(), store.describe())
+    told, described, seen = await asyncio.gather(store.report(), store.describe(), store.snapshot())
     return {
         **told,
+        "database_id": seen.database_id,
         "schema_version": described["schema_version"],
         "rpc_function_tests": await functions(store, described),
     }
@@ -84,10 +83,14 @@ async def functions(store: SqlStore, described: Row) -> Part:
     return found
 
 
-async def runpod(cloud: Cloud, fleet_id: str) -> tuple[Part, Sequence[Pod]]:
-    """The pods of this fleet, what they cost, and how many others there are."""
-    listed = await cloud.list_pods()
-    pods = [pod for pod in listed if pod.fleet_id == fleet_id]
+def runpod(listed: Sequence[Pod], fleet_id: str, database: Part) -> tuple[Part, Sequence[Pod]]:
+    """The pods of this fleet, what they cost, and how many others there are.
+
+    Where the database does not tell which one it is, all that bear the fleet's name count.
+    """
+    unknown = "error" in database
+    named = [pod for pod in listed if pod.fleet_id == fleet_id]
+    pods = [pod for pod in named if unknown or pod.is_of(fleet_id, database["database_id"])]
     return {
         "total_pods": len(pods),
         "foreign_pods": len(listed) - len(pods),
@@ -104,11 +107,6 @@ async def runpod(cloud: Cloud, fleet_id: str) -> tuple[Part, Sequence[Pod]]:
         ],
         "total_hourly_cost": round(sum(pod.price_usd_per_hour or 0 for pod in pods), 4),
     }, pods
-
-
-def mismatches(pods: Sequence[Pod], rows: Sequence[Row], fleet_id: str, now: datetime) -> Part:
-    """Where RunPod and the database do not agree."""
-    return asdict(drift(pods, rows, fleet_id, now))
 
 
 async def worker(

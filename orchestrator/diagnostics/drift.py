@@ -12,6 +12,7 @@ from orchestrator.core.lifecycle import DEAD
 from orchestrator.core.model import Pod
 from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import READY, State
+from orchestrator.diagnostics.strangers import Strangers, strangers
 
 Row = Mapping[str, Any]
 
@@ -43,6 +44,7 @@ class Drift:
     orphans: tuple[Orphan, ...]
     bereft: tuple[Bereft, ...]
     pods: int  # of this fleet
+    strangers: tuple[Strangers, ...]  # of a fleet of this name in another database
     foreign: int  # of others in the account; nobody's business here
 
     @property
@@ -54,10 +56,11 @@ class Drift:
         return bool(self.orphans or self.bereft)
 
 
-def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, now: datetime) -> Drift:
+def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, database_id: str | None, now: datetime) -> Drift:
     """Compare a complete list with the live rows; a pod so new that it may not be listed yet is not missed."""
     listed = tuple(pods)
-    ours = [pod for pod in listed if pod.fleet_id == fleet_id]
+    ours = [pod for pod in listed if pod.is_of(fleet_id, database_id)]
+    theirs = strangers(listed, fleet_id, database_id)
     live = [row for row in rows if row["status"] != State.TERMINATED]
     pod_of = {row["id"]: row.get("pod_id") for row in live}
     named = set(pod_of.values())
@@ -74,4 +77,5 @@ def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, now: datetime
         wanted = row["status"] in READY | {State.SPAWNING} and row.get("pod_id")
         if wanted and (pod.status in DEAD if pod else not young):
             bereft.append(Bereft(row["id"], row["status"], row["pod_id"], pod.status.value if pod else None))
-    return Drift(tuple(orphans), tuple(bereft), len(ours), len(listed) - len(ours))
+    foreign = len(listed) - len(ours) - sum(len(one.pods) for one in theirs)
+    return Drift(tuple(orphans), tuple(bereft), len(ours), theirs, foreign)

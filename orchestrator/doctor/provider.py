@@ -7,6 +7,7 @@ import httpx
 
 from orchestrator import wiring
 from orchestrator.core.model import Offer
+from orchestrator.diagnostics.strangers import strangers
 from orchestrator.doctor.findings import Section
 from orchestrator.ports import ApiAuth, PortError, Unavailable
 from orchestrator.settings import Settings
@@ -50,14 +51,16 @@ async def pods(settings: Settings, section: Section) -> None:
     try:
         listed = await cloud.list_pods()
         async with wiring.open_store(settings) as store:
-            rows = (await store.snapshot()).workers
+            seen = await store.snapshot()
     except PortError as error:
         section.skip("pods against rows", f"{type(error).__name__}: {error}")
         return
     finally:
         await cloud.close()
+    fleet_id, rows = settings.fleet_id, seen.workers
     names, ids = {row.id for row in rows}, {pod.id for pod in listed}
-    orphans = [pod for pod in listed if pod.fleet_id == settings.fleet_id and pod.name not in names]
+    own = [pod for pod in listed if pod.is_of(fleet_id, seen.database_id)]
+    orphans = [pod for pod in own if pod.name not in names]
     lost = [row.id for row in rows if row.pod_id is not None and row.pod_id not in ids]
     if orphans:
         burning = sum(pod.price_usd_per_hour or 0.0 for pod in orphans)
@@ -69,11 +72,11 @@ async def pods(settings: Settings, section: Section) -> None:
         section.warn(
             f"{len(lost)} live row(s) name a pod that is not listed", why, f"python -m orchestrator explain {lost[0]}"
         )
+    for theirs in strangers(listed, fleet_id, seen.database_id):
+        section.warn(theirs.what, theirs.why, theirs.fix)
     if not orphans and not lost:
-        others = sum(pod.fleet_id != settings.fleet_id for pod in listed)
-        section.ok(
-            "every pod has its row and every row its pod", f"{len(listed) - others} of this fleet, {others} of others"
-        )
+        others = f"{len(own)} of this fleet, {len(listed) - len(own)} of others"
+        section.ok("every pod has its row and every row its pod", others)
 
 
 async def _balance(client: httpx.AsyncClient, section: Section) -> None:

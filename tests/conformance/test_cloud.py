@@ -87,8 +87,9 @@ def calls(api: Api, call: str) -> int:
 async def test_a_created_pod_is_the_one_asked_for(api: Api, cloud: RunPodCloud) -> None:
     """Everything in the spec reaches the provider; ownership and key travel in the pod's env."""
     volume_id, center = await cloud.volume_id("models")
-    created = await cloud.create_pod(spec(data_center=center, volume_id=volume_id, gpu_count=2))
+    created = await cloud.create_pod(spec(data_center=center, volume_id=volume_id, gpu_count=2, database_id="d1"))
     assert (created.name, created.fleet_id, created.worker_id) == ("gpu-1", FLEET, "gpu-1")
+    assert created.database_id == "d1"
     assert (created.status, created.has_runtime, created.gpu_type, created.gpu_count) == (
         PodStatus.PROVISIONING,
         False,
@@ -105,6 +106,7 @@ async def test_a_created_pod_is_the_one_asked_for(api: Api, cloud: RunPodCloud) 
         "PUBLIC_KEY": PUBLIC_KEY,
         "ORCHESTRATOR_FLEET_ID": FLEET,
         "ORCHESTRATOR_WORKER_ID": "gpu-1",
+        "ORCHESTRATOR_DATABASE_ID": "d1",
     }
 
 

@@ -106,6 +106,33 @@ def test_another_fleets_pod_is_never_adopted_or_reaped() -> None:
     assert only(snapshot(lost, pods=(foreign,), orphan_since={foreign.id: ago(900)})) is None
 
 
+@pytest.mark.parametrize(
+    ("fleet", "database", "ours", "strange"),
+    [
+        ("test", "mine", True, False),
+        ("test", None, True, False),  # an earlier release made it
+        ("test", "theirs", False, True),
+        ("other", "mine", False, False),
+        ("other", "theirs", False, False),
+        (None, None, False, False),
+    ],
+)
+def test_a_pod_is_of_one_fleet_in_one_database(
+    fleet: str | None, database: str | None, ours: bool, strange: bool
+) -> None:
+    """Staging and production may have the same fleet id and the same account."""
+    pod = pod_of(worker("gpu-1"), fleet_id=fleet, database_id=database)
+    assert (pod.is_of("test", "mine"), pod.is_strange("test", "mine")) == (ours, strange)
+
+
+def test_a_row_that_names_another_databases_pod_ends_without_its_delete() -> None:
+    """It was copied with that database, which got an identity of its own afterwards."""
+    copied = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
+    seen = snapshot(copied, pods=(), strangers=(pod_of(copied),), absent={"pod-gpu-1": absent(60)})
+    assert isinstance(only(seen), Bury)
+    assert isinstance(only(replace(seen, strangers=())), Delete)
+
+
 def test_a_create_without_an_answer_waits_for_its_deadline() -> None:
     """No clear answer and no pod of that name: nothing is asked again before the deadline ends it."""
     assert only(snapshot(spawning("gpu-1", Stage.POD_CREATED))) is None

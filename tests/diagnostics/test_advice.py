@@ -61,7 +61,7 @@ def facts() -> Facts:
             "failed_tasks": [], "spent": {"last_day_usd": 5, "usual_day_usd": 4},
             "rpc_function_tests": {"worker_claim": {"status": "ok"}, "fleet_lead": {"status": "ok"}},
         },
-        "runpod_state": {"total_hourly_cost": 0.4, "mismatches": {"orphans": [], "bereft": []}},
+        "runpod_state": {"total_hourly_cost": 0.4, "mismatches": {"orphans": [], "bereft": [], "strangers": []}},
         "workers": {"gpu-1": worker()},
         "orchestrator_analysis": {"scaling_decisions": []},
         "network_tests": {"supabase": {"accessible": True}},
@@ -125,8 +125,9 @@ BLOCKED = {
     "target": 2,
     "blocked": [{"text": "3 more wanted, MAX_ACTIVE_GPUS=2", "fix": "raise MAX_ACTIVE_GPUS"}],
 }
-ORPHANS = {"orphans": [{"pod_id": "p9", "usd_per_hour": 0.44}], "bereft": []}
-BEREFT = {"orphans": [], "bereft": [{"worker_id": "gpu-1", "pod_status": None}]}
+ORPHANS = {"orphans": [{"pod_id": "p9", "usd_per_hour": 0.44}], "bereft": [], "strangers": []}
+BEREFT = {"orphans": [], "bereft": [{"worker_id": "gpu-1", "pod_status": None}], "strangers": []}
+THEIRS = {"database_id": "d2", "fleet_id": "default", "pods": ("p7", "p8"), "usd_per_hour": 0.88}
 ENDED = {"processes": {"exit_class": "killed"}}
 MUTE = {"connection_status": "❌ no answer within 12 s", "processes": None}
 REFUSED = {"connection_status": "❌ Authentication failed: refused", "processes": None}
@@ -168,6 +169,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "failed tasks": (failed(), "MEDIUM", "Tasks", "2 travel_segment task(s) failed within a day: HANDLER", "explain t-1", "boom"),
     "orphan pods": (setting("runpod_state.mismatches", ORPHANS), "HIGH", "RunPod", "1 orphaned pod(s) cost $0.44/h", "sync terminate_orphaned", "p9"),
     "stale rows": (setting("runpod_state.mismatches", BEREFT), "HIGH", "Database", "1 stale worker row(s)", "sync update_database", "gpu-1 (not listed)"),
+    "pods of another database": (setting("runpod_state.mismatches.strangers", [THEIRS]), "MEDIUM", "RunPod", "2 pod(s) of fleet default belong to another database ($0.88/h)", "FLEET_ID of its own; if that database is gone: python -m orchestrator sync terminate_orphaned --database d2", "p7, p8: made for database d2"),
     "leases over": (setting("database_state.expired_leases", 2), "MEDIUM", "Tasks", "2 task(s) In Progress are held by nobody", "once", ""),
     "a dear day": (setting("database_state.spent", {"last_day_usd": 20, "usual_day_usd": 4}), "MEDIUM", "Cost", "$20.00 in the last 24 hours, usually $4.00", "cost --since 24h", ""),
     "a worker paid for nothing": (setting("workers.gpu-1", worker(busy_share=0.05, cost_usd=3)), "MEDIUM", "Cost", "cost $3.00 and worked for 5%", "explain gpu-1", ""),

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import launch
+from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
 from orchestrator.core.states import FAILURES
 from tests.sim.provider import FLEET, SimPod
+from tests.sim.sql.tables import DATABASE
 from worker.protocol import STREAMS
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ class Laws:
             for w in self._world.db.workers.values()
             if w["status"] == "spawning" and w["stage"] == "pod_created" and w["metadata"].get("offer") == key
         ]
-        if offer is None or offer["last_refusal"] is None:
+        if offer is None or offer["last_refusal"] is None or self._world.belated:  # no create call follows that write
             return
         if not timedelta(seconds=RACE_S) <= moment - offer["last_refusal"] < timedelta(seconds=FORGIVEN_S):
             return
@@ -198,6 +200,8 @@ class Laws:
 
     def created(self, pod: SimPod) -> None:
         """A pod begins."""
+        if pod.env.get(DATABASE_VARIABLE) != DATABASE:
+            self.broken("I1", f"{pod.id} of {pod.name} does not say whose it is")
         self._made[pod.name] += 1
         if self._made[pod.name] > 1:
             self.broken("I1", f"{self._made[pod.name]} pods were made for {pod.name}")

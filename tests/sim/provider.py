@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
-from orchestrator.adapters.runpod_replies import FLEET_VARIABLE, WORKER_VARIABLE
+from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE, FLEET_VARIABLE, WORKER_VARIABLE
+from tests.sim.sql.tables import DATABASE
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-FLEET, STRANGERS = "default", "other"
+FLEET = "default"
+STRANGERS: tuple[
+    tuple[str, Mapping[str, str]], ...
+] = (  # another fleet's, another database's of this fleet's name, and somebody's who has never heard of us
+    ("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: "other", WORKER_VARIABLE: "gpu-1"}),
+    ("gpu-20261120_111500-5e6f7a8b", {FLEET_VARIABLE: FLEET, WORKER_VARIABLE: "gpu-2", DATABASE_VARIABLE: "another"}),
+    ("lab", {}),
+)
 PRICES = {"NVIDIA A40": 0.39, "NVIDIA L4": 0.43}
 PAGE = 5  # pods
 ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
@@ -68,7 +76,7 @@ class SimPod:
     @property
     def ours(self) -> bool:
         """Whether it is of the fleet under test."""
-        return self.env.get(FLEET_VARIABLE) == FLEET
+        return self.env.get(FLEET_VARIABLE) == FLEET and self.env.get(DATABASE_VARIABLE, DATABASE) == DATABASE
 
     def exists(self) -> bool:
         """Whether the provider still has it."""
@@ -110,9 +118,7 @@ class Provider:
         self.down = False
         self.mangled: bytes | None = None  # what every list is, for a while
         self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
-        for number, (name, env) in enumerate(
-            (("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: STRANGERS, WORKER_VARIABLE: "gpu-1"}), ("lab", {}))
-        ):
+        for number, (name, env) in enumerate(STRANGERS):
             pod = self._new(name, env, "NVIDIA A40", "EU-1", "SECURE", number)
             pod.visible_s = pod.assigned_s = pod.running_s = pod.runtime_s = pod.ssh_s = 0.0
 
@@ -241,7 +247,7 @@ class Provider:
             address=dice.choice(free),
             host_key=f"ssh-ed25519 key{number}",
         )
-        if env.get(FLEET_VARIABLE) == FLEET and self._faults.happens("sick_pod", 0.08):
+        if pod.ours and self._faults.happens("sick_pod", 0.08):
             self._sicken(pod, self._faults.one_of(SICK))
         self.pods[pod.id] = pod
         return pod

@@ -79,6 +79,7 @@ class World:
         self.bucket: dict[str, bytes] = {}
         self.replicas: list[Replica] = []
         self.db_down = self.s3_down = False
+        self.belated = False  # whether what arrives now was given up long ago by whoever sent it
         self.outages: list[tuple[float, float]] = []  # of the database
         self.started = 0
 
@@ -169,11 +170,14 @@ class World:
             self.kernel.after(back_s, lambda: deliver(*answered))
 
         def late() -> None:
+            self.belated = True
             try:
                 self._reach(link)
                 act()
             except Exception as refused:  # noqa: BLE001 - nobody waits for it any more
                 self.say(f"late: {type(refused).__name__}")
+            finally:
+                self.belated = False
 
         self.kernel.after(there_s, arrive)
         return await answer

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.sim.sql.queue import Json, Queue
-from tests.sim.sql.tables import Row, check_id, check_keys, greatest, jsonable, refuse
+from tests.sim.sql.tables import DATABASE, Row, check_id, check_keys, greatest, jsonable, refuse
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
               "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason",
@@ -304,6 +304,7 @@ class Database(Queue):
                 if f == p_fleet and h["avoid_until"] is not None and h["avoid_until"] > self.now
             },
             "paused": paused,
+            "database_id": DATABASE,
             "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
         }
 

@@ -15,6 +15,7 @@ from orchestrator.core.states import TRANSITIONS
 Row = dict[str, Any]
 LIVE_TASK = ("Queued", "In Progress")
 ENDED_TASK = ("Complete", "Failed", "Cancelled")
+DATABASE = "11111111-2222-4333-8444-555555555555"  # this one's identity
 KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating": "draining"}
 IDS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 EARLIER = re.compile(r"^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )", re.DOTALL)
