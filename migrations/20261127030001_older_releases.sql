@@ -25,13 +25,15 @@ end
 $$;
 
 -- The release that stands in for the worker's where its own has no handler for this type; null: it is as good as any, or
--- nothing is declared under the present term, as by a leader that knows nothing of this.
-create function public.internal_succeeding(p_worker public.workers, p_task_type text) returns text
+-- nothing is declared. What an earlier leader declared holds until the present one has had the time to do so: one that
+-- knows nothing of this, after a roll-back, does not.
+create function public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamptz) returns text
     language sql stable security definer set search_path = ''
 as $$
     select s.value->'releases'->>p_worker.pool
       from public.fleet_settings s join public.fleet_lease l on l.fleet = s.fleet
-     where s.fleet = p_worker.fleet and s.name = 'release' and (s.value->>'term')::bigint = l.term
+     where s.fleet = p_worker.fleet and s.name = 'release'
+       and ((s.value->>'term')::bigint = l.term or l.since > p_now - interval '60 seconds')
        and s.value->'releases'->>p_worker.pool <> p_worker.release and s.value->'task_types' ? p_task_type
 $$;
 
@@ -64,7 +66,7 @@ begin
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt,
         array['failed', 'cancelled'] || case when v_unable then array['released'] end);
     if v_outcome = 'held' and v_unable then
-        select t.task_type, public.internal_succeeding(v_worker, t.task_type) into v_type, v_release
+        select t.task_type, public.internal_succeeding(v_worker, t.task_type, v_now) into v_type, v_release
           from public.tasks t where t.id = p_task_id;
     end if;
     if v_outcome = 'held' and v_release is not null then
@@ -118,7 +120,7 @@ declare
     v_role name;
     v_function text;
 begin
-    foreach v_function in array array['internal_succeeding(public.workers, text)', 'internal_is_here(text, text, text)',
+    foreach v_function in array array['internal_succeeding(public.workers, text, timestamptz)', 'internal_is_here(text, text, text)',
                                       'fleet_declare_release(text, bigint, jsonb, jsonb, timestamptz)'] loop
         execute format('revoke all on function public.%s from public', v_function);
         for v_role in select rolname from pg_catalog.pg_roles

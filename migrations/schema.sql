@@ -2263,13 +2263,14 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text) RETURNS text
+CREATE FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
     select s.value->'releases'->>p_worker.pool
       from public.fleet_settings s join public.fleet_lease l on l.fleet = s.fleet
-     where s.fleet = p_worker.fleet and s.name = 'release' and (s.value->>'term')::bigint = l.term
+     where s.fleet = p_worker.fleet and s.name = 'release'
+       and ((s.value->>'term')::bigint = l.term or l.since > p_now - interval '60 seconds')
        and s.value->'releases'->>p_worker.pool <> p_worker.release and s.value->'task_types' ? p_task_type
 $$;
 
@@ -3002,7 +3003,7 @@ begin
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt,
         array['failed', 'cancelled'] || case when v_unable then array['released'] end);
     if v_outcome = 'held' and v_unable then
-        select t.task_type, public.internal_succeeding(v_worker, t.task_type) into v_type, v_release
+        select t.task_type, public.internal_succeeding(v_worker, t.task_type, v_now) into v_type, v_release
           from public.tasks t where t.id = p_task_id;
     end if;
     if v_outcome = 'held' and v_release is not null then
@@ -4075,7 +4076,7 @@ REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now
 
 REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
 

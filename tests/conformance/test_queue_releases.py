@@ -48,7 +48,10 @@ async def test_ten_earlier_workers_burn_no_attempt_of_one_task(declared: Fleet) 
     waits = await fleet.task(task_id)
     assert (waits["status"], waits["failure_code"]) == ("Queued", "EARLIER_RELEASE")
     assert (datetime.fromisoformat(waits["run_after"]) - fleet.now).total_seconds() == 60
-    assert "is of an earlier release, image@old, which has no handler for sing; image@new has one" in waits["error_message"]
+    assert (
+        "is of an earlier release, image@old, which has no handler for sing; image@new has one"
+        in waits["error_message"]
+    )
     marked = [await row(fleet, agent) for agent in earlier]
     assert [one["metadata"].get("lacks") for one in marked] == ["sing", *[None] * 9]
     assert [one["drain_requested_at"] for one in marked] == [None] * 10  # they go on with what they can do
@@ -94,7 +97,7 @@ async def test_what_the_present_release_cannot_do_either_counts(
     assert (await row(fleet, agent))["metadata"].get("lacks") is None
 
 
-async def test_nothing_is_declared_under_another_term(declared: Fleet) -> None:
+async def test_a_later_leader_that_declares_nothing_ends_what_was_declared(declared: Fleet) -> None:
     """A leader that knows nothing of releases, after a roll-back, is judged by no earlier leader's word."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing"})
@@ -102,6 +105,11 @@ async def test_nothing_is_declared_under_another_term(declared: Fleet) -> None:
     (task,) = await agent.claim()
     fleet.wait(3601)
     assert (await fleet.lead("another"))["term"] == fleet.term + 1
+    fleet.wait(59)  # it has hardly begun to lead
+    assert await agent.fail(task, **UNABLE) == "requeued"
+    assert await used(fleet, task_id) == 0
+    fleet.wait(60)
+    (task,) = await agent.claim()
     assert await agent.fail(task, **UNABLE) == "requeued"
     assert await used(fleet, task_id) == 1
 

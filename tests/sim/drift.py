@@ -291,7 +291,7 @@ class Pair:
                 await self.call("worker_complete", **token, p_output_location="s3://b/k", p_result_data={"r": 1})
             elif what == "fail":
                 failure: dict[str, Any] = {
-                    "code": "BAD",
+                    "code": dice.choice(("BAD", "NO_HANDLER")),
                     "message": "broke",
                     "point": dice.choice(("Processing", "Nowhere")),
                 }
@@ -374,6 +374,8 @@ class Pair:
         elif what == 2:
             types = [{"task_type": "a", "pool": dice.choice(("default", "big")), "timeout_s": 9, "max_attempts": 2}]
             await self.call("fleet_declare_pools", **fleet, p_term=self._term, p_pools=dice.choice(([], types)))
+            releases = {"p_releases": {"default": dice.choice(("i@1", "i@2"))}, "p_task_types": ["a"]}
+            await self.call("fleet_declare_release", **fleet, p_term=self._term, **releases)
         else:
             said = {
                 "pool": "default",
