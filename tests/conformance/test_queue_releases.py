@@ -88,7 +88,7 @@ async def test_what_the_present_release_cannot_do_either_counts(
     """As ever: after max_attempts it has failed, and nobody is drained for it."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": task_type, "max_attempts": 2})
-    agent = await fleet.agent(**({"release": release} if release else {}))
+    agent = await fleet.agent(release=release)
     for outcome in ("requeued", "failed"):
         fleet.wait(60)
         (task,) = await agent.claim()

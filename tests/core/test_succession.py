@@ -13,7 +13,7 @@ from tests.core.build import NOW, ago, busy, climbed, idle, policy, pool, snapsh
 
 OLD, NEW = "image@old", "image@new"
 LEADER = policy(code_sha="new", handled=("draw", "sing"))
-MARK = {"release": OLD, "metadata": {"lacks": "sing"}}
+MARK: dict[str, Any] = {"release": OLD, "metadata": {"lacks": "sing"}}
 
 
 def waiting(*workers: Worker, **changes: Any) -> Snapshot:
@@ -95,8 +95,8 @@ def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
 @pytest.mark.parametrize("all_busy", [True, False])
 def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> None:
     """While the pool is paused, or the brake holds back the next canary, earlier workers are not given up."""
-    one = (lambda name: busy(name, **MARK)) if all_busy else (lambda name: idle(name, 5, **MARK))
-    full = [one(f"gpu-{n}") for n in range(4)]
+    names = [f"gpu-{n}" for n in range(4)]
+    full = [busy(name, **MARK) if all_busy else idle(name, 5, **MARK) for name in names]
     assert not superseded(plan(waiting(*full, paused={"*": Pause("a look", None)}), LEADER))
     ended = tuple(climbed(5 + n, release=NEW) for n in (4, 3, 2, 1, 0))
     assert not superseded(plan(waiting(*full, ended=ended, proven=frozenset({OLD})), LEADER))

@@ -114,7 +114,7 @@ class Story:
         self._hand_in("u", self._deploys.randint(1, 6), 10)
 
     def _hand_in(self, task_type: str, count: int, work_s: float) -> None:
-        tasks = [
+        tasks: list[dict[str, Any]] = [
             {
                 "id": str(uuid.UUID(int=self._deploys.getrandbits(128), version=4)),
                 "task_type": task_type,
