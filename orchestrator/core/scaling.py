@@ -6,8 +6,8 @@
 Demand is claimable plus running tasks; blocked tasks never scale anything. Up is immediate, as far as pause, breaker,
 offers and budgets let it. Down touches only idle workers (and spawning ones whose work has gone, or that are more than
 the limit), never below the target: those beyond what is needed, or beyond the one that stays warm when nothing is
-needed, after the overcapacity timeout; the last warm one after the idle timeout. Where tasks wait for a handler that only
-the present release has, its first worker comes beyond the target (succession.py).
+needed, after the overcapacity timeout; the last warm one after the idle timeout. Where tasks wait for a handler that
+only the present release has, its first worker comes beyond the target (succession.py).
 """
 
 import hashlib
