@@ -274,6 +274,26 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_release');
+    if jsonb_typeof(p_releases) is distinct from 'object' or jsonb_typeof(p_task_types) is distinct from 'array' then
+        perform public.internal_refuse('OR007', 'p_releases is {pool: release} and p_task_types a list of names');
+    end if;
+    insert into public.fleet_settings as s (fleet, name, value, reason, set_at)
+    values (p_fleet, 'release',
+            jsonb_build_object('term', p_term, 'releases', p_releases, 'task_types', p_task_types), 'declared', v_now)
+    on conflict (fleet, name) do update
+       set value = excluded.value, set_at = excluded.set_at where s.value <> excluded.value;
+    return jsonb_build_object('declared', true);
+end
+$$;
+
 CREATE FUNCTION public.fleet_describe() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -1825,6 +1845,15 @@ CREATE FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_no
                     where w.id = p_worker_id and w.fleet <> p_fleet and l.expires_at > p_now)
 $$;
 
+CREATE FUNCTION public.internal_is_here(p_fleet text, p_pool text, p_release text) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select exists (select from public.workers w
+                    where w.fleet = p_fleet and w.pool = p_pool and w.release = p_release
+                      and w.status in ('active', 'idle') and w.drain_requested_at is null)
+$$;
+
 CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2236,6 +2265,17 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamp with time zone) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select s.value->'releases'->>p_worker.pool
+      from public.fleet_settings s join public.fleet_lease l on l.fleet = s.fleet
+     where s.fleet = p_worker.fleet and s.name = 'release'
+       and ((s.value->>'term')::bigint = l.term or l.since > p_now - interval '60 seconds')
+       and s.value->'releases'->>p_worker.pool <> p_worker.release and s.value->'task_types' ? p_task_type
+$$;
+
 CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2618,6 +2658,11 @@ begin
             values (new.fleet, new.release, new.promoted_at)
             on conflict (fleet, release) do update set promoted_at = excluded.promoted_at
              where r.promoted_at < excluded.promoted_at - interval '1 minute';  -- many are promoted at once
+            if not public.internal_is_here(new.fleet, new.pool, new.release) then  -- the first: what waited for it is due
+                update public.tasks t set run_after = null
+                 where t.pool = new.pool and t.status = 'Queued' and not t.blocked and t.run_after > new.promoted_at
+                   and t.failure_code = 'EARLIER_RELEASE';
+            end if;
         end if;
     end if;
     return new;
@@ -2960,14 +3005,40 @@ CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uui
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_unable boolean := coalesce(p_failure->>'code' = 'NO_HANDLER', false);
+    v_worker public.workers := public.internal_caller(p_worker_id, v_unable);  -- its row is locked before its task's
+    v_type text;
+    v_release text;
     v_outcome text;
+    v_here boolean;
+    c_wait_s constant int := 60;  -- doubling up to ten times as much; over when the first of that release is promoted
 begin
     perform public.internal_check_keys(coalesce(p_failure, '{}'),
         array['code', 'message', 'point', 'exit_class', 'retryable', 'detail'], 'p_failure');
     perform public.internal_check_size(p_failure, 65536, 'p_failure');
-    v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['failed', 'cancelled']);
-    if v_outcome = 'held' then
+    v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt,
+        array['failed', 'cancelled'] || case when v_unable then array['released'] end);
+    if v_outcome = 'held' and v_unable then
+        select t.task_type, public.internal_succeeding(v_worker, t.task_type, v_now) into v_type, v_release
+          from public.tasks t where t.id = p_task_id;
+    end if;
+    if v_outcome = 'held' and v_release is not null then
+        v_outcome := public.internal_give_up(p_task_id, 'released', p_failure || jsonb_build_object(
+            'code', 'EARLIER_RELEASE', 'message', format('Worker %s is of an earlier release, %s, which has no handler for %s; %s has one',
+                                                         p_worker_id, v_worker.release, v_type, v_release)), false, false, v_now);
+        v_here := public.internal_is_here(v_worker.fleet, v_worker.pool, v_release);
+        if not v_here then
+            update public.tasks t
+               set run_after = v_now + c_wait_s * least(2 ^ least(t.uncounted - 1, 4), 10) * interval '1 second'
+             where t.id = p_task_id and t.status = 'Queued';
+        end if;
+        update public.workers w
+           set metadata = w.metadata || jsonb_build_object('lacks', v_type),
+               drain_requested_at = case when v_here then coalesce(w.drain_requested_at, v_now)
+                                         else w.drain_requested_at end
+         where w.id = p_worker_id;
+        perform pg_notify('orchestrator_fleet', p_worker_id);
+    elsif v_outcome = 'held' then
         v_outcome := public.internal_give_up(p_task_id, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
     end if;
     return jsonb_build_object('outcome', v_outcome);
@@ -3860,6 +3931,9 @@ GRANT ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_no
 REVOKE ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_describe() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_describe() TO service_role;
 
@@ -3989,6 +4063,8 @@ REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_ex
 
 REVOKE ALL ON FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_is_here(p_fleet text, p_pool text, p_release text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
@@ -4026,6 +4102,8 @@ REVOKE ALL ON FUNCTION public.internal_settle_new(p_ids uuid[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
 

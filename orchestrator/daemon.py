@@ -306,6 +306,8 @@ class Daemon:
         began_s = time.monotonic()
         if self._declared != term:
             await self._store.declare_pools(term, self._policy.task_types)
+            releases = {pool.name: self._policy.release(pool) for pool in self._policy.pools}
+            await self._store.declare_release(term, releases, self._policy.handled)
             self._declared = term
         snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
         observe_s = time.monotonic() - began_s

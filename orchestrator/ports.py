@@ -185,6 +185,10 @@ class Store(Protocol):
         """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
         ...
 
+    async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
+        """Let be known, while this term lasts, what a worker of each pool would run now, and the types it handles."""
+        ...
+
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload; its range can never be given to another object."""
         ...

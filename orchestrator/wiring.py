@@ -132,8 +132,8 @@ def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
 
 def policy_of(settings: Settings, bundle: Bundle) -> Policy:
     """The planner's numbers, with the name of the code that a worker started now would get."""
-    both = f"{bundle.agent_sha}{bundle.code_sha or ''}"
-    return replace(settings.policy(), code_sha=hashlib.sha256(both.encode()).hexdigest()[:RELEASE_DIGITS])
+    sent = f"{bundle.agent_sha}{bundle.code_sha or ''}{sorted(settings.worker_handlers) or ''}"
+    return replace(settings.policy(), code_sha=hashlib.sha256(sent.encode()).hexdigest()[:RELEASE_DIGITS])
 
 
 async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:

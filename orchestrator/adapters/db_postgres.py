@@ -40,6 +40,8 @@ JSON_ARGS = frozenset(
         "p_items",
         "p_answers",
         "p_pools",
+        "p_releases",
+        "p_task_types",
         "p_worker",
         "p_fields",
         "p_evidence",

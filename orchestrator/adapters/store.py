@@ -160,6 +160,10 @@ class SqlStore:
         ]
         await self._call("fleet_declare_pools", p_term=term, p_pools=rows)
 
+    async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
+        """Let be known, while this term lasts, what a worker of each pool would run now, and the types it handles."""
+        await self._call("fleet_declare_release", p_term=term, p_releases=releases, p_task_types=list(task_types))
+
     async def log_begin(self, term: int, piece: LogRange) -> None:
         """Ledger row before the upload. LostRace if the range does not follow the one before."""
         await self._call("fleet_log_begin", p_term=term, **arguments_of(piece))

@@ -6,6 +6,7 @@ one goes through draining, flushing, deleting, and ends when its pod's absence i
 
 from datetime import timedelta
 
+from orchestrator.core import succession
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Settle, Terminate, Wait
 from orchestrator.core.model import UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
 from orchestrator.core.presence import LISTING_LAG_S
@@ -88,7 +89,7 @@ def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | 
 
 
 def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    wish = _operators_wish(worker)
+    wish = succession.end(worker, snapshot, policy) or _operators_wish(worker)
     if wish:
         return wish
     fate = _fate(worker, pod, ExitCause.POD_LOST, snapshot, policy)

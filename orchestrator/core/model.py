@@ -14,6 +14,7 @@ from orchestrator.core.hearing import Hearing
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
+LACKS = "lacks"  # in a row's metadata: a type of task that its release has no handler for, and the leader's has
 UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
 
@@ -211,7 +212,8 @@ class Policy:
     absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
     delete_retry_s: float = 10
     public_key: str = ""
-    code_sha: str = ""  # of what is sent to every pod: agent and user code
+    code_sha: str = ""  # of what is sent to every pod: agent, user code and the names of its handlers
+    handled: tuple[str, ...] = ()  # the types of task that a worker started now has handlers for
     task_types: tuple[TaskType, ...] = ()
     max_failure_rate: float = 0.8  # of ended climbs; above it the breaker opens
     failure_window_s: float = 300
@@ -222,6 +224,10 @@ class Policy:
     def release(self, pool: Pool) -> str:
         """What a worker of the pool would run now: image@code."""
         return f"{pool.image}@{self.code_sha}"
+
+    def succeeds(self, pool: Pool, worker: Worker) -> bool:
+        """Whether a task came back from this worker of an earlier release that one started now has a handler for."""
+        return worker.release != self.release(pool) and worker.metadata.get(LACKS) in self.handled
 
 
 @dataclass(frozen=True, slots=True)

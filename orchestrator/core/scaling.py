@@ -6,7 +6,8 @@
 Demand is claimable plus running tasks; blocked tasks never scale anything. Up is immediate, as far as pause, breaker,
 offers and budgets let it. Down touches only idle workers (and spawning ones whose work has gone, or that are more than
 the limit), never below the target: those beyond what is needed, or beyond the one that stays warm when nothing is
-needed, after the overcapacity timeout; the last warm one after the idle timeout.
+needed, after the overcapacity timeout; the last warm one after the idle timeout. Where tasks wait for a handler that
+only the present release has, its first worker comes beyond the target (succession.py).
 """
 
 import hashlib
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import ceil
 
-from orchestrator.core import breaker
+from orchestrator.core import breaker, succession
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
 from orchestrator.core.capacity import Market
 from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
-from orchestrator.core.states import READY, ExitCause, State
+from orchestrator.core.states import READY, ExitCause, State, WaitingOn
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
 
@@ -71,12 +72,21 @@ def plan(
         held.note(f"{demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
     missing = target - len(ready) - len(spawning)
     actions: list[Action] = []
-    if missing > 0:
-        actions += _spawns(pool, snapshot, policy, market, missing, len(spawning), held)
-    elif missing < 0:
+    awaited = succession.awaited(pool, policy, [*here, *going], demand)
+    heir = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
+    if awaited:
+        rule += f"; 1 more, {awaited}"
+    if missing > 0 or (awaited and heir is None):
+        spawns = _spawns(pool, snapshot, policy, market, max(missing, 1), len(spawning), held)
+        if awaited is None or heir or (spawns and len(ready) + len(spawning) < pool.max_active):
+            actions += spawns if missing > 0 else [replace(spawn, reason=awaited or spawn.reason) for spawn in spawns]
+        elif spawns or _only_money(pool, snapshot, policy, market, len(spawning)):
+            actions += succession.place(pool, snapshot, policy, ready, awaited)
+    if missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # What the lost ones ran is queued again in a moment: whoever is free stays for it.
         again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)
-        actions += _terminations(pool, snapshot, policy, ready, spawning, min(target + again, pool.max_active))
+        others = [w for w in spawning if w is not heir]  # who was not begun for the target is not too many for it
+        actions += _terminations(pool, snapshot, policy, ready, others, min(target + again, pool.max_active))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
         "running": running,
@@ -137,6 +147,13 @@ def _spawns(
     return spawns
 
 
+def _only_money(pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, coming: int) -> bool:
+    """Whether a spawn waits for nothing but the budget."""
+    brake = breaker.brake(pool, snapshot, policy, coming)
+    may = snapshot.pause_of(pool.name) is None and (brake is None or brake.limit > 0)
+    return may and market.obstacle(pool)[0] is WaitingOn.BUDGET
+
+
 def _terminations(
     pool: Pool, snapshot: Snapshot, policy: Policy, ready: list[Worker], spawning: list[Worker], target: int
 ) -> list[Terminate]:
@@ -157,7 +174,7 @@ def _terminations(
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
     idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]
     beyond_warm = len(ready) - max(target, min(1, pool.max_active))
-    for worker in sorted(idle, key=lambda w: w.created_at, reverse=True):
+    for worker in sorted(idle, key=lambda w: (w.release != policy.release(pool), w.created_at), reverse=True):
         if len(out) >= surplus:
             break
         idle_s = (snapshot.now - worker.state_since).total_seconds()

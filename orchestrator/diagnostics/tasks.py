@@ -112,6 +112,10 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)
     if task["run_after"] and datetime.fromisoformat(task["run_after"]) > now:
         cause = causes.of(task["failure_code"]) if task["failure_code"] else None
+        if cause and cause.code == "EARLIER_RELEASE":
+            what = f"a worker of the present release: {task['error_message']}"
+            then = "it can be claimed as soon as the first one is promoted; the attempt does not count"
+            return _Why(cause.who, what, then, cause.fix, cause.code, task["run_after"])
         if task["failure_code"]:
             said = cause.means if cause else task["error_message"] or ""
             what = f"the pause after attempt {task['attempts']}, which failed: {said}"

@@ -207,6 +207,24 @@ async def test_a_failed_task_names_the_code_its_words_and_the_fix(fleet: Fleet, 
     assert f"{code} exception at Processing" in text
 
 
+async def test_a_task_that_an_earlier_release_could_not_do_names_both_releases(fleet: Fleet) -> None:
+    """It waits for a worker that can; the attempt says that it does not count."""
+    await fleet.fleet("declare_release", p_releases={"default": "image@new"}, p_task_types=["t"])
+    (task,) = await fleet.submit()
+    agent = await fleet.agent(release="image@old")
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code="NO_HANDLER", message="no handler")
+    said = await told(fleet, task)
+    assert (said.who, said.code) == ("orchestrator", "EARLIER_RELEASE")
+    assert said.what == (
+        f"a worker of the present release: Worker {agent.id} is of an earlier release, image@old, "
+        "which has no handler for t; image@new has one"
+    )
+    text = "\n".join(lines(*cli_explanations.task(said, fleet.now)))
+    assert "attempts 0 of 3" in text
+    assert "EARLIER_RELEASE" in text
+
+
 async def test_a_task_whose_worker_was_lost_says_so(fleet: Fleet) -> None:
     """The attempt names how the worker ended."""
     (task,) = await fleet.submit()

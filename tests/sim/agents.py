@@ -35,6 +35,7 @@ class Held:
     id: str
     attempt: int
     params: dict[str, Any]
+    task_type: str
     cancelled: bool = False
     fenced: bool = False
     progress: int = 0
@@ -129,7 +130,7 @@ class Agent:
                 protocol.CLAIM, p_claim_no=self._claim_no, p_batch=self._config["batch"], p_wait_s=0
             )
             self._obey(answer)
-            tasks = [Held(t["id"], t["attempt"], t["params"]) for t in answer.get("tasks", ())]
+            tasks = [Held(t["id"], t["attempt"], t["params"], t["task_type"]) for t in answer.get("tasks", ())]
             tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
             for held in tasks:
                 self.held[held.id] = held
@@ -159,6 +160,8 @@ class Agent:
         self.held.pop(held.id, None)
 
     async def _run(self, held: Held) -> str:
+        if held.task_type not in self._config["handlers"]:
+            return "no_handler"
         self.log("handler", f"task {held.id} attempt {held.attempt}")
         kind, left_s = held.params["kind"], float(held.params["work_s"])
         while left_s > 0 or kind == "stuck":

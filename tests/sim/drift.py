@@ -140,6 +140,7 @@ class Pair:
             (2, self._rescue),
             (6, self._log),
             (2, self._rest),
+            (1, self._deploy),
         )
         await self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
 
@@ -260,8 +261,33 @@ class Pair:
             p_fields=fields,
         )
 
+    async def _deploy(self) -> None:
+        """A worker of one release meets a task that only another one can do, before or after that one is there."""
+        dice = self.dice
+        await self.call("fleet_lead", p_fleet=FLEET, p_holder="a", p_ttl_s=600)
+        fleet = {"p_fleet": FLEET, "p_term": self._term}
+        types = dice.choice((["a"], ["a", "b"]))
+        await self.call("fleet_declare_release", **fleet, p_releases={"default": "i@2"}, p_task_types=types)
+        for release in dice.choice((("i@1",), ("i@1", "i@2"), ("i@2", "i@1"), ("i@1", "i@1"))):
+            self._names += 1
+            name = f"gpu-{self._names:05d}"
+            await self.call("fleet_spawn", **fleet, p_worker={"id": name, "release": release})
+            path = {"p_worker_id": name, "p_from": ["spawning"], "p_stage": None, "p_reason": "up"}
+            await self.call("fleet_move", **fleet, **path, p_to="active", p_fields={"nonce": "n"})
+            who = {"p_worker_id": name, "p_nonce": "n"}
+            await self.call("worker_claim", **who, p_claim_no=1, p_batch=3, p_wait_s=0)
+            for task in list(self.model.running.get(name, {}).values()):
+                named = who | {"p_task_id": task["id"], "p_attempt": task["attempts"]}
+                for _ in range(dice.choice((1, 2))):
+                    await self.call("worker_fail", **named, p_failure={"code": "NO_HANDLER", "message": "none"})
+            self.now += timedelta(seconds=dice.choice((1, 61)))
+
     async def _agent(self) -> None:
         dice, name = self.dice, self._worker()
+        ready = [w["id"] for w in self.model.workers.values() if w["status"] in ("active", "idle") and w["nonce"]]
+        busy = [one for one in ready if self.model.running.get(one)]
+        if ready and dice.random() < 0.7:  # of others hardly a call does anything
+            name = dice.choice(busy if busy and dice.random() < 0.7 else ready)
         row = self.model.workers.get(name, {"nonce": None, "claim_no": 0})
         nonce = row["nonce"] if row["nonce"] and dice.random() < 0.95 else "old"
         who = {"p_worker_id": name, "p_nonce": nonce}
@@ -293,7 +319,7 @@ class Pair:
                 await self.call("worker_complete", **token, p_output_location="s3://b/k", p_result_data={"r": 1})
             elif what == "fail":
                 failure: dict[str, Any] = {
-                    "code": "BAD",
+                    "code": dice.choice(("BAD", "NO_HANDLER")),
                     "message": "broke",
                     "point": dice.choice(("Processing", "Nowhere")),
                 }

@@ -150,6 +150,8 @@ class Laws:
             self.completed[new["id"]] += 1
             if self.completed[new["id"]] > 1 or old["status"] != "In Progress":
                 self.broken("I3", f"task {new['id']} was completed {self.completed[new['id']]} times")
+        if new["failure_code"] in ("NO_HANDLER", "EARLIER_RELEASE") and new["status"] == "Failed":
+            self.broken("I2", f"task {new['id']} ({new['task_type']}) failed, and the release that leads has a handler")
         if new["failure_code"] == "LEASE_EXPIRED" and old["status"] == "In Progress":
             agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
             now = self._world.kernel.now

@@ -169,6 +169,8 @@ MUTANTS = (
            '        if row["status"] not in [str(state) for state in p_from]:', "        if False:"),
     Mutant("SQL: a heartbeat renews no lease", "I8", f"{SQL}/queue.py",
            'renewed.append((task, {"lease_expires_at": lease} | told))', "renewed.append((task, told))"),
+    Mutant("SQL: an earlier release's attempt counts", "I2", f"{SQL}/queue.py",
+           "told, counted=False, backoff=False)", "told, counted=True, backoff=True)"),
     Mutant("SQL: a dependant of a failed task waits", "I2", f"{SQL}/tables.py",
            "        if ended and not settling:\n            self.settle_dependants(ended)",
            "        if False:\n            self.settle_dependants(ended)"),

@@ -183,6 +183,7 @@ class Replica:
             heartbeat_s=heartbeat_s,
             lease_s=policy.heartbeat_timeout_s,
             spawning_timeout_s=policy.spawning_timeout_s,
+            handlers=dict.fromkeys(policy.handled, "module:function"),
             images={pool.name: pool.image for pool in policy.pools},
         )
         bringup = BringUp(

@@ -4,6 +4,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.faults import BURST, CALM, HANGS_S, LASTS_S
@@ -13,6 +14,7 @@ from tests.sim.world import World
 LIMIT_S = 7200.0  # of the liveness phase
 SETTLE_S = 5.0
 FLICKERS = 0.2  # of the seeds: in these the database never stays for long
+DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that only it can do
 KINDS = ("ok",) * 16 + ("fail", "fatal", "stuck", "crash")
 
 
@@ -28,6 +30,7 @@ class Story:
         self._world, self._faults, self._kernel = world, world.faults, world.kernel
         self._ids = random.Random(f"tasks of {world.seed}")
         self._flicker = random.Random(f"flicker of {world.seed}")
+        self._deploys = random.Random(f"release of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
 
@@ -40,6 +43,8 @@ class Story:
         for _ in range(dice.randint(2, 5)):
             self._kernel.after(dice.uniform(0, 300), self._submit)
         self._submit()
+        if self._deploys.random() < DEPLOYS:
+            self._kernel.after(self._deploys.uniform(60, 250), self._deploy)
         ends_s = dice.uniform(300, 600)
         self._kernel.after(dice.expovariate(1 / 6), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
@@ -83,6 +88,42 @@ class Story:
             if index and dice.random() < 0.2:
                 task["depends_on"] = [f"#{dice.randrange(index)}"]
             tasks.append(task)
+        self._tasks += [task["id"] for task in tasks]
+        self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
+
+    def _deploy(self) -> None:
+        """Once a worker is ready both replicas are replaced, and it has enough to do to see what comes next."""
+        world = self._world
+        ready = any(w["status"] in ("active", "idle") for w in world.db.workers.values())
+        if world.db_down or not (ready or self._over):
+            self._kernel.after(1.0, self._deploy)
+            return
+        self._faults.count["another_release"] += 1
+        world.say("another release is deployed")
+        world.policy = replace(world.policy, code_sha="c0de2", handled=("t", "u"))
+        for slot, replica in enumerate(world.replicas):
+            replica.loop.kill()
+            self._restart(slot, self._deploys.uniform(0.5, 5))
+        self._hand_in("t", 6, 45)
+        self._submit_new()
+
+    def _submit_new(self) -> None:
+        if self._world.db_down or "u" not in self._world.db.declared.get(FLEET, {}).get("task_types", ()):
+            self._kernel.after(1.0, self._submit_new)
+            return
+        self._hand_in("u", self._deploys.randint(1, 6), 10)
+
+    def _hand_in(self, task_type: str, count: int, work_s: float) -> None:
+        tasks: list[dict[str, Any]] = [
+            {
+                "id": str(uuid.UUID(int=self._deploys.getrandbits(128), version=4)),
+                "task_type": task_type,
+                "params": {"kind": "ok", "work_s": work_s},
+                "max_attempts": self._deploys.choice((1, 5)) if task_type == "u" else 5,
+                "priority": 9 if task_type == "u" else 0,
+            }
+            for _ in range(count)
+        ]
         self._tasks += [task["id"] for task in tasks]
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
 

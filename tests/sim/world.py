@@ -116,6 +116,7 @@ class World:
             task_stuck_s=90,
             public_key="ssh-ed25519 ours",
             code_sha="c0de",
+            handled=("t",),
             hourly_budget_usd=None if rich else dice.choice((0.5, 1.0, 1.4)),
             daily_budget_usd=None if rich else dice.choice((1.0, 5.0)),
         )

@@ -385,10 +385,43 @@ class Queue(Tables):
     ) -> Json:
         worker = self.caller(p_worker_id, claims)
         check_keys(p_failure, ("code", "message", "point", "exit_class", "retryable", "detail"), "p_failure")
-        outcome = self._hold(worker, p_nonce, p_task_id, p_attempt, ("failed", "cancelled"))
-        if outcome == "held":
+        unable = p_failure.get("code") == "NO_HANDLER"
+        ends = ("failed", "cancelled", *(["released"] if unable else []))
+        outcome = self._hold(worker, p_nonce, p_task_id, p_attempt, ends)
+        release = self._succeeding(worker, self.tasks[p_task_id]["task_type"]) if outcome == "held" and unable else None
+        if release is not None:
+            outcome = self._hand_back(worker, self.tasks[p_task_id], p_failure, release)
+        elif outcome == "held":
             outcome = self.give_up(p_task_id, "failed", p_failure, counted=True, backoff=True)
         return {"outcome": outcome}
+
+    def _succeeding(self, worker: Row, task_type: str) -> str | None:
+        said, lease = self.declared.get(worker["fleet"]), self.leases.get(worker["fleet"])
+        if said is None or lease is None:
+            return None
+        if said["term"] != lease["term"] and lease["since"] <= self.now - timedelta(seconds=60):
+            return None
+        release: str | None = said["releases"].get(worker["pool"])
+        if release is None or worker["release"] in (None, release) or task_type not in said["task_types"]:
+            return None
+        return release
+
+    def _hand_back(self, worker: Row, task: Row, failure: Json, release: str) -> str:
+        lacks, mine = task["task_type"], worker["release"]
+        why = f"Worker {worker['id']} is of an earlier release, {mine}, which has no handler for {lacks}; "
+        why += f"{release} has one"
+        told = failure | {"code": "EARLIER_RELEASE", "message": why}
+        outcome = self.give_up(task["id"], "released", told, counted=False, backoff=False)
+        here = self.is_here(worker["fleet"], worker["pool"], release)
+        if not here and task["status"] == "Queued":
+            wait_s = 60 * min(2 ** min(task["uncounted"] - 1, 4), 10)
+            self.update_tasks([(task, {"run_after": self.now + timedelta(seconds=wait_s)})])
+        change: Row = {"metadata": worker["metadata"] | {"lacks": lacks}}
+        if here and worker["drain_requested_at"] is None:
+            change["drain_requested_at"] = self.now
+        self.update_worker(worker, change)
+        self.notify("orchestrator_fleet", worker["id"])
+        return outcome
 
     def worker_release(
         self, p_worker_id: str, p_nonce: str, p_task_id: str, p_attempt: int, p_reason: str, claims: Any = None

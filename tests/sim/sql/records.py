@@ -134,6 +134,14 @@ class Records(Database):
         self.update_tasks(moved)
         return {"declared": len(told), "rerouted": len(moved)}
 
+    def fleet_declare_release(
+        self, p_fleet: str, p_term: int, p_releases: Mapping[str, str], p_task_types: list[str]
+    ) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_declare_release")
+        said = {"term": p_term, "releases": dict(p_releases), "task_types": list(p_task_types)}
+        self.declared[p_fleet] = said
+        return {"declared": True}
+
     def fleet_metrics(self, p_fleet: str, p_since: datetime | None) -> Json:
         until = self.now - timedelta(seconds=2)
         since = greatest(p_since or until, until - timedelta(hours=1))

@@ -89,6 +89,7 @@ class Tables:
         self.settings: dict[tuple[str, str], Row] = {}
         self.releases: dict[tuple[str, str], datetime] = {}
         self.task_types: dict[str, Row] = {}
+        self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now
         self.notified: dict[tuple[str, str], None] = {}  # of the present transaction, each once
         self.running: dict[str, dict[str, Row]] = {}  # worker -> the tasks In Progress that name it
         self.watch: Callable[[str, Row | None, Row], None] = lambda *_: None  # (table, old, new) of every change
@@ -141,6 +142,23 @@ class Tables:
                 known = self.releases.get(key)
                 if known is None or known < self.now - timedelta(minutes=1):
                     self.releases[key] = self.now
+                if not self.is_here(row["fleet"], row["pool"], row["release"], but=row):
+                    waiting = [
+                        t
+                        for t in self.tasks.values()
+                        if (t["pool"], t["status"], t["failure_code"]) == (row["pool"], "Queued", "EARLIER_RELEASE")
+                        and not t["blocked"]
+                        and t["run_after"] is not None
+                        and t["run_after"] > self.now
+                    ]
+                    self.update_tasks([(t, {"run_after": None}) for t in waiting])
+
+    def is_here(self, fleet: str, pool: str, release: str, but: Row | None = None) -> bool:
+        """internal_is_here; `but` is a row that is just being changed."""
+        wanted = (fleet, pool, release, None)
+        named = ("fleet", "pool", "release", "drain_requested_at")
+        ready = (w for w in self.workers.values() if w["status"] in ("active", "idle") and w is not but)
+        return any(tuple(w[name] for name in named) == wanted for w in ready)
 
     def _end_billing(self, old: Row, new: Row) -> None:
         if new["billing_since"] is None or new["status"] not in ("terminating", "terminated"):
