@@ -41,8 +41,10 @@ TIMEOUT_S = 600.0  # of one benchmark
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
-@click.command(epilog=f"Without a name all run but {' and '.join(LONG)}, which take minutes each.")
-@click.argument("names", nargs=-1, type=click.Choice(QUICK + LONG))
+@click.command(
+    epilog=f"NAME: {', '.join(QUICK)}; without one all of these. {', '.join(LONG)}: minutes each, by name only."
+)
+@click.argument("names", nargs=-1, type=click.Choice(QUICK + LONG), metavar="[NAME]...")
 @click.option("--tries", type=click.IntRange(min=1), help="How often, or how many; each has its own default.")
 def main(names: tuple[str, ...], tries: int | None) -> None:
     """Measure on this machine, with real parts and the emulated provider.
