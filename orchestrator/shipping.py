@@ -160,12 +160,16 @@ class Shipper:
         return piece.last - piece.first
 
     async def _cut(self, worker: Worker, boot_id: str, stream: str, end: _End) -> None:
-        """Give the room of what is in S3 back to the pod's disk; asked once, whatever comes of it."""
+        """Give the room of what is in S3 back to the pod's disk; whatever comes of it, it has time until much more is."""
         end.cut = end.shipped - NEAR_BYTES
-        async with self._session(worker) as session:
-            command = launch.cut_command(boot_id, stream, end.cut)
-            done = await session.run(command, timeout_s=READ_TIMEOUT_S)
-        log.info("log_cut", worker=worker.id, stream=stream, bytes=end.cut, exit_status=done.exit_status)
+        try:
+            async with self._session(worker) as session:
+                command = launch.cut_command(boot_id, stream, end.cut)
+                done = await session.run(command, timeout_s=READ_TIMEOUT_S)
+        except PortError as error:
+            log.info("log_uncut", worker=worker.id, stream=stream, error=f"{type(error).__name__}: {error}"[:300])
+        else:
+            log.info("log_cut", worker=worker.id, stream=stream, bytes=end.cut, exit_status=done.exit_status)
 
     async def _has_arrived(self, piece: LogRange) -> bool:
         try:
