@@ -47,6 +47,7 @@ from worker.life import Held
 
 TRIES = 500
 GOALS = {"ours_p99_s": ("<=", 0.02)}
+TOLD = ("direct_p99_s", "procrastinate_p99_s", "pgqueuer_p99_s", "polling_p99_s")
 ROUNDS = 5  # the sides take turns
 PEERS = ("procrastinate", "pgqueuer")
 POLLERS = 8  # agents that poll side by side, each in a pool of its own: one try each a round

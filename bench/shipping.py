@@ -24,6 +24,12 @@ from orchestrator.demo.tally import compare_logs
 
 TRIES = 30  # seconds of watching
 GOALS = {"delay_p99_s": ("<=", 10.0), "fleet_delay_p99_s": ("<=", 10.0)}
+TOLD = (
+    "burst_mb_per_s_of_a_core",
+    "fleet_orchestrator_of_a_core",
+    "fleet_postgres_of_a_core",
+    "fleet_orchestrator_of_a_core_without_lines",
+)
 BULK_BYTES = 64 * 1024 * 1024
 TIMEOUT_S = 180.0
 FLEET = 100  # workers …

@@ -160,7 +160,7 @@ class Shipper:
         return piece.last - piece.first
 
     async def _cut(self, worker: Worker, boot_id: str, stream: str, end: _End) -> None:
-        """Give the room of what is in S3 back to the pod's disk; whatever comes of it, it has time until much more is."""
+        """Give the room of what is in S3 back to the pod's disk; what comes of it can wait for the next time."""
         end.cut = end.shipped - NEAR_BYTES
         try:
             async with self._session(worker) as session:
