@@ -47,7 +47,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     (code / "quick.py").write_text(HANDLER)
     bundle = build_bundle(code)
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres"))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", keep=False))
         await migrate(postgres.url)
         db = await PostgresDb.open(postgres.url, pool_size=4)
         stack.push_async_callback(db.close)

@@ -24,7 +24,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     """Medians in ms, and what they are at a million against ten thousand."""
     took_s: dict[tuple[str, int], list[float]] = {}
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False, keep=False))
         calls = {depth: await _queue(stack, postgres, depth) for depth in DEPTHS}
         for number in range(tries):  # the depths take turns: what else the machine does, it does to all
             for depth, named in calls.items():

@@ -24,7 +24,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     """Tasks a second of each measurement, and the last against the first."""
     figures: dict[str, Any] = {"tasks claimed by the last one": tries * AGE}
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False, keep=False))
         sides: dict[str, Floor | Ours] = {
             "floor": Floor(await database(postgres, "floor")),
             "ours": Ours(await database(postgres, "ours")),

@@ -28,7 +28,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     python = await peers.installed()
     rates: dict[str, list[float]] = {}
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres"))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", keep=False))
         sides = await _sides(stack, postgres, python)
         for side in sides.values():
             await side.fill(DEPTH)

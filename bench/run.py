@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -41,8 +41,10 @@ TIMEOUT_S = 600.0  # of one benchmark
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
-@click.command(epilog=f"Without a name all run but {' and '.join(LONG)}, which take minutes each.")
-@click.argument("names", nargs=-1, type=click.Choice(QUICK + LONG))
+@click.command(
+    epilog=f"NAME: {', '.join(QUICK)}; without one all of these. {', '.join(LONG)}: minutes each, by name only."
+)
+@click.argument("names", nargs=-1, type=click.Choice(QUICK + LONG), metavar="[NAME]...")
 @click.option("--tries", type=click.IntRange(min=1), help="How often, or how many; each has its own default.")
 def main(names: tuple[str, ...], tries: int | None) -> None:
     """Measure on this machine, with real parts and the emulated provider.
@@ -63,7 +65,7 @@ def main(names: tuple[str, ...], tries: int | None) -> None:
             continue
         _show(f"{name}, in {time.monotonic() - began_s:.0f} s", figures)
         _keep(name, figures)
-        summary += _rows(name, figures, getattr(module, "GOALS", {}))
+        summary += _rows(name, figures, getattr(module, "GOALS", {}), getattr(module, "TOLD", ()))
     print("\n".join(["", *summary]))
     for name, why in failed.items():
         print(f"failed: {name}: {why}", file=sys.stderr)
@@ -83,9 +85,11 @@ async def _bounded(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         return await work
 
 
-def _rows(name: str, figures: dict[str, Any], goals: Mapping[str, tuple[str, float]]) -> Iterator[str]:
-    """What goes into the summary: the figures with a goal; of a benchmark without goals all."""
-    for figure in [figure for figure in goals if figure in figures] or figures:
+def _rows(
+    name: str, figures: dict[str, Any], goals: Mapping[str, tuple[str, float]], told: Sequence[str]
+) -> Iterator[str]:
+    """What goes into the summary: the figures with a goal and those to be told; of a benchmark without goals all."""
+    for figure in [figure for figure in (*goals, *told) if figure in figures] or figures:
         goal = verdict = ""
         if figure in goals:
             relation, bar = goals[figure]

@@ -68,7 +68,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     ours_ms: dict[int, float] = {}
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False))
+        postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False, keep=False))
         for size in SIZES:
             url = await database(postgres, f"fleet_{size}")
             await migrate(url)

@@ -182,8 +182,8 @@ begin
         ), shares as (
             select a.task_id, t.task_type, a.outcome, extract(epoch from x.to_at - x.from_at) / a.of as seconds,
                    coalesce(w.price_usd_per_hour, 0) * extract(epoch from x.to_at - x.from_at) / a.of / 3600 as usd
-              from public.workers w
-              cross join lateral public.internal_turns(w.id, v_now) a
+              from public.internal_turns(p_since, v_now) a
+              join public.workers w on w.id = a.worker_id
               join public.tasks t on t.id = a.task_id
               cross join lateral (
                   select greatest(a.from_at, p_since) as from_at,
@@ -329,7 +329,7 @@ begin
     return (
         with ended as (
             select a.outcome, extract(epoch from a.to_at - a.from_at) / a.of as seconds
-              from public.workers w cross join lateral public.internal_turns(w.id, v_now) a
+              from public.internal_turns(p_since, v_now) a join public.workers w on w.id = a.worker_id
              where w.fleet = p_fleet and coalesce(w.terminated_at > p_since - interval '1 day', true)
                and a.outcome is not null and a.to_at > p_since and a.to_at <= v_until
         ), counted as (
@@ -824,7 +824,7 @@ begin
         with mine as (select w.* from public.workers w where w.fleet = p_fleet),
         turns as (
             select w.pool, avg(extract(epoch from a.to_at - a.from_at) / a.of) as mean_s
-              from mine w cross join lateral public.internal_turns(w.id, v_now) a
+              from public.internal_turns(v_day, v_now) a join mine w on w.id = a.worker_id
              where coalesce(w.terminated_at > v_day, true) and a.outcome = 'complete' and a.to_at > v_day
              group by w.pool
         ),
@@ -1289,7 +1289,7 @@ begin
         'ahead', (select count(*) from public.tasks t
                    where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
                      and coalesce(t.run_after <= v_now, true)
-                     and (-t.priority, t.created_at, t.id) < (-v_task.priority, v_task.created_at, v_task.id)),
+                     and (~t.priority, t.created_at, t.id) < (~v_task.priority, v_task.created_at, v_task.id)),
         'workers', coalesce((
             select jsonb_object_agg(s.status, s.n)
               from (select w.status, count(*) as n from public.workers w
@@ -2514,15 +2514,33 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_turns(p_worker_id text, p_now timestamp with time zone) RETURNS TABLE(task_id uuid, attempt integer, outcome text, from_at timestamp with time zone, to_at timestamp with time zone, of bigint)
-    LANGUAGE sql STABLE SECURITY DEFINER
+CREATE FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone) RETURNS TABLE(worker_id text, task_id uuid, attempt integer, outcome text, from_at timestamp with time zone, to_at timestamp with time zone, of bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET plan_cache_mode TO 'force_custom_plan'
     AS $$
-    select e.task_id, e.attempt, e.outcome,
-           greatest(e.started_at, max(e.to_at) over (partition by e.nonce, e.claim_no order by e.to_at
-                                                     range between unbounded preceding and current row exclude group)),
-           e.to_at, count(*) over (partition by e.nonce, e.claim_no, e.to_at)
-      from (select a.*, coalesce(a.ended_at, p_now) as to_at from public.task_attempts a where a.worker_id = p_worker_id) e
+#variable_conflict use_column
+begin
+    return query
+    with reaching as (
+        select a.* from public.task_attempts a where a.started_at > p_since or a.ended_at > p_since
+        union all
+        select a.* from public.tasks t
+         cross join lateral (select b.* from public.task_attempts b
+                              where b.task_id = t.id and b.attempt = t.attempts limit 1) a  -- by its key: these are few
+         where t.status = 'In Progress' and a.started_at <= p_since and a.ended_at is null
+    )
+    select e.worker_id, e.task_id, e.attempt, e.outcome,
+           greatest(e.started_at,
+                    case when e.started_at <= p_since then (  -- the end of the one before, of the same claim
+                        select max(b.ended_at) from public.task_attempts b
+                         where b.worker_id = e.worker_id and b.nonce = e.nonce and b.claim_no = e.claim_no
+                           and b.ended_at <= p_since) end,
+                    max(e.to_at) over (partition by e.worker_id, e.nonce, e.claim_no order by e.to_at
+                                       range between unbounded preceding and current row exclude group)),
+           e.to_at, count(*) over (partition by e.worker_id, e.nonce, e.claim_no, e.to_at)
+      from (select r.*, coalesce(r.ended_at, p_now) as to_at from reaching r) e;
+end
 $$;
 
 CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
@@ -4119,7 +4137,7 @@ REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_counted() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_turns(p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 

@@ -134,6 +134,12 @@ def stop_command(python: str, agent_sha: str, nonce: str, grace_s: float) -> str
     return shlex.join([*program, "--run-dir", run_dir(nonce), "--grace-s", f"{grace_s:g}"])
 
 
+def cut_command(nonce: str, stream: str, size: int) -> str:
+    """Make the first `size` bytes of a log a hole: its length and its offsets stay, its room on the disk is free."""
+    path = f"{run_dir(nonce)}/logs/{stream}.log"
+    return shlex.join(["fallocate", "--punch-hole", "--offset", "0", "--length", str(size), path])
+
+
 def answer(done: Completed) -> dict[str, Any] | None:
     """The JSON object on the last line of an agent's answer; None if there is none."""
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()

@@ -7,6 +7,9 @@ what the next piece is, and a piece's row is written before its upload:
 
 A crash in between leaves a begun piece, which the next shipment finishes first: from S3 if it had arrived, else from
 the pod, the same range with the same sha256. What went with its host is declared lost, with what is known of its size.
+
+A file only grows, and a worker may live for weeks: what has been in S3 for a while becomes a hole, so that the offsets
+stay and the pod's disk does not fill. Where the pod or its file system cannot do that, the file stays as it is.
 """
 
 import asyncio
@@ -27,6 +30,8 @@ from orchestrator.ports import BlobRefused, Blobs, Lines, LogRange, NotFound, Po
 from worker.protocol import STREAMS
 
 PIECE_BYTES = 4 * 1024 * 1024
+CUT_BYTES = 64 * 1024 * 1024  # of a file that are in S3, before their room is given back …
+NEAR_BYTES = 16 * 1024 * 1024  # … but for the last of them, for who looks on the pod itself
 LEVEL = 6
 CONTENT_TYPE = "application/gzip"
 CONNECT_TIMEOUT_S = 15.0  # at the end, when there is no next time …
@@ -45,6 +50,7 @@ class _End:
     seq: int = 0  # the next piece's
     last: int = 0  # bytes given to pieces so far
     shipped: int = 0  # where the last piece that arrived ends
+    cut: int = 0  # where the hole at the file's beginning was last to end
     begun: LogRange | None = None  # a piece without proof of arrival
     closed: bool = False  # declared lost to the end
 
@@ -107,6 +113,8 @@ class Shipper:
                         shipped += await self._complete(term, worker, end, end.begun)
                     if size > end.last and not end.closed:
                         shipped += await self._stream(term, worker, boot_id, stream, size)
+                    if end.shipped - NEAR_BYTES - end.cut >= CUT_BYTES:
+                        await self._cut(worker, boot_id, stream, end)
         except BaseException:  # cancellation too
             self._ledgers.pop(worker.id, None)  # how far it got stands in the database
             raise
@@ -150,6 +158,18 @@ class Shipper:
                 return 0
         await self._put(term, end, piece, packed)
         return piece.last - piece.first
+
+    async def _cut(self, worker: Worker, boot_id: str, stream: str, end: _End) -> None:
+        """Give the room of what is in S3 back to the pod's disk; what comes of it can wait for the next time."""
+        end.cut = end.shipped - NEAR_BYTES
+        try:
+            async with self._session(worker) as session:
+                command = launch.cut_command(boot_id, stream, end.cut)
+                done = await session.run(command, timeout_s=READ_TIMEOUT_S)
+        except PortError as error:
+            log.info("log_uncut", worker=worker.id, stream=stream, error=f"{type(error).__name__}: {error}"[:300])
+        else:
+            log.info("log_cut", worker=worker.id, stream=stream, bytes=end.cut, exit_status=done.exit_status)
 
     async def _has_arrived(self, piece: LogRange) -> bool:
         try:

@@ -83,7 +83,9 @@ class Stack:
         self.light = light  # pods without processes
         self.seed = seed
         self.boot_s = boot_s
-        self.postgres = servers.postgres if servers else EmbeddedPostgres(directory / "postgres", durable=False)
+        self.postgres = (
+            servers.postgres if servers else EmbeddedPostgres(directory / "postgres", durable=False, keep=False)
+        )
         self.s3 = servers.s3 if servers else EmbeddedS3(directory / "s3")
         self.prefix = servers.prefix if servers else PREFIX
         self._servers = servers

@@ -4,6 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from orchestrator.core.states import ExitCause, Stage, State
 from orchestrator.diagnostics.money import lines, reconciled
@@ -73,6 +75,49 @@ async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
     assert float(ends["run_p50_s"]) == pytest.approx(2 / 3, abs=1e-3)
     pools = (await fleet.call("fleet_report", p_fleet=FLEET))["queue"]
     assert float(pools[0]["mean_task_s"]) == pytest.approx((60 + 4 / 3) / 3, abs=1e-2)
+
+
+async def test_a_claim_that_began_before_the_window_is_shared_as_ever(fleet: Fleet) -> None:
+    """What ended before the window ended the first task's time, though its row is none of the window's."""
+    await fleet.submit(*({"task_type": kind} for kind in ("before", "within", "running")))
+    agent = await fleet.agent()
+    before, within, _ = await agent.claim(batch=3)
+    fleet.wait(60)
+    await agent.complete(before)
+    fleet.wait(10)
+    await agent.complete(within)
+    fleet.wait(30)
+    report = await cost(fleet, since_s=62)
+    assert {row["task_type"]: float(row["seconds"]) for row in report["types"]} == {"within": 8, "running": 30}
+    since = START + timedelta(seconds=62)
+    ends = await fleet.call("fleet_efficiency", p_fleet=FLEET, p_since=since, p_until=None)
+    assert (ends["completed"], float(ends["run_p50_s"])) == (1, 10)
+
+
+async def test_attempts_before_the_window_are_not_read(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Of a worker that has done many: one that it still has, and what began or ended since."""
+    await fleet.submit(count=2)
+    agent = await fleet.agent()
+    began, _ = await agent.claim(batch=2)
+    past = (
+        "insert into task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome) "
+        "select gen_random_uuid(), 1, %s, 'n', -n, s, s + interval '1 s', 'complete' from generate_series(1, 20000) n, "
+        "lateral (select %s - interval '2 days' + n * interval '3 s') x (s)"
+    )
+    await hand.execute(past, (agent.id, START))
+    await hand.execute("vacuum analyze task_attempts")
+    fleet.wait(3 * 86_400)
+    await agent.complete(began)
+    window = {"p_since": fleet.now - timedelta(hours=1), "p_until": None}
+    count = "select seq_tup_read + idx_tup_fetch as n from pg_stat_xact_user_tables where relname = 'task_attempts'"
+    for function, args in (("fleet_efficiency", window), ("fleet_cost", window), ("fleet_report", {})):
+        named = {"p_fleet": FLEET, **args, "p_now": fleet.now}
+        call = ", ".join(f"{name} => %({name})s" for name in named)
+        async with hand.transaction():
+            [before] = await (await hand.execute(count)).fetchall()
+            await hand.execute(f"select {function}({call})".encode(), named)
+            [after] = await (await hand.execute(count)).fetchall()
+        assert 0 < after["n"] - before["n"] < 2_000, function
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ async def test_a_blocked_task_names_the_dependencies_that_are_missing(fleet: Fle
     assert (await told(fleet, running)).holding_up == 1
 
 
+@pytest.mark.parametrize("priority", [-(2**31), 2**31 - 1])
+async def test_the_ends_of_the_priorities_are_ordered_too(fleet: Fleet, priority: int) -> None:
+    """The least integer has no negative."""
+    await fleet.submit()
+    (task,) = await fleet.submit(priority=priority)
+    explained = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=task)
+    assert explained["ahead"] == (1 if priority < 0 else 0)
+
+
 async def test_a_task_for_later_says_when(fleet: Fleet) -> None:
     """Nobody needs to act."""
     later = fleet.now + timedelta(hours=1)

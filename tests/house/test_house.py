@@ -9,7 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import bench.run
 import orchestrator
 from orchestrator.settings import Settings, SettingsError, load
 
@@ -120,3 +122,10 @@ def test_the_map_of_the_package_names_what_is_there() -> None:
     assert len(named) > 20
     below = (ROOT / "orchestrator", ROOT / "orchestrator" / "core")
     assert [name for name in named if not any((place / name).exists() for place in below)] == []
+
+
+def test_a_benchmark_that_there_is_not_is_answered_with_the_names_once() -> None:
+    """Not in the usage line, the name of the argument and the error, one after the other."""
+    answer = CliRunner().invoke(bench.run.main, ["nope"])
+    assert answer.exit_code == 2
+    assert all(answer.output.count(f"'{name}'") == 1 == answer.output.count(name) for name in ("pickup", "thousand"))

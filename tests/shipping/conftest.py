@@ -34,14 +34,20 @@ async def blobs(s3: EmbeddedS3) -> AsyncIterator[S3Blobs]:
 
 
 @pytest.fixture(scope="session")
-async def db(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresDb]:
-    """A migrated database."""
+async def database(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The URL of a migrated database."""
     directory = tmp_path_factory.mktemp("shipping") / "postgres"
     async with EmbeddedPostgres(directory, durable=False, keep=False) as server:
         await migrate(server.url)
-        db = await PostgresDb.open(server.url, pool_size=6)
-        yield db
-        await db.close()
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+async def db(database: str) -> AsyncIterator[PostgresDb]:
+    """It, opened."""
+    db = await PostgresDb.open(database, pool_size=6)
+    yield db
+    await db.close()
 
 
 @pytest.fixture

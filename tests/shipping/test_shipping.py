@@ -5,11 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
-from orchestrator import launch
+from orchestrator import launch, shipping
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.demo.tally import compare_logs
 from orchestrator.emulator.s3 import REGION, EmbeddedS3
 from orchestrator.ports import NotLeader, PortError, Unavailable
 from orchestrator.shipping import PIECE_BYTES
@@ -48,6 +51,41 @@ async def test_a_large_backlog_goes_out_in_bounded_pieces(hauling: Hauling) -> N
     assert await hauling.shipper().ship(hauling.rig.term, hauling.worker) == 2 * PIECE_BYTES + 123
     sizes = [row["last"] - row["first"] for row in await hauling.pieces("handler")]
     assert sizes == [PIECE_BYTES, PIECE_BYTES, 123]
+    assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
+
+
+async def test_what_is_in_s3_gives_its_room_on_the_pod_back(
+    hauling: Hauling, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the newest of it, under the same offsets; what comes next is shipped as ever, by a new process too."""
+    monkeypatch.setattr(shipping, "CUT_BYTES", 1 << 20)
+    monkeypatch.setattr(shipping, "NEAR_BYTES", 1 << 18)
+    file, shipper, written = hauling.file("handler"), hauling.shipper(), b""
+    for size in (3 << 20, 100, 2 << 20, 1_000):
+        shipper = hauling.shipper() if size == 1_000 else shipper
+        hauling.write("handler", size)
+        written += file.read_bytes()[len(written) :]
+        assert await shipper.ship(hauling.rig.term, hauling.worker) == size
+    assert await hauling.shipped("handler") == written
+    assert file.stat().st_size == len(written)
+    assert file.stat().st_blocks * 512 < 1 << 20
+    assert file.read_bytes().endswith(written[-(1 << 18) :])
+    async with await psycopg.AsyncConnection.connect(database, row_factory=dict_row) as sql:
+        logs = await compare_logs(sql, [hauling.sshd.home], hauling.blobs)
+    assert (logs.shipped, logs.missing) == (len(written), 0)
+
+
+async def test_where_no_room_can_be_given_back_the_logs_go_out_all_the_same(
+    hauling: Hauling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool is not on every image, and not every file system can do it."""
+    monkeypatch.setattr(shipping, "CUT_BYTES", 1)
+    monkeypatch.setattr(shipping, "NEAR_BYTES", 0)
+    monkeypatch.setattr(launch, "cut_command", lambda *_: "no-such-tool")
+    shipper = hauling.shipper()
+    for _ in range(2):
+        hauling.write("handler", 1_000)
+        assert await shipper.ship(hauling.rig.term, hauling.worker) == 1_000
     assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
 
 

@@ -21,7 +21,7 @@ class Ground:
     """An async context manager; `servers(name)` gives a trial a copy of the migrated database."""
 
     def __init__(self, directory: Path) -> None:
-        self.postgres = EmbeddedPostgres(directory / "postgres", durable=False)
+        self.postgres = EmbeddedPostgres(directory / "postgres", durable=False, keep=False)
         self.s3 = EmbeddedS3(directory / "s3")
         self._copying = asyncio.Lock()
         self._exits = AsyncExitStack()
