@@ -234,7 +234,7 @@ async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: Post
 
 
 async def test_changes_of_workers_are_told(db: PostgresDb, fleet: Fleet) -> None:
-    """A spawn, a stage, a state, an agent's first sign of life, a request to end, the end of a task."""
+    """A spawn, a stage, a state, an agent's first sign of life, a request to end, the end of the last task before that."""
     ear = Ear(db)
     assert await ear.next() == ("connected", "")
     agent = await fleet.agent()
@@ -244,11 +244,10 @@ async def test_changes_of_workers_are_told(db: PostgresDb, fleet: Fleet) -> None
     await fleet.submit()
     assert await ear.next() == ("orchestrator_tasks", "default")
     (task,) = await agent.claim()
-    fleet.wait(1)
-    await agent.complete(task)
-    assert await ear.next() == ("orchestrator_fleet", agent.id)
     args = {"p_fleet": "default", "p_worker_id": agent.id, "p_reason": "r", "p_now_not_drain": False}
     await fleet.call("fleet_request_termination", **args)
+    assert await ear.next() == ("orchestrator_fleet", agent.id)
+    await agent.complete(task)
     assert await ear.next() == ("orchestrator_fleet", agent.id)
     await ear.close()
 

@@ -65,7 +65,7 @@ async def test_an_answer_under_way_is_given_although_the_door_closes() -> None:
                 try:
                     async with httpx.AsyncClient(base_url=house.url) as newcomer:
                         await newcomer.get(IDLE)
-                except httpx.ConnectError:
+                except httpx.TransportError:
                     break  # it takes no calls any more
         await asyncio.wait([answer], timeout=0.3)  # longer than a server that does not wait lives on
         house.let_go.set()
