@@ -18,7 +18,7 @@ from orchestrator.emulator.postgres import EmbeddedPostgres
 TRIES = 3  # rounds; the figures are medians of them
 DEPTH = 10_000  # `./run bench depth` goes to a million
 SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (8, 100), (32, 50))  # connections, batch
-COUNTS = {1: 1_000, 50: 2_000, 100: 2_000}  # tasks of one measurement, by batch
+COUNTS = {1: 2_000, 50: 6_000, 100: 6_000}  # tasks of one measurement, by batch
 PEER_COUNTS = {"procrastinate": {1: 400, 50: 400, 100: 400}, "pgqueuer": {1: 400, 50: 6_000, 100: 6_000}}
 PEER_SHAPES = ((1, 1), (8, 1), (1, 50), (8, 100))
 
@@ -40,7 +40,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
                     count = PEER_COUNTS.get(name, COUNTS)[batch]
                     rate = count / await side.work(connections, batch, count)
                     rates.setdefault(f"{name} {connections}x{batch}", []).append(rate)
-                    await side.fill(count)
+                    await side.fill(count + connections * batch)
     return _figures({key: median(values) for key, values in rates.items()})
 
 
