@@ -21,6 +21,12 @@ SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (8, 100), (32, 50))  # conn
 COUNTS = {1: 2_000, 50: 6_000, 100: 6_000}  # tasks of one measurement, by batch
 PEER_COUNTS = {"procrastinate": {1: 400, 50: 400, 100: 400}, "pgqueuer": {1: 400, 50: 6_000, 100: 6_000}}
 PEER_SHAPES = ((1, 1), (8, 1), (1, 50), (8, 100))
+GOALS = {
+    **{f"of the floor {connections}x1": (">=", 0.5) for connections in (1, 8, 32)},
+    **{f"times pgqueuer {shape}": (">=", 1.5) for shape in ("1x50", "8x100")},
+    **{f"times procrastinate {shape}": (">=", 20) for shape in ("1x50", "8x100")},
+}
+TOLD = tuple(f"{name} {c}x{b}" for c, b in SHAPES for name in ("ours", "floor", *PEER_COUNTS))
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:
@@ -55,10 +61,11 @@ async def _sides(stack: AsyncExitStack, postgres: EmbeddedPostgres, python: Path
 
 
 def _figures(rates: dict[str, float]) -> dict[str, Any]:
-    """What each did, and for the others what share of it ours is."""
-    figures: dict[str, Any] = {}
+    """What each did, and how that compares."""
+    figures: dict[str, Any] = {key: f"{rate:,.0f}/s" for key, rate in rates.items()}
     for key, rate in rates.items():
         name, shape = key.split(" ", 1)
-        share = "" if name == "ours" else f", ours {rates[f'ours {shape}'] / rate:.2f} of it"
-        figures[key] = f"{rate:,.0f}/s{share}"
+        if name != "ours":
+            compared = "of the floor" if name == "floor" else f"times {name}"
+            figures[f"{compared} {shape}"] = round(rates[f"ours {shape}"] / rate, 2)
     return figures

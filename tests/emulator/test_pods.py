@@ -137,7 +137,14 @@ async def test_nvidia_smi_answers_as_the_card_would(api: Api) -> None:
     assert (await api.pod(pod["id"]))["runtime"]["gpus"] == []
 
 
-DETACHED = "setsid {how} sleep {marker} </dev/null >/dev/null 2>&1 &"
+async def detach(connection: asyncssh.SSHClientConnection, marker: str, how: str = "") -> None:
+    """Start a process that outlives the connection, and wait until it has come so far as to be told by its name."""
+    await connection.run(f"setsid {how} sleep {marker} </dev/null >/dev/null 2>&1 &")
+
+    async def started() -> list[int]:
+        return await asyncio.to_thread(alive, f"sleep {marker}")
+
+    await until(started, "the detached process runs")
 
 
 @pytest.mark.parametrize("how", ["", "env -i"])
@@ -145,8 +152,8 @@ async def test_a_delete_kills_detached_processes_and_keeps_the_home(api: Api, ma
     """Those too that cleared their environment."""
     pod, port = await api.reachable()
     async with ssh(port) as connection:
-        await connection.run(f"echo kept > agent.log; {DETACHED.format(how=how, marker=marker)}")
-        assert alive(f"sleep {marker}")
+        await connection.run("echo kept > agent.log")
+        await detach(connection, marker, how)
         await api.call("DELETE", f"/v2/pods/{pod['id']}", status=204)
         await asyncio.wait_for(connection.wait_closed(), 5)
     await ended(f"sleep {marker}")
@@ -161,7 +168,7 @@ async def test_deleting_one_pod_leaves_the_others_alone(api: Api, marker: str) -
     doomed, _ = await api.reachable("doomed")
     _, port = await api.reachable("spared")
     async with ssh(port) as connection:
-        await connection.run(DETACHED.format(how="", marker=marker))
+        await detach(connection, marker)
         await api.call("DELETE", f"/v2/pods/{doomed['id']}", status=204)
         await asyncio.gather(*api.emulator.core.endings)
         assert len(alive(f"sleep {marker}")) == 1
@@ -172,7 +179,7 @@ async def test_a_pod_that_vanishes_is_off_the_list_and_off_the_bill(api: Api, ma
     """Its host is lost: connections are cut, processes dead."""
     pod, port = await api.reachable()
     async with ssh(port) as connection:
-        await connection.run(DETACHED.format(how="", marker=marker))
+        await detach(connection, marker)
         await api.emulator.control("POST", f"/pods/{pod['id']}/kill", {"how": "vanish"})
         await asyncio.wait_for(connection.wait_closed(), 5)
     assert alive(f"sleep {marker}") == []
@@ -184,7 +191,7 @@ async def test_a_pod_that_exits_is_still_listed_and_billed(api: Api, marker: str
     """EXITED, with the ports it had, until it is deleted."""
     pod, port = await api.reachable()
     async with ssh(port) as connection:
-        await connection.run(DETACHED.format(how="", marker=marker))
+        await detach(connection, marker)
         await api.emulator.control("POST", f"/pods/{pod['id']}/kill", {"how": "exit"})
     assert alive(f"sleep {marker}") == []
     seen = await api.pod(pod["id"])
@@ -267,8 +274,7 @@ async def _detach(url: str, api_key: str, state_dir: Path, marker: str) -> None:
                 return None
 
         async with await until(connected, "the pod is reachable") as connection:
-            await connection.run(DETACHED.format(how="", marker=marker))
-    assert alive(f"sleep {marker}")
+            await detach(connection, marker)
     assert alive(str(state_dir / "pods")), "the watchdog runs"
 
 
