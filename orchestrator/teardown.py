@@ -12,7 +12,7 @@ import structlog
 
 from orchestrator import last_look
 from orchestrator.core import actions as act
-from orchestrator.core.model import UNREACHED, Policy, Worker
+from orchestrator.core.model import DELETES, UNREACHED, Policy, Worker
 from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import FAILURES, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
@@ -118,15 +118,16 @@ class Teardown:
             await self._store.close_attempt(term, attempt, result)
         sent = result.outcome == "ok"
         rows = (await self._store.worker(action.worker_id))["attempts"]
-        times = _asked([row["started_at"] for row in rows if row["stage"] == Stage.DELETING])
+        begun = [row["started_at"] for row in rows if row["stage"] == Stage.DELETING]
         await self._note(
             term,
             action.worker_id,
             action.reason,
             pod_id=action.pod_id,
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
-            waiting_for=f"{'two complete lists without the pod' if sent else 'the delete call to succeed'} ({times})",
+            waiting_for=f"{'two complete lists without the pod' if sent else 'the delete call to succeed'} ({_asked(begun)})",
             next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
+            metadata={DELETES: len(begun)} if len(begun) > 1 else {},
             # A pod that no list has shown yet may appear for so long: until then its absence proves nothing.
             deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
         )

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from orchestrator.core import succession
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Settle, Terminate, Wait
-from orchestrator.core.model import UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
+from orchestrator.core.model import DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
 from orchestrator.core.presence import LISTING_LAG_S
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
@@ -17,7 +17,7 @@ LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a rema
 UNDECLARED_S = 600.0  # a flush that cannot even declare its logs lost holds up the delete no longer
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
 UNASKED_S = 120.0  # an agent without a task asks for one at once, and again within its long poll
-DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age
+DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age; after a second one as for any pod
 NEVER_CREATED = frozenset(
     {
         FailureCode.INTENT_STALE,
@@ -192,7 +192,8 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         return Delete(worker.id, worker.pod_id, "not listed; deleted all the same")
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")
-    age_s = DELETED_AGE_S if worker.pod_id else LISTING_LAG_S
+    deleted_age_s = policy.absence_age_s if worker.metadata.get(DELETES) else DELETED_AGE_S
+    age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
     return Bury(worker.id, "two complete lists do not show its pod") if _absent(worker, snapshot, age_s) else None
 
 

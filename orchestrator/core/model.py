@@ -15,6 +15,7 @@ from orchestrator.core.states import ExitCause, FailureCode, Stage, State, Waiti
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
 LACKS = "lacks"  # in a row's metadata: a type of task that its release has no handler for, and the leader's has
+DELETES = "deletes"  # in a row's metadata: how often its pod's deletion was asked for, from the second time on
 UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
 

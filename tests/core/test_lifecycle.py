@@ -20,7 +20,7 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.hearing import Hearing
-from orchestrator.core.model import UNREACHED, PodStatus, Snapshot
+from orchestrator.core.model import DELETES, UNREACHED, PodStatus, Snapshot
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.presence import Presence, fold
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
@@ -414,6 +414,13 @@ def test_only_proven_absence_buries() -> None:
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(5, lists=1)})) is None
     assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(3)})), Bury)
+
+
+def test_a_delete_that_lied_before_takes_longer_to_be_believed() -> None:
+    """Where a pod outlived its delete, two lists without it may be two that flickered."""
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, metadata={DELETES: 2})
+    assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(7)})) is None
+    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(11)})), Bury)
 
 
 def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
