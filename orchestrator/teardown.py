@@ -19,6 +19,7 @@ from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store,
 
 RETRY_S = 5.0  # before a failed flush or delete is tried again
 UNREACHED_RETRY_S = 2.0  # … before a pod that nobody answered at is knocked at again
+ABSENCE = "two complete lists without the pod"
 NAMED_TASKS = 5  # of those a draining worker holds
 log = structlog.get_logger()
 
@@ -125,7 +126,7 @@ class Teardown:
             action.reason,
             pod_id=action.pod_id,
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
-            waiting_for=f"{'two complete lists without the pod' if sent else 'the delete call to succeed'} ({_asked(begun)})",
+            waiting_for=f"{ABSENCE if sent else 'the delete call to succeed'} ({_asked(begun)})",
             next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
             metadata={DELETES: len(begun)} if len(begun) > 1 else {},
             # A pod that no list has shown yet may appear for so long: until then its absence proves nothing.
