@@ -209,7 +209,7 @@ class Policy:
     flush_deadline_s: float = 60
     heartbeat_timeout_s: float = 60
     task_stuck_s: float = 1200
-    orphan_grace_s: float = 90
+    orphan_grace_s: float = 75  # with the 30 s in which nobody looks: gone within 120 s of its first listing
     absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
     delete_retry_s: float = 10
     public_key: str = ""

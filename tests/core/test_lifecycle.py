@@ -452,8 +452,8 @@ def test_one_tick_buries_a_part_of_a_large_fleet() -> None:
 def test_an_orphan_is_reaped_after_its_grace() -> None:
     """A pod of ours that no live row names does not bill for ever."""
     stray = pod_of(worker("gpu-9"))
-    assert plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(89)}), policy()).actions == ()
-    made = plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(91)}), policy())
+    assert plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(74)}), policy()).actions == ()
+    made = plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(76)}), policy())
     assert [type(a) for a in made.actions] == [Reap]
 
 
