@@ -26,11 +26,7 @@ WORKER = {
 
 
 class Side(Protocol):
-    """One queue.
-
-    Over our own connections each one's first turn is left out of the time: the ANALYZE after a fill makes every
-    connection plan its statements anew, which in service comes once a minute at most.
-    """
+    """One queue."""
 
     async def fill(self, count: int) -> None:
         """Queue so many more."""
@@ -180,7 +176,6 @@ async def _turns(
             left -= 1
             await turn(connection, place)
 
-    await asyncio.gather(*(turn(connection, place) for place, connection in enumerate(connections)))
     began_s = time.perf_counter()
     await asyncio.gather(*(loop(connection, place) for place, connection in enumerate(connections)))
     return time.perf_counter() - began_s

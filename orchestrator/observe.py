@@ -142,14 +142,16 @@ class Observer:
         """The listed pods, and apart from them those of a fleet of this name in another database."""
         if self._pods is None:
             return None, ()
-        strangers = tuple(pod for pod in self._pods if pod.is_strange(self._fleet_id, database_id))
+        apart: dict[bool, list[Pod]] = {True: [], False: []}
+        for pod in self._pods:
+            apart[pod.is_strange(self._fleet_id, database_id)].append(pod)
+        strangers = tuple(apart[True])
         if strangers and not self._met_strangers:
             what = f"{len(strangers)} pod(s) of fleet {self._fleet_id} belong to another database and are left alone"
             fix = "give each environment a FLEET_ID of its own; see python -m orchestrator sync"
             log.warning("strange_pods_found", message=f"{what}; fix: {fix}", pods=[pod.id for pod in strangers[:NAMED]])
         self._met_strangers = bool(strangers)
-        others = {pod.id for pod in strangers}
-        return tuple(pod for pod in self._pods if pod.id not in others), strangers
+        return tuple(apart[False]), strangers
 
     def _compare_clocks(self, now: datetime, asked_s: float, answered_s: float) -> None:
         """Hear anew from here where time has passed for the database and not for us.
