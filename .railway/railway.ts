@@ -2,13 +2,15 @@
 // docs/railway.md says when which is read. `npm install railway`, then `railway config plan`, `railway config apply`.
 import { defineRailway, preserve, project, service } from "railway/iac";
 
-// Every variable that the orchestrator reads. Its value stays where it is, in Railway; a name that were missing here
-// would be deleted by `railway config apply`.
+// Every variable that the orchestrator reads, under each of its names; not HOST, PORT and RAILWAY_…, which are the
+// platform's. Its value stays where it is, in Railway; a name that were missing here would be deleted by
+// `railway config apply`.
 const NAMES = [
   "DATABASE_URL", "SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY", "SUPABASE_PUBLISHABLE_KEY",
+  "SUPABASE_ANON_KEY",
   "RUNPOD_API_KEY", "RUNPOD_API_BASE_URL",
   "RUNPOD_SSH_PUBLIC_KEY", "RUNPOD_SSH_PRIVATE_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
-  "AWS_REGION", "S3_ENDPOINT_URL", "S3_BUCKET", "S3_PREFIX", "FLEET_ID", "METRICS_TOKEN", "ADMIN_TOKEN",
+  "AWS_REGION", "AWS_DEFAULT_REGION", "S3_ENDPOINT_URL", "S3_BUCKET", "S3_PREFIX", "FLEET_ID", "METRICS_TOKEN", "ADMIN_TOKEN",
   "LOG_LEVEL", "MIN_ACTIVE_GPUS", "MAX_ACTIVE_GPUS", "TASKS_PER_GPU_THRESHOLD", "MACHINES_TO_KEEP_IDLE",
   "GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC",
   "SCALE_DOWN_GRACE_PERIOD_SEC", "ORCHESTRATOR_POLL_SEC", "SPAWNING_TIMEOUT_SEC", "BRINGUP_DEADLINES",

@@ -24,7 +24,7 @@ import uvicorn
 
 from bench import peers
 from bench.figures import spread
-from bench.queues import WORKER, Connection, Ours, database
+from bench.queues import WORKER, Connection, Ours, database, results_of
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
@@ -146,7 +146,7 @@ async def direct_turns(stack: AsyncExitStack, url: str, store: SqlStore) -> Turn
             [task] = await claim()
             took_s = time.perf_counter() - began_s
             await inserting
-            await connection.execute(Ours.COMPLETE, (*worker, task["id"], task["attempt"]))
+            await connection.execute(Ours.COMPLETE_MANY, (*worker, results_of([task])))
         return took_s
 
     return lambda tries: _each(once, tries)

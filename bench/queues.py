@@ -19,6 +19,7 @@ from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate
 
 Connection = psycopg.AsyncConnection[TupleRow]
+Turn = Callable[[Connection, int], Awaitable[None]]
 WORKER = {
     "gpu_type": "none", "gpu_count": 1, "data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60,
     "own_program": False, "deadline_s": 3600, "actor": "bench", "reason": "bench", "metadata": {},
@@ -78,12 +79,12 @@ class Floor:
 class Ours:
     """Through the functions that an agent calls, a worker for each connection.
 
-    What one claim brought is completed in one call, as an agent does with tasks this short.
+    As an agent does with tasks this short: the call that completes what one claim brought is the next claim.
     """
 
     CLAIM = "select worker_claim(%s, %s, %s, %s, 0)"
-    COMPLETE = "select worker_complete(%s, %s, %s, %s, null, null)"
     COMPLETE_MANY = "select worker_complete_many(%s, %s, %s)"
+    COMPLETE_AND_CLAIM = "select worker_complete_and_claim(%s, %s, %s, %s, %s)"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -121,17 +122,20 @@ class Ours:
 
     async def work(self, connections: int, batch: int, count: int) -> float:
         """Claim and complete so many."""
+        held: list[list[Any]] = [[] for _ in self.workers]
 
         async def turn(connection: Connection, place: int) -> None:
             self.claims += 1
-            tasks = (await _one(connection, self.CLAIM, (*self.workers[place], self.claims, batch)))["tasks"]
-            if len(tasks) == 1:
-                await _one(connection, self.COMPLETE, (*self.workers[place], tasks[0]["id"], tasks[0]["attempt"]))
-            elif tasks:
-                results = Jsonb([{"task_id": task["id"], "attempt": task["attempt"]} for task in tasks])
-                await _one(connection, self.COMPLETE_MANY, (*self.workers[place], results))
+            ask = self.COMPLETE_AND_CLAIM if held[place] else self.CLAIM
+            results = [results_of(held[place])] if held[place] else []
+            answer = await _one(connection, ask, (*self.workers[place], *results, self.claims, batch))
+            held[place] = answer["tasks"]
 
-        return await _turns(self.connections[:connections], turn, count // batch)
+        async def last(connection: Connection, place: int) -> None:
+            if held[place]:
+                await _one(connection, self.COMPLETE_MANY, (*self.workers[place], results_of(held[place])))
+
+        return await _turns(self.connections[:connections], turn, count // batch, last)
 
 
 class Peer:
@@ -165,9 +169,13 @@ async def _connect(stack: AsyncExitStack, url: str, count: int) -> list[Connecti
     ]
 
 
-async def _turns(
-    connections: list[Connection], turn: Callable[[Connection, int], Awaitable[None]], total: int
-) -> float:
+def results_of(tasks: list[Any]) -> Jsonb:
+    """The results of claimed tasks, as a completion takes them."""
+    return Jsonb([{"task_id": task["id"], "attempt": task["attempt"]} for task in tasks])
+
+
+async def _turns(connections: list[Connection], turn: Turn, total: int, last: Turn | None = None) -> float:
+    """The seconds that so many turns take, and each connection's last one."""
     left = total
 
     async def loop(connection: Connection, place: int) -> None:
@@ -175,6 +183,8 @@ async def _turns(
         while left > 0:
             left -= 1
             await turn(connection, place)
+        if last:
+            await last(connection, place)
 
     began_s = time.perf_counter()
     await asyncio.gather(*(loop(connection, place) for place, connection in enumerate(connections)))

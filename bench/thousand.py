@@ -20,7 +20,12 @@ from orchestrator.demo.processes import Child
 from orchestrator.demo.stack import Stack
 
 TRIES = 1_000  # pods
-GOALS = {"list_and_get_calls_in_the_busiest_minute": ("<=", 60), "workers_failed": ("<=", 0), "pods_leaked": ("<=", 0)}
+GOALS = {
+    "longest_tick_s": ("<=", 1),
+    "list_and_get_calls_in_the_busiest_minute": ("<=", 60),
+    "workers_failed": ("<=", 0),
+    "pods_leaked": ("<=", 0),
+}
 TASKS_PER_POD = 10
 TASK_S = 5.0
 PHASE_TIMEOUT_S = 900.0
@@ -74,8 +79,9 @@ class Run:
         self.asked: list[tuple[float, int]] = []  # when, and how many list and get calls there had been
 
     def busiest_minute(self) -> int:
-        """The most list and get calls in any 60 s, as far as the looks tell them apart."""
-        pairs = ((a, b) for i, a in enumerate(self.asked) for b in self.asked[i:] if b[0] - a[0] <= MINUTE_S)
+        """The most list and get calls in any 60 s, or a few more: those between two looks count as one."""
+        most_s = MINUTE_S + 2 * LEDGER_EVERY_S
+        pairs = ((a, b) for i, a in enumerate(self.asked) for b in self.asked[i:] if b[0] - a[0] <= most_s)
         return max(later - earlier for (_, earlier), (_, later) in pairs)
 
     async def phase(self, name: str, statement: str, wanted: int, *, exactly: bool = False) -> Phase:
@@ -155,6 +161,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         figures |= phase.figures()
     return {
         **figures,
+        "longest_tick_s": max(tick["tick_s"] for phase in run.phases for tick in phase.ticks),
         "list_and_get_calls_in_the_busiest_minute": run.busiest_minute(),
         "workers_ever": over["n"],
         "workers_failed": over["failed"],

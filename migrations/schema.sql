@@ -180,16 +180,9 @@ begin
               from by_kind k join public.workers w on w.id = k.worker_id
              group by w.id
         ), shares as (
-            select a.task_id, t.task_type, a.outcome, extract(epoch from x.to_at - x.from_at) / a.of as seconds,
-                   coalesce(w.price_usd_per_hour, 0) * extract(epoch from x.to_at - x.from_at) / a.of / 3600 as usd
-              from public.internal_turns(p_since, v_now) a
-              join public.workers w on w.id = a.worker_id
-              join public.tasks t on t.id = a.task_id
-              cross join lateral (
-                  select greatest(a.from_at, p_since) as from_at,
-                         least(a.to_at, w.billing_until, v_until) as to_at) x
-             where w.fleet = p_fleet and w.billing_since is not null and w.created_at < v_until
-               and coalesce(w.terminated_at > p_since, true) and x.to_at > x.from_at
+            select s.task_id, t.task_type, s.outcome, s.seconds, s.usd
+              from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
+             where s.fleet = p_fleet
         ), tasks as (
             select s.task_id, s.task_type, count(*) as attempts, sum(s.seconds) as seconds, sum(s.usd) as usd,
                    coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0) as wasted_usd
@@ -1054,6 +1047,7 @@ CREATE FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with 
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
+    c_decisions constant int := 500;  -- of each pool: so far it is looked back since when something has been blocked
 begin
     return (select jsonb_build_object(
         'now', v_now,
@@ -1063,6 +1057,14 @@ begin
                               from public.offers o where o.fleet = p_fleet), '[]'),
         'decisions', coalesce((
             select jsonb_object_agg(p.pool, public.internal_pool_decision(p_fleet, p.pool))
+              from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
+        'blocks', coalesce((
+            select jsonb_object_agg(p.pool, (
+                       select jsonb_agg(jsonb_build_object('at', c.at, 'blocked', c.blocked) order by c.id desc)
+                         from (select d.*, lag(d.blocked) over (order by d.id) as before
+                                 from (select * from public.decisions d where d.fleet = p_fleet and d.pool = p.pool
+                                        order by d.id desc limit c_decisions) d) c
+                        where c.blocked is distinct from c.before))
               from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
         'waiting', coalesce((
             select jsonb_agg(jsonb_build_object(
@@ -1141,7 +1143,8 @@ begin
               left join (select pool, sum(n) as n from running group by pool) r on r.pool = p.pool
         ), climbs as (
             select w.id, w.pool, w.climb_ended_at, w.promoted_at is not null as promoted, w.exit_cause, w.failure_code,
-                   w.release, row_number() over (partition by w.pool order by w.climb_ended_at desc, w.id) as place
+                   w.release, w.ending_since,
+                   row_number() over (partition by w.pool order by w.climb_ended_at desc, w.id) as place
               from public.workers w where w.fleet = p_fleet and w.climb_ended_at > v_now - interval '1 day'
         )
         select jsonb_build_object(
@@ -1178,8 +1181,11 @@ begin
             'ended', coalesce((
                 select jsonb_agg(jsonb_build_object(
                            'worker_id', c.id, 'pool', c.pool, 'at', c.climb_ended_at, 'promoted', c.promoted,
-                           'exit_cause', case when not c.promoted then c.exit_cause end,
-                           'failure_code', case when not c.promoted then c.failure_code end, 'release', c.release)
+                           'exit_cause', c.exit_cause, 'failure_code', c.failure_code, 'release', c.release,
+                           'ending_since', case when c.promoted then c.ending_since end,
+                           'worked', c.promoted and exists (  -- bounded, where a handler fails a thousand tasks
+                               select from (select a.outcome from public.task_attempts a where a.worker_id = c.id
+                                             order by a.started_at limit c_batch) a where a.outcome = 'complete'))
                        order by c.climb_ended_at, c.id)
                   from climbs c where c.place <= c_climbs), '[]'),
             'proven', coalesce((
@@ -1278,6 +1284,8 @@ CREATE FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now ti
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
+    c_workers constant int := 25;  -- the newest of its pool, and …
+    c_attempts constant int := 200;  -- … the newest of each: what is usual for its type
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
     return (select jsonb_build_object(
@@ -1285,6 +1293,20 @@ begin
         'leader', public.internal_leader(p_fleet, v_now),
         'paused', public.internal_pauses(p_fleet, v_now),
         'task', case when v_task.id is not null then to_jsonb(v_task) end,
+        'usual', (
+            select jsonb_build_object('task_type', v_task.task_type, 'n', count(*),
+                       'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),
+                       'p95_s', round(percentile_cont(0.95) within group (order by x.seconds)::numeric, 3))
+              from (select w.id from public.workers w where w.fleet = p_fleet and w.pool = v_task.pool
+                     order by w.created_at desc limit c_workers) w
+              cross join lateral (select * from public.task_attempts b where b.worker_id = w.id
+                                   order by b.started_at desc limit c_attempts) a
+              join public.tasks t on t.id = a.task_id
+              cross join lateral (select extract(epoch from a.ended_at - greatest(a.started_at, (
+                       select max(b.ended_at) from public.task_attempts b  -- the one before, of the same claim
+                        where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
+                          and b.ended_at < a.ended_at))) as seconds) x
+             where a.outcome = 'complete' and t.task_type = v_task.task_type),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
                    where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
@@ -1310,8 +1332,12 @@ begin
         'attempts', coalesce((
             select jsonb_agg(to_jsonb(a) || jsonb_build_object(
                        'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
-                       'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code) order by a.attempt)
+                       'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code,
+                       'usd', case when w.price_usd_per_hour is not null then round(coalesce(s.usd, 0), 6) end)
+                       order by a.attempt)
               from public.task_attempts a left join public.workers w on w.id = a.worker_id
+              left join public.internal_shares('-infinity', v_now, v_now, p_task_id) s
+                     on s.task_id = a.task_id and s.attempt = a.attempt
              where a.task_id = p_task_id), '[]')));
 end
 $$;
@@ -1321,15 +1347,25 @@ CREATE FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestam
     SET search_path TO ''
     AS $$
     with climbs as (
-        select extract(epoch from e.at - w.created_at) as seconds
+        select w.id, extract(epoch from e.at - w.created_at) as seconds
           from public.workers w
           cross join lateral (select e.at from public.worker_events e
                                where e.worker_id = w.id and e.from_state = 'spawning' and e.to_state = 'active'
                                order by e.id limit 1) e
          where w.fleet = p_fleet and (p_gpu_type is null or w.gpu_type = p_gpu_type)
          order by w.created_at desc limit 1000
+    ), stages as (
+        select a.stage, count(*) as n, percentile_cont(0.5) within group (order by x.seconds) as p50_s,
+               percentile_cont(0.95) within group (order by x.seconds) as p95_s
+          from climbs c
+          join public.worker_attempts a on a.worker_id = c.id and a.outcome = 'ok'
+          cross join lateral (select extract(epoch from a.ended_at - a.started_at) as seconds) x
+         group by a.stage
     )
     select jsonb_build_object(
+        'stages', coalesce((
+            select jsonb_object_agg(s.stage, jsonb_build_object(
+                       'n', s.n, 'p50_s', round(s.p50_s::numeric, 3), 'p95_s', round(s.p95_s::numeric, 3))) from stages s), '{}'),
         'gpu_type', p_gpu_type, 'n', count(*),
         'p50_s', round(percentile_cont(0.5) within group (order by c.seconds)::numeric, 3),
         'p95_s', round(percentile_cont(0.95) within group (order by c.seconds)::numeric, 3)) from climbs c
@@ -1344,11 +1380,12 @@ declare
     v_worker public.workers;
     c_first constant int := 200;  -- its bring-up …
     c_last constant int := 800;  -- … and what it came to
+    c_tasks constant int := 1000;  -- the newest
 begin
     select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
     if not found then
         return jsonb_build_object('now', v_now, 'worker', null, 'events', '[]'::jsonb, 'attempts', '[]'::jsonb,
-                                  'tasks', '[]'::jsonb);
+                                  'tasks', '[]'::jsonb, 'left_out', '{}'::jsonb, 'states', '{}'::jsonb);
     end if;
     return jsonb_build_object(
         'now', v_now,
@@ -1367,7 +1404,21 @@ begin
             '[]'),
         'tasks', coalesce((select jsonb_agg(to_jsonb(a) order by a.started_at, a.task_id)
                              from (select * from public.task_attempts a where a.worker_id = p_worker_id
-                                    order by a.started_at desc limit 1000) a), '[]'));
+                                    order by a.started_at desc limit c_tasks) a), '[]'),
+        'left_out', jsonb_build_object(
+            'events', jsonb_build_object('at', c_first, 'count', (
+                select greatest(count(*) - c_first - c_last, 0) from public.worker_events e where e.worker_id = p_worker_id)),
+            'attempts', jsonb_build_object('at', c_first, 'count', (
+                select greatest(count(*) - c_first - c_last, 0) from public.worker_attempts a where a.worker_id = p_worker_id)),
+            'tasks', jsonb_build_object('at', 0, 'count', (
+                select greatest(count(*) - c_tasks, 0) from public.task_attempts a where a.worker_id = p_worker_id))),
+        'states', coalesce((
+            select jsonb_object_agg(s.state, s.seconds)
+              from (select m.state, sum(extract(epoch from coalesce(m.to_at, v_now) - m.at)) as seconds
+                      from (select e.to_state as state, e.at, lead(e.at) over (order by e.id) as to_at
+                              from public.worker_events e
+                             where e.worker_id = p_worker_id and e.from_state is distinct from e.to_state) m
+                     where m.state <> 'terminated' group by m.state) s), '{}'));
 end
 $$;
 
@@ -1468,11 +1519,12 @@ CREATE TABLE public.workers (
     climb_ended_at timestamp with time zone,
     promoted_at timestamp with time zone,
     billing_until timestamp with time zone,
+    ending_since timestamp with time zone,
     CONSTRAINT workers_exit_cause_known CHECK ((exit_cause = ANY (ARRAY['idle_timeout'::text, 'scale_down'::text, 'manual'::text, 'shutdown'::text, 'max_lifetime'::text, 'budget'::text, 'superseded'::text, 'spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text]))),
     CONSTRAINT workers_exit_has_cause CHECK (((status <> ALL (ARRAY['terminating'::text, 'terminated'::text])) OR (exit_cause IS NOT NULL))),
-    CONSTRAINT workers_fleet_named CHECK ((fleet ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT workers_fleet_named CHECK (((fleet ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(fleet) <= 63))),
     CONSTRAINT workers_live_waits CHECK (((status = 'terminated'::text) OR ((stage IS NOT NULL) AND (waiting_on IS NOT NULL) AND (deadline_at IS NOT NULL) AND (next_attempt_at IS NOT NULL)))),
-    CONSTRAINT workers_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT workers_pool_named CHECK (((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(pool) <= 63))),
     CONSTRAINT workers_reserved CHECK (((reserved_usd >= (0)::numeric) AND (reserved_usd_per_hour >= (0)::numeric))),
     CONSTRAINT workers_stage_known CHECK ((stage = ANY (ARRAY['intent'::text, 'pod_created'::text, 'pod_running'::text, 'ssh_details'::text, 'tcp'::text, 'ssh_auth'::text, 'exec'::text, 'identity'::text, 'platform'::text, 'gpu_inventory'::text, 'gpu_health'::text, 'gpu_fabric'::text, 'deploy'::text, 'process'::text, 'heartbeat'::text, 'promoted'::text, 'draining'::text, 'flushing'::text, 'deleting'::text, 'gone'::text]))),
     CONSTRAINT workers_status_known CHECK ((status = ANY (ARRAY['spawning'::text, 'active'::text, 'idle'::text, 'terminating'::text, 'terminated'::text]))),
@@ -1509,6 +1561,8 @@ COMMENT ON COLUMN public.workers.reserved_usd_per_hour IS 'Its price, before the
 COMMENT ON COLUMN public.workers.climb_ended_at IS 'When it left spawning, promoted or not';
 
 COMMENT ON COLUMN public.workers.billing_until IS 'When its pod was last known to be there: nothing later is booked';
+
+COMMENT ON COLUMN public.workers.ending_since IS 'When it began to end, whatever it was before';
 
 CREATE FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) RETURNS public.workers
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1682,6 +1736,61 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_claim(p_worker public.workers, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_wanted text := public.internal_wanted(p_worker);
+    v_tasks jsonb;
+    v_status text := p_worker.status;
+    v_claim_no bigint := p_worker.claim_no;
+    v_spent boolean := false;
+begin
+    if p_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
+    end if;
+    if p_claim_no is null or p_claim_no < 1 or p_batch is null or p_batch not between 1 and 100 then
+        perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
+            format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
+    end if;
+    if v_wanted <> 'run' or p_worker.status not in ('spawning', 'active', 'idle') then
+        v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
+    elsif p_claim_no < v_claim_no
+       or p_claim_no <= (select max(a.claim_no) from public.task_attempts a
+                          where a.worker_id = p_worker.id and a.nonce = p_nonce) then
+        v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
+        v_spent := v_tasks = '[]';
+    else
+        if p_worker.status <> 'spawning' then
+            v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
+            if v_tasks is not null then
+                v_status := 'active';
+            elsif p_worker.status = 'active' and not exists (
+                    select from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress') then
+                v_status := 'idle';
+            end if;
+        end if;
+        if v_tasks is null then
+            v_claim_no := p_claim_no;
+            if coalesce(p_wait_s, 0) <= 0 or public.internal_is_pod() and public.internal_is_over_postgrest() then
+                v_claim_no := p_claim_no + 1;
+            end if;
+        end if;
+        if v_status <> p_worker.status then
+            perform public.internal_because('worker', null, case v_status
+                when 'active' then format('claimed %s of pool %s', jsonb_array_length(v_tasks), p_worker.pool)
+                else format('asked for work of pool %s and there was none', p_worker.pool) end);
+            update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker.id;
+        elsif v_claim_no <> p_worker.claim_no then
+            update public.workers w set claim_no = v_claim_no where w.id = p_worker.id;
+        end if;
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', p_worker.pool, 'state', v_status,
+                              'tasks', coalesce(v_tasks, '[]'), 'spent', v_spent);
+end
+$$;
+
 CREATE FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -1715,6 +1824,74 @@ begin
     end if;
     v_set := set_config('orchestrator.now', v_now::text, true);
     return v_now;
+end
+$$;
+
+CREATE FUNCTION public.internal_complete_many(p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_ids uuid[];
+    v_attempts int[];
+    v_data jsonb[];
+    v_fine boolean;
+    v_held uuid[];
+    v_set text;
+begin
+    perform public.internal_check_size(p_results, 1048576, 'p_results');
+    begin
+        select array_agg((e->>'task_id')::uuid), array_agg((e->>'attempt')::int), array_agg(nullif(e->'result_data', 'null')),
+               bool_and(jsonb_typeof(e) = 'object' and e->>'task_id' is not null and (e->>'attempt')::int is not null
+                        and e - array['task_id', 'attempt', 'result_data'] = '{}')
+          into v_ids, v_attempts, v_data, v_fine
+          from jsonb_array_elements(p_results) e;
+    exception when data_exception then  -- no list, or something in it is no id or number
+        v_fine := false;
+    end;
+    if v_fine is not true or cardinality(v_ids) > 100 then
+        perform public.internal_refuse('OR007', 'p_results is a list of 1 to 100 {task_id, attempt, result_data}');
+    end if;
+    if p_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
+    end if;
+    v_set := set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
+    with done as (
+        -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
+        -- what has just ended.
+        update public.tasks t
+           set status = 'Complete', output_location = null, result_data = r.result_data,
+               generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
+               updated_at = p_now
+          from (select * from unnest(v_ids, v_attempts, v_data) u (id, attempt, result_data) order by 1) r
+         where t.id = r.id and t.attempts = r.attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = p_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+    )
+    select array_agg(d.id) into v_held from done d;
+    v_set := set_config('orchestrator.minded', '', true);
+    if v_held is not null then
+        perform public.internal_settle_dependants(v_held);
+        if public.internal_wanted(p_worker) <> 'run' then
+            perform pg_notify('orchestrator_fleet', p_worker.id);
+        end if;
+    end if;
+    if cardinality(v_held) = cardinality(v_ids) then
+        return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'outcomes', (
+        select jsonb_agg(case
+                   when (r->>'task_id')::uuid = any (v_held) and t.attempts = (r->>'attempt')::int then 'ok'
+                   when exists (select from public.task_attempts a
+                                 where a.task_id = (r->>'task_id')::uuid and a.attempt = (r->>'attempt')::int
+                                   and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
+                   else 'fenced' end order by n)
+          from jsonb_array_elements(p_results) with ordinality e (r, n)
+          left join public.tasks t on t.id = (r->>'task_id')::uuid));
 end
 $$;
 
@@ -1758,6 +1935,7 @@ declare
     v_jitter numeric;
     v_run_after timestamptz;
     v_planned text;  -- why its worker is being ended, if that was meant
+    v_backoff boolean := p_backoff;
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
     if p_outcome = 'lost' then
@@ -1773,15 +1951,21 @@ begin
             'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned));
     end if;
     v_used := v_task.attempts - v_task.uncounted;
+    if p_outcome = 'lost' and v_used > 1 then
+        v_backoff := exists (select from public.task_attempts a where a.task_id = p_task_id
+                                and a.attempt < v_task.attempts and a.outcome = 'lost');
+    end if;
     if v_task.cancel_requested_at is not null then
         v_outcome := 'cancelled';
         v_status := 'Cancelled';
     elsif p_counted and (v_used >= v_task.max_attempts or p_failure->'retryable' = 'false') then
         v_outcome := 'failed';
         v_status := 'Failed';
-    elsif p_backoff then  -- 30 s, doubling up to an hour; +-20 % from the id, so that a crowd does not come back at once
+    elsif v_backoff then
+        -- 30 s, doubling up to an hour after each failure; +-20 % from the id, so that a crowd does not come back at once.
         v_jitter := 0.8 + 0.4 * ('x' || substr(md5(p_task_id::text || v_task.attempts), 1, 7))::bit(28)::int / 268435455.0;
-        v_run_after := p_now + least(30 * 2 ^ least(v_used - 1, 20), 3600) * v_jitter * interval '1 second';
+        v_run_after := p_now + v_jitter * interval '1 second'
+            * case when p_outcome = 'lost' then 30 else least(30 * 2 ^ least(v_used - 1, 20), 3600) end;
     end if;
     update public.tasks t
        set status = v_status, run_after = v_run_after, lease_expires_at = null,
@@ -1882,9 +2066,7 @@ $$;
 CREATE FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
-    SET enable_seqscan TO 'off'
     SET enable_sort TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
@@ -2061,7 +2243,7 @@ declare
     v_task record;
     v_tasks jsonb := '[]';
     v_ids uuid[];
-    v_why text := case when p_worker_id is null then 'LEASE_EXPIRED' else 'WORKER_LOST' end;
+    v_failure jsonb;
 begin
     if p_worker_id is not null then
         select array_agg(l.id) into v_ids from (
@@ -2075,16 +2257,27 @@ begin
                and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
              order by t.id for update skip locked) l;
     end if;
-    for v_task in select t.id, t.worker_id, t.lease_expires_at from public.tasks t
-                   where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+    for v_task in
+        select t.id, t.worker_id, t.lease_expires_at,
+               case when w.exit_cause = 'task_stuck' then
+                   extract(epoch from p_now - coalesce(t.progress_at, t.generation_started_at)) end as still_s,
+               coalesce((w.metadata->>'stuck_s')::numeric, 0) as stuck_s
+          from public.tasks t left join public.workers w on w.id = t.worker_id
+         where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+        v_failure := case
+            when v_task.still_s >= v_task.stuck_s then jsonb_build_object(
+                'code', 'TASK_STUCK', 'exit_class', 'timeout',
+                'message', format('No progress for %s s; worker %s was ended for that', floor(v_task.still_s),
+                                  v_task.worker_id))
+            when p_worker_id is not null then jsonb_build_object(
+                'code', 'WORKER_LOST', 'exit_class', 'lost', 'message', format('Worker %s is gone', v_task.worker_id))
+            else jsonb_build_object(
+                'code', 'LEASE_EXPIRED', 'exit_class', 'lost',
+                'message', format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
+                                  v_task.lease_expires_at)) end;
         v_tasks := v_tasks || jsonb_build_object(
             'id', v_task.id, 'worker_id', v_task.worker_id,
-            'outcome', public.internal_give_up(v_task.id, 'lost', jsonb_build_object(
-                'code', v_why,
-                'message', case when p_worker_id is not null then format('Worker %s is gone', v_task.worker_id)
-                                else format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
-                                            v_task.lease_expires_at) end,
-                'point', 'Processing', 'exit_class', 'lost'), true, false, p_now));
+            'outcome', public.internal_give_up(v_task.id, 'lost', v_failure || '{"point": "Processing"}', true, false, p_now));
     end loop;
     return v_tasks;
 end
@@ -2172,6 +2365,19 @@ begin
       order by d.id for share;
     perform public.internal_settle(p_ids);
 end
+$$;
+
+CREATE FUNCTION public.internal_shares(p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone, p_task_id uuid DEFAULT NULL::uuid) RETURNS TABLE(fleet text, task_id uuid, attempt integer, outcome text, seconds numeric, usd numeric)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds, coalesce(w.price_usd_per_hour, 0) * x.seconds / 3600
+      from public.internal_turns(p_since, p_now, p_task_id) a
+      join public.workers w on w.id = a.worker_id
+      cross join lateral (
+          select extract(epoch from least(a.to_at, w.billing_until, p_until) - greatest(a.from_at, p_since)) / a.of) x (seconds)
+     where w.billing_since is not null and w.created_at < p_until and coalesce(w.terminated_at > p_since, true)
+       and x.seconds > 0
 $$;
 
 CREATE FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) RETURNS TABLE(today_usd numeric, committed_usd numeric, hourly_usd numeric)
@@ -2279,9 +2485,7 @@ $$;
 CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
-    SET enable_seqscan TO 'off'
     SET enable_sort TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
     v_from record;
@@ -2377,12 +2581,17 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_task_rerouted() RETURNS trigger
+CREATE FUNCTION public.internal_task_changing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
 begin
-    new.pool := coalesce((select d.pool from public.task_types d where d.task_type = new.task_type), 'default');
+    if new.updated_at is not distinct from old.updated_at then
+        new.updated_at := public.internal_now();
+    end if;
+    if new.status = 'Queued' and old.status <> 'Queued' and new.pool_by_type then
+        new.pool := coalesce((select d.pool from public.task_types d where d.task_type = new.task_type), 'default');
+    end if;
     return new;
 end
 $$;
@@ -2401,16 +2610,6 @@ begin
         new.max_attempts := coalesce(new.max_attempts, v_type.max_attempts, 3);
         new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
     end if;
-    return new;
-end
-$$;
-
-CREATE FUNCTION public.internal_task_touched() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-    new.updated_at := public.internal_now();
     return new;
 end
 $$;
@@ -2469,6 +2668,19 @@ begin
     end if;
     perform pg_notify('orchestrator_tasks', p) from unnest(v_pools) p;
     perform pg_notify('orchestrator_fleet', w) from unnest(v_workers) w where w is not null;
+    insert into public.task_counts (pool, kind, n)
+    select c.pool, c.kind, sum(c.n)
+      from (select a.pool, case when a.blocked then 'blocked' when a.run_after is not null then 'timed'
+                                else 'plain' end as kind, 1 as n
+              from changed a where a.status = 'Queued'
+            union all
+            select b.pool, case when b.blocked then 'blocked' when b.run_after is not null then 'timed'
+                                else 'plain' end, -1
+              from was b where b.status = 'Queued') c
+     group by 1, 2 having sum(c.n) <> 0;
+    insert into public.task_marks (pool, place, created_at, id)
+    select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
+      from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
     return null;
 end
 $$;
@@ -2489,32 +2701,18 @@ begin
         insert into public.task_marks (pool, place, created_at, id)
         select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
           from added a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
-    elsif tg_op = 'DELETE' then
+    else
         insert into public.task_counts (pool, kind, n)
         select a.pool, k.kind, -count(*)
           from removed a cross join lateral (
               select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
          where a.status = 'Queued' group by 1, 2;
-    else
-        insert into public.task_counts (pool, kind, n)
-        select c.pool, c.kind, sum(c.n)
-          from (select a.pool, case when a.blocked then 'blocked' when a.run_after is not null then 'timed'
-                                    else 'plain' end as kind, 1 as n
-                  from changed a where a.status = 'Queued'
-                union all
-                select b.pool, case when b.blocked then 'blocked' when b.run_after is not null then 'timed'
-                                    else 'plain' end, -1
-                  from was b where b.status = 'Queued') c
-         group by 1, 2 having sum(c.n) <> 0;
-        insert into public.task_marks (pool, place, created_at, id)
-        select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
-          from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
     end if;
     return null;
 end
 $$;
 
-CREATE FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone) RETURNS TABLE(worker_id text, task_id uuid, attempt integer, outcome text, from_at timestamp with time zone, to_at timestamp with time zone, of bigint)
+CREATE FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone, p_task_id uuid DEFAULT NULL::uuid) RETURNS TABLE(worker_id text, task_id uuid, attempt integer, outcome text, from_at timestamp with time zone, to_at timestamp with time zone, of bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
     SET plan_cache_mode TO 'force_custom_plan'
@@ -2523,12 +2721,17 @@ CREATE FUNCTION public.internal_turns(p_since timestamp with time zone, p_now ti
 begin
     return query
     with reaching as (
-        select a.* from public.task_attempts a where a.started_at > p_since or a.ended_at > p_since
+        select a.* from public.task_attempts a
+         where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since)
         union all
         select a.* from public.tasks t
          cross join lateral (select b.* from public.task_attempts b
                               where b.task_id = t.id and b.attempt = t.attempts limit 1) a  -- by its key: these are few
-         where t.status = 'In Progress' and a.started_at <= p_since and a.ended_at is null
+         where p_task_id is null and t.status = 'In Progress' and a.started_at <= p_since and a.ended_at is null
+        union all
+        select a.* from (select distinct b.worker_id, b.nonce, b.claim_no
+                           from public.task_attempts b where b.task_id = p_task_id) c
+          join public.task_attempts a on a.worker_id = c.worker_id and a.nonce = c.nonce and a.claim_no = c.claim_no
     )
     select e.worker_id, e.task_id, e.attempt, e.outcome,
            greatest(e.started_at,
@@ -2591,11 +2794,15 @@ declare
     v_from_state text;
     v_from_stage text;
     v_from timestamptz;
+    v_moved_to text;
 begin
     if tg_op = 'UPDATE' then
         v_from_state := old.status;
         v_from_stage := old.stage;
         v_from := greatest(old.state_since, new.billing_since);
+        if old.ssh_host is not null and (old.ssh_host, old.ssh_port) is distinct from (new.ssh_host, new.ssh_port) then
+            v_moved_to := concat_ws(':', new.ssh_host, new.ssh_port);
+        end if;
         if new.status <> old.status and new.billing_since is not null and v_from < new.state_since then
             insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
             values (old.id, old.fleet,
@@ -2605,7 +2812,7 @@ begin
                     coalesce(new.price_usd_per_hour, 0) * extract(epoch from new.state_since - v_from) / 3600);
         end if;
     end if;
-    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage then
+    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage or v_moved_to is not null then
         insert into public.worker_events
             (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
         values (new.id, new.fleet, v_from_state, new.status, v_from_stage, new.stage,
@@ -2614,7 +2821,8 @@ begin
                 coalesce(nullif(current_setting('orchestrator.actor', true), ''), session_user),
                 public.internal_now(),
                 jsonb_strip_nulls(jsonb_build_object('exit_cause', new.exit_cause, 'failure_code', new.failure_code,
-                                                     'pod_id', new.pod_id, 'waiting_for', new.waiting_for)));
+                                                     'pod_id', new.pod_id, 'waiting_for', new.waiting_for,
+                                                     'ssh', v_moved_to)));
     end if;
     perform pg_notify('orchestrator_fleet', new.id);
     return null;
@@ -2650,6 +2858,8 @@ begin
         if new.status = 'terminated' then
             new.terminated_at := v_now;
             new.token_jti := null;
+        elsif new.status = 'terminating' then
+            new.ending_since := v_now;
         end if;
     end if;
     if new.stage is distinct from old.stage then
@@ -2834,56 +3044,9 @@ CREATE FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no b
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, true);
-    v_wanted text := public.internal_wanted(v_worker);
-    v_tasks jsonb;
-    v_status text := v_worker.status;
-    v_claim_no bigint := v_worker.claim_no;
-    v_spent boolean := false;
 begin
-    if v_worker.nonce is distinct from p_nonce then
-        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
-    end if;
-    if p_claim_no is null or p_claim_no < 1 or p_batch is null or p_batch not between 1 and 100 then
-        perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
-            format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
-    end if;
-    if v_wanted <> 'run' or v_worker.status not in ('spawning', 'active', 'idle') then
-        v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
-    elsif p_claim_no < v_claim_no
-       or p_claim_no <= (select max(a.claim_no) from public.task_attempts a
-                          where a.worker_id = p_worker_id and a.nonce = p_nonce) then
-        v_tasks := public.internal_claimed(p_worker_id, p_nonce, p_claim_no);
-        v_spent := v_tasks = '[]';
-    else
-        if v_worker.status <> 'spawning' then
-            v_tasks := public.internal_take(v_worker, p_claim_no, p_batch, v_now);
-            if v_tasks is not null then
-                v_status := 'active';
-            elsif v_worker.status = 'active' and not exists (
-                    select from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress') then
-                v_status := 'idle';
-            end if;
-        end if;
-        if v_tasks is null then
-            v_claim_no := p_claim_no;
-            if coalesce(p_wait_s, 0) <= 0 or public.internal_is_pod() and public.internal_is_over_postgrest() then
-                v_claim_no := p_claim_no + 1;
-            end if;
-        end if;
-        if v_status <> v_worker.status then
-            perform public.internal_because('worker', null, case v_status
-                when 'active' then format('claimed %s of pool %s', jsonb_array_length(v_tasks), v_worker.pool)
-                else format('asked for work of pool %s and there was none', v_worker.pool) end);
-            update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker_id;
-        elsif v_claim_no <> v_worker.claim_no then
-            update public.workers w set claim_no = v_claim_no where w.id = p_worker_id;
-        end if;
-    end if;
-    return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', v_worker.pool, 'state', v_status,
-                              'tasks', coalesce(v_tasks, '[]'), 'spent', v_spent);
+    return public.internal_claim(public.internal_caller(p_worker_id, true), p_nonce, p_claim_no, p_batch, p_wait_s,
+                                 public.internal_clock(p_now));
 end
 $$;
 
@@ -2945,7 +3108,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.worker_complete_and_claim(p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
@@ -2953,67 +3116,22 @@ CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_re
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, false);
-    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
-    v_ids uuid[];
-    v_attempts int[];
-    v_data jsonb[];
-    v_fine boolean;
-    v_held uuid[];
-    v_set text;
+    -- Locked before any task is: the order in which a heartbeat locks them.
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_ended jsonb := public.internal_complete_many(v_worker, p_nonce, p_results, v_now);
 begin
-    perform public.internal_check_size(p_results, 1048576, 'p_results');
-    begin
-        select array_agg((e->>'task_id')::uuid), array_agg((e->>'attempt')::int), array_agg(nullif(e->'result_data', 'null')),
-               bool_and(jsonb_typeof(e) = 'object' and e->>'task_id' is not null and (e->>'attempt')::int is not null
-                        and e - array['task_id', 'attempt', 'result_data'] = '{}')
-          into v_ids, v_attempts, v_data, v_fine
-          from jsonb_array_elements(p_results) e;
-    exception when data_exception then  -- no list, or something in it is no id or number
-        v_fine := false;
-    end;
-    if v_fine is not true or cardinality(v_ids) > 100 then
-        perform public.internal_refuse('OR007', 'p_results is a list of 1 to 100 {task_id, attempt, result_data}');
-    end if;
-    if v_worker.nonce is distinct from p_nonce then
-        return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
-    end if;
-    v_set := set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
-    with done as (
-        -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
-        -- what has just ended.
-        update public.tasks t
-           set status = 'Complete', output_location = null, result_data = r.result_data,
-               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
-               updated_at = v_now
-          from (select * from unnest(v_ids, v_attempts, v_data) u (id, attempt, result_data) order by 1) r
-         where t.id = r.id and t.attempts = r.attempt
-           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
-        returning t.id, t.attempts
-    ), ended as (
-        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
-          from done d where a.task_id = d.id and a.attempt = d.attempts
-    )
-    select array_agg(d.id) into v_held from done d;
-    v_set := set_config('orchestrator.minded', '', true);
-    if v_held is not null then
-        perform public.internal_settle_dependants(v_held);
-        if public.internal_wanted(v_worker) <> 'run' then
-            perform pg_notify('orchestrator_fleet', p_worker_id);
-        end if;
-    end if;
-    if cardinality(v_held) = cardinality(v_ids) then
-        return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
-    end if;
-    return jsonb_build_object('outcome', 'ok', 'outcomes', (
-        select jsonb_agg(case
-                   when (r->>'task_id')::uuid = any (v_held) and t.attempts = (r->>'attempt')::int then 'ok'
-                   when exists (select from public.task_attempts a
-                                 where a.task_id = (r->>'task_id')::uuid and a.attempt = (r->>'attempt')::int
-                                   and a.worker_id = p_worker_id and a.outcome = 'complete') then 'already'
-                   else 'fenced' end order by n)
-          from jsonb_array_elements(p_results) with ordinality e (r, n)
-          left join public.tasks t on t.id = (r->>'task_id')::uuid));
+    return v_ended || public.internal_claim(v_worker, p_nonce, p_claim_no, p_batch, 0, v_now);
+end
+$$;
+
+CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+begin
+    return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results, public.internal_clock(p_now));
 end
 $$;
 
@@ -3151,7 +3269,11 @@ begin
            log_bytes = case when jsonb_typeof(p_logs) = 'object'
                             then w.log_bytes || jsonb_build_object(p_nonce, p_logs) else w.log_bytes end,
            agent = case when w.agent->>'nonce' = p_nonce then w.agent
-                        else coalesce(w.agent, '{}') || jsonb_build_object('nonce', p_nonce) end
+                        else coalesce(w.agent, '{}') || jsonb_build_object('nonce', p_nonce) end,
+           deadline_at = case when w.status in ('active', 'idle') then v_now + w.lease_s * interval '1 second'
+                              else w.deadline_at end,
+           next_attempt_at = case when w.status in ('active', 'idle') then v_now + w.heartbeat_s * interval '1 second'
+                                  else w.next_attempt_at end
      where w.id = p_worker_id;
     if v_worker.last_heartbeat is null then
         perform pg_notify('orchestrator_fleet', p_worker_id);
@@ -3255,7 +3377,7 @@ CREATE TABLE public.tasks (
     failed_at_point text,
     pool_by_type boolean DEFAULT false NOT NULL,
     CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
-    CONSTRAINT tasks_pool_named CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
+    CONSTRAINT tasks_pool_named CHECK (((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(pool) <= 63))),
     CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
 )
 WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
@@ -3497,8 +3619,7 @@ CREATE TABLE public.task_attempts (
     detail jsonb,
     log_first bigint,
     log_last bigint,
-    CONSTRAINT task_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT task_attempts_outcome_check CHECK ((outcome = ANY (ARRAY['complete'::text, 'failed'::text, 'cancelled'::text, 'released'::text, 'lost'::text])))
+    CONSTRAINT task_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL)))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
 
@@ -3596,8 +3717,7 @@ CREATE TABLE public.schema_migrations (
 CREATE TABLE public.task_counts (
     pool text NOT NULL,
     kind text NOT NULL,
-    n bigint NOT NULL,
-    CONSTRAINT task_counts_kind_check CHECK ((kind = ANY (ARRAY['plain'::text, 'timed'::text, 'blocked'::text])))
+    n bigint NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
 
@@ -3847,19 +3967,15 @@ CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS
 
 CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_tasks_changed();
 
-CREATE TRIGGER tasks_counted_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
+CREATE TRIGGER tasks_changing BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_task_changing();
 
-CREATE TRIGGER tasks_counted_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_tasks_counted();
+CREATE TRIGGER tasks_counted_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
 
 CREATE TRIGGER tasks_counted_removed AFTER DELETE ON public.tasks REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
 
 CREATE TRIGGER tasks_counted_truncated AFTER TRUNCATE ON public.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
 
-CREATE TRIGGER tasks_rerouted BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN (((new.status = 'Queued'::text) AND (old.status <> 'Queued'::text) AND new.pool_by_type)) EXECUTE FUNCTION public.internal_task_rerouted();
-
 CREATE TRIGGER tasks_routed BEFORE INSERT ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_routed();
-
-CREATE TRIGGER tasks_touched BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN ((NOT (new.updated_at IS DISTINCT FROM old.updated_at))) EXECUTE FUNCTION public.internal_task_touched();
 
 CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
 
@@ -3867,7 +3983,7 @@ CREATE TRIGGER workers_added AFTER INSERT ON public.workers FOR EACH ROW EXECUTE
 
 CREATE TRIGGER workers_billing BEFORE UPDATE OF status ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_billing();
 
-CREATE TRIGGER workers_changed AFTER UPDATE ON public.workers FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.stage IS DISTINCT FROM new.stage) OR (old.drain_requested_at IS DISTINCT FROM new.drain_requested_at) OR (old.stop_requested_at IS DISTINCT FROM new.stop_requested_at))) EXECUTE FUNCTION public.internal_worker_changed();
+CREATE TRIGGER workers_changed AFTER UPDATE ON public.workers FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.stage IS DISTINCT FROM new.stage) OR (old.drain_requested_at IS DISTINCT FROM new.drain_requested_at) OR (old.stop_requested_at IS DISTINCT FROM new.stop_requested_at) OR (old.ssh_host IS DISTINCT FROM new.ssh_host) OR (old.ssh_port IS DISTINCT FROM new.ssh_port))) EXECUTE FUNCTION public.internal_worker_changed();
 
 CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EACH ROW EXECUTE FUNCTION public.internal_worker_changing();
 
@@ -4065,9 +4181,13 @@ REVOKE ALL ON FUNCTION public.internal_check_task(p_task jsonb, p_index integer)
 
 REVOKE ALL ON FUNCTION public.internal_check_term(p_fleet text, p_term bigint, p_what text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_claim(p_worker public.workers, p_nonce text, p_claim_no bigint, p_batch integer, p_wait_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_clock(p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_complete_many(p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
@@ -4117,6 +4237,8 @@ REVOKE ALL ON FUNCTION public.internal_settle_dependants(p_ids uuid[]) FROM PUBL
 
 REVOKE ALL ON FUNCTION public.internal_settle_new(p_ids uuid[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_shares(p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
@@ -4125,11 +4247,9 @@ REVOKE ALL ON FUNCTION public.internal_succeeding(p_worker public.workers, p_tas
 
 REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_task_rerouted() FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_task_changing() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_task_routed() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.internal_task_touched() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
 
@@ -4137,7 +4257,7 @@ REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_counted() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 
@@ -4177,6 +4297,10 @@ GRANT ALL ON FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_clai
 REVOKE ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.worker_complete_and_claim(p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_complete_and_claim(p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_complete_and_claim(p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) TO gpu_worker;

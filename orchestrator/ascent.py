@@ -13,6 +13,7 @@ from orchestrator.core.states import FailureCode
 from orchestrator.ports import PortError
 
 Evidence = dict[str, Any]
+SIGHTS = ("shown", "pod_log")  # of the evidence: what is written down at once where it changes
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Ascent:
 
     async def suspects(self, code: FailureCode | None, evidence: Evidence) -> None:
         """Keep what a deadline would be called now, and write it down if it is another code or another sight."""
-        is_news = (code, evidence.get("shown")) != (self.suspect, self.evidence.get("shown"))
+        is_news = code != self.suspect or any(evidence.get(name) != self.evidence.get(name) for name in SIGHTS)
         self.suspect, self.evidence = code, evidence
         if is_news and self.note is not None:
             with contextlib.suppress(PortError):  # a remark; what closes the attempt must be written, and raises

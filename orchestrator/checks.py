@@ -1,16 +1,17 @@
 """The stages between identity and deploy: whether the machine is what was rented, and well.
 
-The probes are orchestrator/probes.py, the judgement is core/inspection.py and core/gpus.py. That a secret can be
-delivered over stdin needs no canary of its own: the probes themselves arrive that way, and `process` fails unless the
-agent read its configuration, token included, from stdin and wrote it to a private file.
+The probes are orchestrator/probes.py, the judgement is core/inspection.py, core/gpus.py and core/fabric.py. That a
+secret can be delivered over stdin needs no canary of its own: the probes themselves arrive that way, and `process`
+fails unless the agent read its configuration, token included, from stdin and wrote it to a private file.
 """
 
 import asyncio
+import itertools
 import time
 
 from orchestrator import probes, remote
 from orchestrator.ascent import Ascent, Evidence
-from orchestrator.core import gpus
+from orchestrator.core import fabric, gpus
 from orchestrator.core.images import cuda_of
 from orchestrator.core.inspection import NOTHING, Sections, Verdict, platform, sections
 from orchestrator.core.states import FailureCode
@@ -19,6 +20,7 @@ from orchestrator.ports import Lines
 from orchestrator.remote import Unproven
 
 PROBE_SHARE = 2 / 3  # of a stage's time is the probe's: what it said must still come back and be written down
+JOINING_PAUSE_S = 3.0  # before GPUs that are just being registered with their switches are looked at again
 BUSY_PAUSE_S = 5.0  # memory that the last tenant is just giving back is looked at again
 
 
@@ -53,8 +55,19 @@ class Checks:
                 ascent.gpus = again
 
     async def gpu_fabric(self, ascent: Ascent) -> Evidence:
-        """Between several GPUs, the NVLinks that their type has."""
-        return _passed(gpus.fabric(ascent.gpus, ascent.worker.gpu_type))
+        """Between several GPUs, the NVLinks that their type has; a fabric that is being joined is looked at again."""
+        for looks in itertools.count(1):
+            verdict = fabric.judge(ascent.gpus, ascent.worker.gpu_type)
+            verdict.facts["looks"] = looks
+            if verdict.fault is None or not fabric.is_joining(ascent.gpus, ascent.worker.gpu_type):
+                break
+            code, why = verdict.fault
+            await ascent.suspects(code, verdict.evidence | {"why": why})
+            await asyncio.sleep(JOINING_PAUSE_S)
+            again = await self._gpus(ascent)
+            if again.get("fabric", NOTHING).ok:  # no answer does not mean that it has joined
+                ascent.gpus = again
+        return _passed(verdict)
 
     async def _gpus(self, ascent: Ascent) -> Sections:
         command = probes.gpus_command(_share_s(ascent), ascent.worker.gpu_count)

@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "tasks cancel": ((TASK, "asks first"),),
     "tasks retry": ((TASK, "attempts counted anew"),),
     "doctor": (("", "every part"), ("ssh s3", "these parts"), ("ssh --repair", "the key pair, for pasting")),
-    "migrate": (("", "the database in DATABASE_URL"),),
+    "migrate": (("", "the database in DATABASE_URL; behind SUPABASE_URL alone, only a look"),),
     "demo": (("", "a minute, no account needed"), ("--keep --tasks 40", "stays up, to try commands on")),
     "completion": (("bash", "the script; where it goes is said below"),),
 }

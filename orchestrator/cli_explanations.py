@@ -51,7 +51,8 @@ def worker(told: WorkerExplanation, now: datetime) -> Text:
     lines += [Text(_held(row, now)) for row in told.running]
     proven = aged(one_line(told.proof, 400), now) if told.proof else "none yet: no attempt has ended"
     lines.append(Text(f"proof: {proven}"))
-    lines.append(Text(f"{_usual(told.usual)}{GAP}fix: {plain(told.fix)}"))
+    usual = _usual(told.usual, told.stage if told.state == State.SPAWNING else None)
+    lines.append(Text(f"{usual}{GAP}fix: {plain(told.fix)}"))
     return Text("\n").join(lines)
 
 
@@ -73,7 +74,11 @@ def task(told: TaskExplanation, now: datetime, *, narrow: bool = False) -> Itera
     parts.append(f"then: {told.then}")
     if told.holding_up:
         parts.append(f"holding up: {told.holding_up} dependent task{'s' if told.holding_up != 1 else ''}")
-    yield Text("\n").join([head, why, Text(GAP.join(parts)), Text(f"fix: {plain(told.fix)}")])
+    if told.usd is not None:
+        parts.append(f"spent: {usd(told.usd)}")
+    usual = [_spread(f"usual for {plain(told.task_type)}", told.usual)] if told.usual else []
+    fix = GAP.join([*usual, f"fix: {plain(told.fix)}"])
+    yield Text("\n").join([head, why, Text(GAP.join(parts)), Text(fix)])
     if told.attempts:
         yield ""
         yield _tried([_attempt(attempt, now) for attempt in told.attempts], narrow=narrow)
@@ -101,7 +106,9 @@ def _pool(told: PoolExplanation, now: datetime) -> Iterator[Text]:
     yield Text(f"     {numbers(shown)}")
     for blocked in told.blocked:
         yield Text.assemble((f"BLOCKED, WAITING ON {blocked.who}", "bold yellow"), f": {plain(blocked.text)}")
-        yield Text(f"  fix: {blocked.fix}")
+        parts = [f"since {_clock(blocked.since, now)}"] if blocked.since else []
+        parts += [f"until {_clock(blocked.until, now)} ({relative(blocked.until, now)})"] if blocked.until else []
+        yield Text("  " + GAP.join([*parts, f"then: {blocked.then}", f"fix: {blocked.fix}"]))
     for row in told.waiting:
         until = f", next try {_clock(row['next_attempt_at'], now)}, deadline {_clock(row['deadline_at'], now)}"
         yield Text(f"worker {row['id']} waits on {row['waiting_on']}: {one_line(row['waiting_for'] or '')}{until}")
@@ -157,11 +164,17 @@ def _kinds(by_kind: Mapping[str, float]) -> str:
     return f" ({parts})" if parts else ""
 
 
-def _usual(usual: Mapping[str, Any]) -> str:
+def _usual(usual: Mapping[str, Any], stage: str | None) -> str:
     what = gpu_name(usual["gpu_type"]) if not usual["gpu_type"] else usual["gpu_type"]
     if not usual["n"]:
         return f"usual for {what}: no bring-up yet to compare with"
-    return f"usual for {what}: p50 {span(float(usual['p50_s']))}, p95 {span(float(usual['p95_s']))} (n={usual['n']})"
+    whole = _spread(f"usual for {what}", usual)
+    part = usual["stages"].get(stage)
+    return f"{whole}, {_spread(f'of which {stage}', part)}" if part else whole
+
+
+def _spread(what: str, usual: Mapping[str, Any]) -> str:
+    return f"{what}: p50 {span(float(usual['p50_s']))}, p95 {span(float(usual['p95_s']))} (n={usual['n']})"
 
 
 def _clock(value: Any, now: datetime) -> str:

@@ -13,14 +13,20 @@ from rich.table import Table
 
 from orchestrator.cli_render import Output, clock, json_option, numbers, one_line
 from orchestrator.cli_session import opened_store, runs, settings_for
-from orchestrator.diagnostics.errors import MISSING_PART, NO_PROVIDER, Failure
+from orchestrator.diagnostics.errors import MISSING_PART, NO_PROVIDER, OLD_SCHEMA, Failure
+from orchestrator.ports import SchemaMismatch
 
 if TYPE_CHECKING:
     from orchestrator.core.actions import Plan
     from orchestrator.core.model import Snapshot
+    from orchestrator.migrate import MigrationReport
 
 HAS_CHANGES = 2  # exit code of a plan that would act
 BOOKKEEPING = ("Climb", "Wait")  # actions that change neither the fleet nor a task
+PUSH = (
+    "apply the files in migrations/ with `supabase db push`, or repeat this command with DATABASE_URL set to the "
+    "project's session pooler (Supabase: Connect, port 5432)"
+)
 
 
 @click.command()
@@ -105,12 +111,14 @@ async def resume(output: Output, pool: str | None) -> None:
 @json_option
 @click.pass_obj
 def migrate(output: Output) -> None:
-    """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator."""
-    url = settings_for("migrations").database_url
-    assert url is not None  # noqa: S101  settings_for() has seen to it
+    """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator.
+
+    Without DATABASE_URL, the schema behind SUPABASE_URL is looked at: exit 4 if it is missing or older.
+    """
+    url = settings_for("database").database_url
     from orchestrator.migrate import migrate as bring_up
 
-    report = asyncio.run(bring_up(url.get_secret_value()))
+    report = asyncio.run(bring_up(url.get_secret_value()) if url else _look_at_schema())
     if output.json:
         output.document(applied=report.applied, notes=report.notes)
         return
@@ -120,6 +128,17 @@ def migrate(output: Output) -> None:
         output.say(note)
     if not report.applied:
         output.show("The schema is up to date.")
+
+
+async def _look_at_schema() -> "MigrationReport":
+    """What is behind SUPABASE_URL, whose API makes no tables. Raises Failure where it will not do for this version."""
+    from orchestrator.migrate import looked_at
+
+    try:
+        async with opened_store() as store:
+            return looked_at(await store.check_functions())
+    except SchemaMismatch as error:
+        raise Failure(OLD_SCHEMA, why=str(error).partition("; fix: ")[0], fix=PUSH) from None
 
 
 @click.command(
@@ -148,6 +167,7 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
         "at": seen.now,
         "pods": len(seen.pods or ()),
         "pods_of_other_databases": len(seen.strangers),
+        "pods_missing": sorted(seen.absent),
         "workers": dict(Counter(worker.state.value for worker in seen.workers)),
         "demand": [dataclasses.asdict(demand) for demand in seen.demand],
         "paused": {pool: dataclasses.asdict(pause) for pool, pause in seen.paused.items()},
@@ -161,6 +181,9 @@ def _show_seen(output: Output, seen: "Snapshot") -> None:
     if seen.strangers:
         fix = "python -m orchestrator sync"
         output.say(f"{len(seen.strangers)} more of this FLEET_ID belong to another database; fix: {fix}", "yellow")
+    if seen.absent:
+        missing = ", ".join(sorted(seen.absent))
+        output.say(f"not on RunPod's list, and lost once ten seconds of lists are without them: {missing}", "yellow")
     for demand in seen.demand:
         blocked = f"; blocked: {numbers(demand.blocked)}" if any(demand.blocked.values()) else ""
         output.say(f"queue {demand.pool}: {demand.claimable} claimable, {demand.running} running{blocked}")

@@ -1,4 +1,4 @@
-"""`timeline <worker>`: every event and attempt in order, with durations, gaps, and what each state cost."""
+"""`timeline <worker>`: events and attempts in order, with durations, gaps, holes, and what each state cost."""
 
 import dataclasses
 from datetime import datetime
@@ -14,8 +14,8 @@ from orchestrator.cli_session import find_worker, opened_store, runs
 from orchestrator.cli_tables import STYLES, table
 from orchestrator.diagnostics.timeline import Entry, by_state, entries
 
-INDENT = {"state": "", "asked": ""}  # every other kind lies within a state
-GAP_STYLE = "yellow"
+INDENT = {"state": "", "asked": "", "hole": ""}  # every other kind lies within a state
+MISSING = {"gap": "yellow", "hole": "yellow"}
 
 
 @click.command()
@@ -65,7 +65,7 @@ def _cells(entry: Entry, created_at: str, now: datetime) -> tuple[str, str, Text
     after = (ago(created_at, now) or 0) - (ago(entry.at, now) or 0)
     instant = entry.until == entry.at
     took = "" if instant else span(entry.seconds(now)) + ("…" if entry.until is None else "")
-    style = GAP_STYLE if entry.kind == "gap" else STYLES.get(entry.what, "") if entry.kind == "state" else ""
+    style = STYLES.get(entry.what, "") if entry.kind == "state" else MISSING.get(entry.kind, "")
     return (
         f"+{span(after)}",
         took,

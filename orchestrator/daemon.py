@@ -73,7 +73,7 @@ class Daemon:
         answers: Answers | None = None,
     ) -> None:
         self._store, self._db, self._observer = store, db, observer
-        self._rounds, self._journal = LogRounds(store, shipper), Journal(store)
+        self._rounds, self._journal = LogRounds(store, shipper, self.wake), Journal(store)
         self._catalog = catalog
         self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
         self._metrics = metrics
@@ -320,7 +320,7 @@ class Daemon:
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
         if not self._stopping:
-            await self._journal.record(term, made)
+            await self._journal.record(term, snapshot, made)
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
         self._journal.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)

@@ -15,7 +15,7 @@ from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import actions as act
 from orchestrator.core import budget
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import UNREACHED, Policy, Snapshot, Worker
 from orchestrator.core.states import FAILURES, RUNGS, Stage, State
 from orchestrator.hosts import remember
 from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
@@ -24,7 +24,7 @@ from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
 CANCEL_S = 0.5  # for a cancelled action to close its attempt row
-ROWS_ONLY = (act.Adopt, act.Wait, act.Settle, act.Terminate, act.Rescue)
+ROWS_ONLY = (act.Adopt, act.Readdress, act.Wait, act.Settle, act.Terminate, act.Rescue)
 log = structlog.get_logger()
 
 
@@ -149,6 +149,8 @@ class Executor:
                 await self._intend(term, action)
             case act.Adopt():
                 await self._adopt(term, action)
+            case act.Readdress():
+                await self._readdress(term, action)
             case act.Wait():
                 await self._wait(term, action)
             case act.Settle():
@@ -224,6 +226,12 @@ class Executor:
         )
         log.warning("pod_adopted", worker=action.worker_id, pod=action.pod_id, reason=action.reason)
 
+    async def _readdress(self, term: int, action: act.Readdress) -> None:
+        """The pinned host key stays; what nobody answered at the old address says nothing of the new one."""
+        where: dict[str, Any] = {"ssh_host": action.host, "ssh_port": action.port, "metadata": {UNREACHED: 0}}
+        await self._move(term, action.worker_id, action.from_state, reason=action.reason, **where)
+        log.warning("worker_readdressed", worker=action.worker_id, reason=action.reason)
+
     async def _wait(self, term: int, action: act.Wait) -> None:
         await self._move(
             term,
@@ -233,7 +241,7 @@ class Executor:
             waiting_on=action.waiting_on,
             waiting_for=action.waiting_for,
             next_attempt_s=action.until_s,
-            deadline_s=self._policy.spawning_timeout_s if action.deadline_s is None else action.deadline_s,
+            deadline_s=action.deadline_s,
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:

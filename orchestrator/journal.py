@@ -3,6 +3,7 @@
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -27,15 +28,15 @@ class Journal:
         self._before: tuple[frozenset[str], frozenset[str]] | None = None  # ready and terminating at the last tick
         self._said_at_s = -SAID_EVERY_S
 
-    async def record(self, term: int, made: Plan) -> None:
+    async def record(self, term: int, snapshot: Snapshot, made: Plan) -> None:
         """A decision row for each pool where something is done, or the target or what blocks it has changed."""
+        pool_of = {worker.id: worker.pool for worker in snapshot.workers}
+        changes = [(a.pool if isinstance(a, Spawn) else pool_of.get(a.worker_id), a)
+                   for a in made.actions if isinstance(a, Spawn | Terminate)]  # fmt: skip
         for verdict in made.verdicts:
-            await self._record(term, verdict, made)
+            await self._record(term, verdict, [action for pool, action in changes if pool == verdict.pool])
 
-    async def _record(self, term: int, verdict: Verdict, made: Plan) -> None:
-        changes = [
-            a for a in made.actions if isinstance(a, Terminate) or (isinstance(a, Spawn) and a.pool == verdict.pool)
-        ]
+    async def _record(self, term: int, verdict: Verdict, changes: Sequence[Spawn | Terminate]) -> None:
         gist = (verdict.target, tuple(DIGITS.sub("#", blocked) for blocked in verdict.blocked))
         if not changes and self._recorded.get(verdict.pool) == gist:
             return

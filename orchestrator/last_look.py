@@ -1,4 +1,4 @@
-"""The last look at a pod before its agent is stopped: what its GPUs, memory, processor, disk and agent were like.
+"""The last look at a pod: what its GPUs, memory, processor, disk and kernel were like, and its agent before the stop.
 
 One command over SSH, for any shell and with no interpreter, in sections that are read here. What is not there or cannot
 be read is null: unknown, which is not zero.
@@ -19,7 +19,7 @@ LOOK_S = 10.0  # for all of it, connecting included
 REACH_S = 5.0  # for a shell to do nothing; a tool that hangs afterwards does not make the pod unreachable
 SMI_S = 4  # for nvidia-smi, which hangs on a broken driver and must not take the rest along
 MAX_BYTES = 16 * 1024  # of the snapshot as JSON
-MAX_ROWS = 16  # GPUs; file systems
+MAX_ROWS = 16  # GPUs; file systems; lines of the kernel's log
 MAX_TEXT = 300  # characters of one text
 GPU_FIELDS = (
     "index",
@@ -45,18 +45,24 @@ COUNTERS = {
     "pids": ("pids.current", "pids/pids.current"),
 }
 WHOLE = re.compile(r"[0-9]{1,18}")
+# Where a container may read it: what the driver said of a GPU, and whom the kernel killed for want of memory.
+KERNEL = f"dmesg | grep -E 'NVRM|[Oo]ut of memory|oom-kill|Killed process' | tail -n {MAX_ROWS}"
 SECTION = re.compile(r"^=== (\w+)\n", re.MULTILINE)
 
 
-def command(nonce: str) -> str:
-    """What is run on the pod for one launch."""
-    run = launch.run_dir(nonce)
+def command(nonce: str | None) -> str:
+    """What is run on the pod; of a launch, where there was one, its agent is looked at too."""
     parts = [
-        f"echo '=== agent'; head -c 2000 {run}/agent.json; echo",
-        f"echo '=== done'; head -c 2000 {run}/done.json; echo",
-        f"echo '=== process'; tr '\\0' ' ' </proc/\"$(cat {run}/agent.pid)\"/cmdline; echo",
         'echo "=== disk"; df -Pk "$HOME" /',
+        f"echo '=== kernel'; if dmesg >/dev/null; then echo read; {KERNEL}; fi",
     ]
+    if nonce is not None:
+        run = launch.run_dir(nonce)
+        parts += [
+            f"echo '=== agent'; head -c 2000 {run}/agent.json; echo",
+            f"echo '=== done'; head -c 2000 {run}/done.json; echo",
+            f"echo '=== process'; tr '\\0' ' ' </proc/\"$(cat {run}/agent.pid)\"/cmdline; echo",
+        ]
     for name, places in COUNTERS.items():
         paths = " ".join(f"/sys/fs/cgroup/{place}" for place in places)
         parts.append(f"echo '=== {name}'; for f in {paths}; do [ -r $f ] && head -c 2000 $f && break; done")
@@ -70,8 +76,6 @@ def command(nonce: str) -> str:
 
 async def look(lines: Lines, worker: Worker) -> dict[str, Any]:
     """The snapshot of a worker's pod, within LOOK_S, or one that says why there is none; raises HostKeyChanged."""
-    if worker.nonce is None:
-        return unknown("no agent was ever launched on it")
     reached = False
     try:
         async with asyncio.timeout(LOOK_S):
@@ -93,7 +97,7 @@ def unknown(why: str) -> dict[str, Any]:
     return {"known": False, "why": why[:MAX_TEXT], "at": _now()}
 
 
-def read(text: str, nonce: str) -> dict[str, Any]:
+def read(text: str, nonce: str | None) -> dict[str, Any]:
     """The snapshot from what `command` printed."""
     _, *found = SECTION.split(text)
     said = {name: content.strip() for name, content in zip(found[::2], found[1::2], strict=True)}
@@ -107,6 +111,7 @@ def read(text: str, nonce: str) -> dict[str, Any]:
         "gpus_why": None if status == "0" else _smi_failure(status, said.get("gpus", "")),
         "cgroup": counters,
         "disk": _disk(said.get("disk", "")),
+        "kernel": _kernel(said.get("kernel", "")),
     }
 
 
@@ -118,10 +123,10 @@ def bounded(snapshot: dict[str, Any]) -> dict[str, Any]:
     return snapshot
 
 
-def _agent(said: dict[str, str], nonce: str) -> dict[str, Any]:
+def _agent(said: dict[str, str], nonce: str | None) -> dict[str, Any]:
     """How the agent was: running, ended (with its reason and status), killed (it left no word), or never there."""
     line, last = _object(said.get("agent", "")), _object(said.get("done", ""))
-    running = launch.run_dir(nonce) in said.get("process", "")
+    running = nonce is not None and launch.run_dir(nonce) in said.get("process", "")
     state = "running" if running else "ended" if last else "killed" if line else "unknown"
     ended = {name: _short(last.get(name)) for name in ("reason", "status", "at")} if last else None
     return {"exit_class": state, "pid": line.get("pid") if line else None, "done": ended}
@@ -155,6 +160,12 @@ def _disk(text: str) -> list[dict[str, Any]] | None:
                 "free_kib": _value(fields[3]),
             }
     return list(found.values())[:MAX_ROWS] or None
+
+
+def _kernel(text: str) -> list[str] | None:
+    """The lines of the kernel's log, the newest last; None where the container may not read it."""
+    readable, *lines = text.splitlines() or [""]
+    return [line[:MAX_TEXT] for line in lines[-MAX_ROWS:]] if readable == "read" else None
 
 
 def _counter(text: str) -> Any:

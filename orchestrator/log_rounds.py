@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -36,8 +36,9 @@ class _Look:
 class LogRounds:
     """The shipments under way."""
 
-    def __init__(self, store: Store, shipper: Shipper) -> None:
-        self._store, self._shipper = store, shipper
+    def __init__(self, store: Store, shipper: Shipper, on_late: Callable[[], object] = lambda: None) -> None:
+        """`on_late` is called when a worker's logs begin to be late: the provider's list may tell why."""
+        self._store, self._shipper, self._on_late = store, shipper, on_late
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._looked: dict[str, _Look] = {}
         self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
@@ -81,8 +82,10 @@ class LogRounds:
         except (PortError, TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"[:300]
             log.info("logs_delayed", worker=worker.id, error=why)
-            if await self._say_late(term, worker, why) and isinstance(error, HostKeyChanged):
-                await self._record_stranger(term, worker, str(error))
+            if await self._say_late(term, worker, why):
+                self._on_late()
+                if isinstance(error, HostKeyChanged):
+                    await self._record_stranger(term, worker, str(error))
         else:
             await self._say_late(term, worker, None)
 

@@ -107,9 +107,24 @@ async def migrate(url: str, *, directory: Path = DIRECTORY) -> MigrationReport:
             newest = max(await _ledger(connection))
     except psycopg.OperationalError as error:
         raise Unavailable(f"the database cannot be migrated now: {error}") from error
-    if newest > migrations[-1].version:
-        notes.append(f"the database is newer than this version: it has migration {newest}, and is left as it is")
-    return MigrationReport(tuple(applied), tuple(notes), newest)
+    return MigrationReport(tuple(applied), (*notes, *_of_a_newer(newest, migrations)), newest)
+
+
+def looked_at(version: str, *, directory: Path = DIRECTORY) -> MigrationReport:
+    """The report on a schema that cannot be changed from here. SchemaMismatch where it is older than the files."""
+    migrations = read_migrations(directory)
+    ours = migrations[-1].version
+    if not version.isdigit() or version < ours:
+        there = version if version.isdigit() else "none that it tells of"
+        raise SchemaMismatch(f"its last migration is {there}, this program's is {ours}")
+    note = "nothing can be made over SUPABASE_URL's API: the schema there was only looked at, and will do"
+    return MigrationReport((), (note, *_of_a_newer(version, migrations)), version)
+
+
+def _of_a_newer(version: str, migrations: tuple[Migration, ...]) -> tuple[str, ...]:
+    if version <= migrations[-1].version:
+        return ()
+    return (f"the database is newer than this version: it has migration {version}, and is left as it is",)
 
 
 async def _apply_next(

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from orchestrator.settings import Settings
 
 MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
+PROJECTS_OWN = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
+PUBLIC_KEY = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
 
 
 def contradictions(settings: "Settings") -> list[Problem]:
@@ -51,17 +53,6 @@ def _missing_database(settings: "Settings") -> list[Problem]:
     return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
 
 
-def _missing_owner(settings: "Settings") -> list[Problem]:
-    if settings.database_url:
-        return []
-    why = "DATABASE_URL is not set, and tables and functions cannot be made over SUPABASE_URL's API"
-    fix = (
-        "set DATABASE_URL to the project's session pooler (Supabase: Connect, port 5432) for this command, "
-        "or apply the files in migrations/ with `supabase db push`"
-    )
-    return [Problem("migrations need a connection of the database's owner", why, fix)]
-
-
 def _missing_shell(settings: "Settings") -> list[Problem]:
     names = {
         "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
@@ -82,7 +73,7 @@ def _missing_shell(settings: "Settings") -> list[Problem]:
 def _missing_gateway(settings: "Settings") -> list[Problem]:
     fix = 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'
     if settings.supabase_url:
-        fix = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
+        fix = PROJECTS_OWN
     problems = []
     if not (settings.worker_jwt_secret or settings.worker_jwt_signing_key):
         why = "neither WORKER_JWT_SECRET nor WORKER_JWT_SIGNING_KEY is set in the environment"
@@ -97,8 +88,7 @@ def _missing_gateway(settings: "Settings") -> list[Problem]:
         problems.append(Problem("WORKER_JWT_SIGNING_KEY cannot be used", str(error), how))
     if settings.pods_use_supabase and not settings.supabase_publishable_key:
         why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
-        how = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
-        problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, how))
+        problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, PUBLIC_KEY))
     if not (settings.database_url or settings.pods_use_supabase) and settings.supabase_url:
         why = "without DATABASE_URL this service has no gateway for pods: they speak to SUPABASE_URL"
         problems.append(Problem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL"))
@@ -119,7 +109,6 @@ def _missing_gateway(settings: "Settings") -> list[Problem]:
 
 MISSING: Mapping[str, Callable[["Settings"], list[Problem]]] = {
     "database": _missing_database,
-    "migrations": _missing_owner,
     "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
     "shell": _missing_shell,
     "blobs": lambda s: _unset(

@@ -18,11 +18,10 @@ from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core.hearing import Hearing
 from orchestrator.core.model import Pod, Snapshot
-from orchestrator.core.presence import Presence, fold
+from orchestrator.core.presence import PAGE_PODS, Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
 LIST_EVERY_S = 2.0  # per page: 30 calls a minute at most; the account's window is 60
-PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
 PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
 FIRST_PATIENCE_S = 2.0  # … of all ticks together, while there is none
 LATE_S = 5.0  # a list that takes longer is told of

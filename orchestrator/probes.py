@@ -46,7 +46,7 @@ QUERIES = {  # section -> nvidia-smi's arguments
 FABRIC_QUERIES = {
     "nvlink": "nvlink --status",
     "topology": "topo -m",
-    "fabric": "--query-gpu=index,fabric.state --format=csv,noheader",
+    "fabric": "--query-gpu=index,fabric.state,fabric.status --format=csv,noheader",
 }
 # $1: how many GPUs are rented.
 GPUS = (

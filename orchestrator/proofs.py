@@ -78,9 +78,11 @@ class Proofs:
 
     async def tcp(self, ascent: Ascent) -> Evidence:
         """Something that speaks SSH answers there."""
-        host, port = _address(ascent.worker)
         backing_off = pauses()
         for attempt in itertools.count(1):
+            host, port = self._boot.address(ascent.worker)
+            if host is None or port is None:
+                raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
             try:
                 patience_s = FIRST_BANNER_S if attempt == 1 else BANNER_TIMEOUT_S
                 banner = await self._shell.banner(host, port, timeout_s=patience_s)
@@ -89,7 +91,8 @@ class Proofs:
                 code = codes.get(type(error), FailureCode.TCP_TIMEOUT)
                 await ascent.suspects(code, {"tries": attempt, "error": str(error)[:300]})
             else:
-                return {"tries": attempt, "banner": banner[:100]}
+                ascent.facts |= {"ssh_host": host, "ssh_port": port}
+                return {"tries": attempt, "address": f"{host}:{port}", "banner": banner[:100]}
             # Nobody there yet is what a booting pod looks like: it is asked again soon, or fifty that come up together
             # would each wait out a pause. Whoever answers wrongly, or slowly, is asked less and less often.
             nobody = ascent.suspect is FailureCode.TCP_REFUSED
@@ -218,12 +221,6 @@ class Proofs:
 def pauses() -> Iterator[float]:
     """PAUSES_S, the last one for ever."""
     return itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1]))
-
-
-def _address(worker: Worker) -> tuple[str, int]:
-    if worker.ssh_host is None or worker.ssh_port is None:
-        raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
-    return worker.ssh_host, worker.ssh_port
 
 
 def _name(path: str) -> str:

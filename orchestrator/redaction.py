@@ -29,17 +29,18 @@ SECRET_NAMES = re.compile(
 PUBLIC_NAMES = frozenset({"token_jti"})
 PLAIN = (bool, int, float, type(None))
 
-# Something that must be there, what is looked for then, and what stays of it.
+# Something that must be there, what is looked for then, and what stays of it; capital or small letters are one.
 SHAPES = tuple(
     (marker, re.compile(pattern, re.IGNORECASE | re.DOTALL), stays)
     for marker, pattern, stays in (
-        ("PRIVATE KEY-", r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN),
-        ("eyJ", r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{16,}", HIDDEN),
+        ("private key-", r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN),
+        ("eyj", r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{16,}", HIDDEN),
         # A token that begins with {"alg": in base64 once more, at its three places within a group of three bytes.
         ("", r"(?-i:ZXlKaGJHY2lPa|V5SmhiR2NpT2l|leUpoYkdjaU9p)[\w+/=-]{16,}", HIDDEN),
         ("://", r"(?<=://)([^\s/:@\"']{0,64}):[^\s/@\"']{1,256}@", rf"\1:{HIDDEN}@"),
         ("mz-", r"(X-Amz-(?:Signature|Credential|Security-Token)(?:=|%3D))[\w%./+-]+", rf"\1{HIDDEN}"),
-        ("earer", r"\b(Bearer\s+)[\w.~+/=-]{8,}", rf"\1{HIDDEN}"),
+        ("bearer", r"\b(Bearer\s+)[\w.~+/=-]{8,}", rf"\1{HIDDEN}"),
+        ("basic", r"(authorization\W{1,8}(?:b\W)?Basic\s+)[\w+/=-]{4,}", rf"\1{HIDDEN}"),  # `basic` is a word, too
         ("rpa_", r"\brpa_\w{16,}", HIDDEN),
         ("sb_secret_", r"\bsb_secret_[\w-]{16,}", HIDDEN),
     )
@@ -90,8 +91,9 @@ class Redactor:
         for needle in self._needles:
             if needle in text:
                 text = text.replace(needle, HIDDEN)
+        small = text.lower() if by_shape else ""
         for marker, shape, stays in self._shapes if by_shape else ():
-            if marker in text:
+            if marker in small:
                 text = shape.sub(stays, text)
         return text
 

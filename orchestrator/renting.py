@@ -4,6 +4,7 @@ A clear refusal leaves the row at its intent; no clear answer leaves it at `pod_
 the pod by name before anything else. A create call is never repeated for want of an answer.
 """
 
+import time
 from typing import Any
 
 import structlog
@@ -46,7 +47,8 @@ class Renter:
 
     async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
         """One create call for a recorded intent. LostRace: it is no longer wanted; OverBudget: it does not fit."""
-        await self._asking(term, worker_id, pool, offer, usd_per_hour)
+        left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)
+        began_s = time.monotonic()
         attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
         result = Attempt("cancelled")
         try:
@@ -62,9 +64,11 @@ class Renter:
         if result.outcome == "ok":
             await self._created(term, worker_id, offer, pod)
         elif result.outcome == "failed":
-            await self._refused(term, worker_id, offer, result)
+            left_s = max(0.0, left_s - (time.monotonic() - began_s))
+            await self._refused(term, worker_id, offer, result, left_s)
 
-    async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
+    async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> float:
+        """Write down what is asked for; the seconds that remain of the whole climb."""
         rung = RUNGS[Stage.POD_CREATED]
         fields: dict[str, Any] = {
             "waiting_on": rung.waiting_on,
@@ -76,7 +80,7 @@ class Renter:
             "release": self._policy.release(pool),
             "metadata": {"offer": offer.key},
         } | budget.reservation(usd_per_hour, self._policy)
-        await self._store.move(
+        asking = await self._store.move(
             term,
             worker_id,
             from_states=[State.SPAWNING],
@@ -84,6 +88,7 @@ class Renter:
             reason=f"asking for {offer.key}",
             fields=fields,
         )
+        return self._policy.spawning_timeout_s - (asking.stage_since - asking.created_at).total_seconds()
 
     async def _created(self, term: int, worker_id: str, offer: Offer, pod: Pod) -> None:
         rung = RUNGS[Stage.POD_RUNNING]
@@ -107,11 +112,14 @@ class Renter:
         await self._store.note_offer(term, offer.key, refused=False, code=None)
         log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
 
-    async def _refused(self, term: int, worker_id: str, offer: Offer, result: Attempt) -> None:
-        """Back to the intent; the planner asks for the next offer, waits, or ends a hopeless one."""
+    async def _refused(self, term: int, worker_id: str, offer: Offer, result: Attempt, left_s: float) -> None:
+        """Back to the intent; the planner asks for the next offer, waits, or ends a hopeless one.
+
+        `left_s` of the whole climb remain.
+        """
         why = str((result.evidence or {}).get("error"))
         code = result.failure_code
-        fields: dict[str, Any] = {"waiting_for": why, "deadline_s": self._policy.spawning_timeout_s}
+        fields: dict[str, Any] = {"waiting_for": why, "deadline_s": left_s}
         if result.exception_type == RateLimited.__name__:
             fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": RATE_LIMIT_S}
         else:

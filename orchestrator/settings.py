@@ -18,7 +18,18 @@ from orchestrator.needs import MISSING, contradictions
 from orchestrator.pools import Batch, Count, Seconds, read_pools
 from orchestrator.problems import Problem, SettingsError
 from orchestrator.redaction import SECRET_NAMES, hide, passwords
-from orchestrator.values import Conninfo, Deadlines, Dollars, FleetId, GpuTypes, Handlers, Names, Url, unquoted
+from orchestrator.values import (
+    Conninfo,
+    Deadlines,
+    Dollars,
+    FleetId,
+    GpuTypes,
+    Handlers,
+    Names,
+    Url,
+    conninfo_passwords,
+    unquoted,
+)
 
 if TYPE_CHECKING:
     from orchestrator.keys import Pair
@@ -198,8 +209,10 @@ class Settings(BaseSettings):
         )
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for redaction: whole settings, and the passwords of URLs within any."""
+        """Every secret value, for redaction: whole settings, and the passwords within any."""
         found = [value for name, value in self.handler_env.items() if SECRET_NAMES.search(name)]
+        if self.database_url:
+            found += conninfo_passwords(self.database_url.get_secret_value())
         for name in type(self).model_fields:
             value = getattr(self, name)
             text = value.get_secret_value() if isinstance(value, SecretStr) else value

@@ -105,7 +105,7 @@ class Shipper:
             ledger = await self._ledger(term, worker.id)
             if look_for_launches or not ledger.launches:
                 ledger.launches = await self._launches(worker)
-            for boot_id in sorted(ledger.launches | ledger.unfinished | ({worker.nonce} if worker.nonce else set())):
+            for boot_id in sorted(ledger.launches | ledger.unfinished | _present(worker)):
                 sizes = await self._sizes(worker, boot_id)
                 for stream in STREAMS:
                     end, size = ledger.end(boot_id, stream), sizes.get(f"{stream}.log", 0)
@@ -179,9 +179,12 @@ class Shipper:
         return await asyncio.to_thread(_digest, packed) == piece.sha256
 
     async def _drain(self, term: int, worker: Worker) -> None:
-        """Stop every launch, then ship until nothing is left; if one cannot be stopped, ship what is there."""
+        """Stop every launch, then ship until nothing is left; if one cannot be stopped, ship what is there.
+
+        The present one too if its start has not come to the pod yet: it starts nothing then.
+        """
         unstopped: PortError | None = None
-        for boot_id in sorted(await self._launches(worker)):
+        for boot_id in sorted(await self._launches(worker) | _present(worker)):
             try:
                 await self._stop(worker, boot_id)
             except PortError as error:
@@ -218,7 +221,7 @@ class Shipper:
     async def _declare(self, term: int, worker: Worker) -> None:
         """Say what went with the host: up to the size last heard of, and whatever came after that."""
         ledger = await self._ledger(term, worker.id)
-        launches = {boot_id for boot_id, _ in ledger.ends} | set(worker.log_bytes) | {worker.nonce or ""}
+        launches = {boot_id for boot_id, _ in ledger.ends} | set(worker.log_bytes) | _present(worker)
         launches |= set(worker.metadata.get("launches", ()))  # that ended before anything of them was shipped
         for boot_id in sorted(launches - {""}):
             for stream in STREAMS:
@@ -274,6 +277,11 @@ class Shipper:
         path = f"{launch.run_dir(boot_id)}/logs/{stream}.log"
         async with self._session(worker) as session:
             return await session.read(path, first, last - first, timeout_s=READ_TIMEOUT_S) or b""
+
+
+def _present(worker: Worker) -> set[str]:
+    """Its present launch, if there has been one, whether or not the start has come to the pod."""
+    return {worker.nonce} if worker.nonce else set()
 
 
 def _names(found: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from orchestrator import last_look
 from orchestrator.core import actions as act
 from orchestrator.core.model import DELETES, UNREACHED, Policy, Worker
 from orchestrator.core.presence import LISTING_LAG_S
-from orchestrator.core.states import FAILURES, Stage, State, WaitingOn
+from orchestrator.core.states import FAILURES, ExitCause, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
 
 RETRY_S = 5.0  # before a failed flush or delete is tried again
@@ -53,6 +53,8 @@ class Teardown:
             fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "the tasks it may hold to end"}
         if action.listed_at is not None:
             fields["metadata"] = {"listed_at": action.listed_at.isoformat()}
+        elif action.cause is ExitCause.TASK_STUCK:  # tells which of its tasks stood still for too long
+            fields["metadata"] = {"stuck_s": self._policy.task_stuck_s}
         return await self._store.move(
             term,
             action.worker_id,
@@ -69,7 +71,10 @@ class Teardown:
         await self._note(term, action.worker_id, action.reason, waiting_for=_tasks(held))
 
     async def flush(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Keep a last look at the pod, stop the agent, see its logs safe or declared lost; then to deleting."""
+        """Keep a last look at the pod, stop the agent, see its logs safe or declared lost; then to deleting.
+
+        A pod that failed before it had an agent is looked at once, if SSH was ever reached, and not waited for.
+        """
         fields: dict[str, Any] = {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": RETRY_S}
         if worker.stage is not Stage.FLUSHING:  # the deadline runs from the first try on
             fields |= {"waiting_for": "the last log bytes", "deadline_s": self._policy.flush_deadline_s}
@@ -92,6 +97,8 @@ class Teardown:
                     raise unflushed from error
                 log.warning("logs_given_up", worker=worker.id, why=str(unflushed))
                 reason = f"its logs could be neither shipped nor declared lost, and the pod is paid for: {unflushed}"
+        elif action.reachable and "last_snapshot" not in worker.metadata:
+            await self._look_once(term, action, worker)
         await self._store.move(
             term,
             worker.id,
@@ -169,10 +176,20 @@ class Teardown:
         if not action.reachable and kept is not None:
             return
         seen = await self._look(worker) if action.reachable else last_look.unknown(action.reason)
+        if kept is not None and kept.get("reached"):  # then its agent has been stopped since
+            seen = {**seen, "agent": None}
         if kept is None or (seen["known"] and not kept.get("known")):
             await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
         if action.reachable and seen.get("reached") is False:
             raise _Unreached(str(seen["why"]))
+
+    async def _look_once(self, term: int, action: act.Flush, worker: Worker) -> None:
+        """Keep what can be seen within the look's own bounds, or why nothing could."""
+        try:
+            seen = await self._look(worker)
+        except HostKeyChanged as error:
+            seen = last_look.unknown(f"HOST_KEY_CHANGED: {error}")
+        await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
 
     async def _note(self, term: int, worker_id: str, reason: str, **fields: Any) -> None:
         await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)

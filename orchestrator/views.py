@@ -28,6 +28,10 @@ class _View(Generic[T]):
         self._news.set()
         self._news = asyncio.Event()
 
+    def now(self, thing_id: str) -> T | None:
+        """The thing as it was last listed; None if it was not."""
+        return self._seen.get(thing_id)
+
     async def until(self, thing_id: str, predicate: Callable[[T], bool], timeout_s: float) -> T:
         """The thing, once it is listed and the predicate holds. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.hearing import Hearing
 from orchestrator.core.plan import plan, sizes
 
 if TYPE_CHECKING:
@@ -137,7 +138,12 @@ def policy_of(settings: Settings, bundle: Bundle) -> Policy:
 
 
 async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
-    """What the next tick sees and would do, through the loop's own observation and planner; writes nothing."""
+    """What the next tick sees and would do, through the loop's own observation and planner; writes nothing.
+
+    One look has no memory. The leader's is taken for what it would be without an outage: everybody could be heard, and
+    every pod without a row was seen, since it leads. Only absence takes several lists, which are never assumed.
+    """
+    from orchestrator.adapters.rows import moment
     from orchestrator.bundle import build_bundle
     from orchestrator.catalog import Catalog
     from orchestrator.observe import Observer
@@ -151,8 +157,13 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
             seen = await Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S).observe(
                 frozenset(), frozenset()
             )
+            leader = (await store.leadership())["leader"]
         finally:
             await cloud.close()
+    if leader:
+        since, born = moment(leader["since"]), {pod.id: pod.created_at or seen.now for pod in seen.pods or ()}
+        orphans = {pod_id: max(since, born[pod_id]) for pod_id in seen.orphan_since}
+        seen = replace(seen, hearing=Hearing(since), orphan_since=orphans)
     return seen, plan(seen, policy)
 
 

@@ -131,12 +131,14 @@ class Agent:
         while not self.life.leaving():
             asked = time.monotonic()
             held = self._claim()
-            self._carry_all(held)
             if held:
                 pause_s = EMPTY_PAUSE_S
             elif time.monotonic() - asked < self._config.claim_wait_s / 2:
                 self.life.pause(pause_s)  # nobody held our question open: do not hammer
                 pause_s = min(pause_s * 2, EMPTY_PAUSE_MAX_S)
+            while held:
+                self._carry_all(held)
+                held = self._tell_and_claim()
 
     def _claim(self) -> list[Held]:
         """Ask for work under the present claim number until answered; [] when there is none, or no more is wanted."""
@@ -161,15 +163,34 @@ class Agent:
             except Refused as error:
                 self._reports.refused(protocol.CLAIM, error)
                 return []
-            self._claim_no += 1
-            self.life.obey(answer)
-            tasks = answer.get("tasks") or []
-            for task in tasks:
-                self._journal.log("task_claimed", task=task["id"], attempt=task["attempt"], type=task["task_type"])
-            return [self.life.hold(task) for task in tasks]
+            return self._claimed(answer)
+
+    def _claimed(self, answer: dict[str, Any]) -> list[Held]:
+        self._claim_no += 1
+        self.life.obey(answer)
+        tasks = answer.get("tasks") or []
+        for task in tasks:
+            self._journal.log("task_claimed", task=task["id"], attempt=task["attempt"], type=task["task_type"])
+        return [self.life.hold(task) for task in tasks]
+
+    def _tell_and_claim(self) -> list[Held]:
+        """See every outcome acknowledged, and in the same call ask for more; [] when that has to be asked by itself."""
+        results = self._reports.results()
+        if not results or self.life.leaving():
+            self._reports.settle()
+            return []
+        args = {"p_results": results, "p_claim_no": self._claim_no, "p_batch": self._config.batch}
+        try:
+            answer = self._rpc.call(protocol.COMPLETE_AND_CLAIM, args)
+        except (Unreachable, Refused) as error:
+            self._reports.unanswered(error)
+            self._reports.settle()
+            return self._claim()  # what that call may have claimed comes under the same number
+        self._reports.heard(answer)
+        return self._claimed(answer)
 
     def _carry_all(self, tasks: list[Held]) -> None:
-        """Run what one claim brought and see every outcome acknowledged; a task that must be handed back stays held.
+        """Run what one claim brought; a task that must be handed back stays held.
 
         Other workers may be idle: what has not begun BATCH_S after the claim is for them.
         """
@@ -178,7 +199,6 @@ class Agent:
             late = held is not tasks[0] and time.monotonic() > until
             if not self.life.ending and not (late and self._release(held, "not begun soon enough")):
                 self._carry(held)
-        self._reports.settle()
 
     def _carry(self, held: Held) -> None:
         if held.fenced:

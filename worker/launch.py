@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SETUP_TIMEOUT_S = 1_800.0
 START_WAIT_S = 60.0  # for another `start` of the same launch to get its agent going
-AGENT_FILE, LOCK_FILE, DONE_FILE = "agent.json", "agent.lock", "done.json"
+AGENT_FILE, LOCK_FILE, DONE_FILE, STOPPED_FILE = "agent.json", "agent.lock", "done.json", "stopped"
 TAIL_BYTES = 2_000  # of system.log, in an error
 
 
@@ -71,6 +71,8 @@ def _start(run: RunDir, pyz: str) -> dict[str, Any]:
         if line is None:
             raise StartError("NO_PROCESS", f"another start of this launch got no agent going in {START_WAIT_S:.0f} s")
         return line
+    if os.path.exists(run.at(STOPPED_FILE)):
+        raise StartError("NO_PROCESS", "this launch was stopped: another one has another nonce")
     if not text.strip() and os.path.exists(run.at("config.json")):
         with open(run.at("config.json"), encoding="utf-8") as file:
             text = file.read()
@@ -155,6 +157,8 @@ def _become_agent(config: Config, run: RunDir, pyz: str, code_sha: str, writable
         }
         run.write(AGENT_FILE, json.dumps(line))
         run.write("agent.pid", f"{os.getpid()}\n")
+        if os.path.exists(run.at(STOPPED_FILE)):  # a `stop` since saw no agent yet; one from now on sees this one
+            return
         os.write(writable, json.dumps(line).encode())
         os.close(writable)
         from .agent import live  # noqa: PLC0415 `start` is answered while the agent still loads

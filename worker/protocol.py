@@ -22,6 +22,9 @@ COMPLETE = "worker_complete"
 # p_results jsonb [{task_id, attempt, result_data}], 1 to 100, no outputs -> {outcomes: [ok|already|fenced]}, in the
 # same order; what is not answered so is said again of each with COMPLETE, which an older gateway knows too
 COMPLETE_MANY = "worker_complete_many"
+# p_results, p_claim_no, p_batch -> {outcomes, wanted, tasks}: COMPLETE_MANY, then CLAIM without a wait, in one
+# transaction; unanswered, each is said again by itself, the claim under the same number
+COMPLETE_AND_CLAIM = "worker_complete_and_claim"
 FAIL = "worker_fail"  # p_task_id, p_attempt, p_failure -> {outcome: requeued|failed|cancelled|already|fenced}
 RELEASE = "worker_release"  # p_task_id, p_attempt, p_reason -> {outcome: ok|already|fenced}: unstarted, uncounted
 # p_items jsonb [{method, key}] -> {outcome: ok|pending, items: [{method, key, url, location}], refused: [key]}
@@ -65,5 +68,5 @@ OUTPUT_MISSING = "OUTPUT_MISSING"  # point Completion: the store does not have w
 STREAMS = ("agent", "handler", "system")
 
 # Where things lie on the pod, relative to the login directory.
-# There: code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks}.
+# There: code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks,stopped}.
 BASE_DIR = ".orchestrator"

@@ -109,21 +109,32 @@ class Reports:
         if error.final:
             self._life.end(f"refused by the orchestrator: {error}", forsaken=True)
 
-    def _send(self, deadline_s: float) -> None:
-        """One try of all that have gathered, in one call; those that are still open stay."""
-        results = [
+    def results(self) -> list[dict[str, Any]]:
+        """All that have gathered, as one call takes them."""
+        return [
             {"task_id": held.id, "attempt": held.attempt, "result_data": self._journal.clean_result(outcome.result)}
             for held, outcome in self._gathered
         ]
-        try:
-            answer = self._rpc.call(protocol.COMPLETE_MANY, {"p_results": results}, deadline_s=deadline_s)
-        except (Unreachable, Refused) as error:
-            self._journal.log("results_unanswered", tasks=len(results), why=str(error))
-            return
-        heard = answer.get("outcomes") or []
-        for (held, outcome), said in zip(self._gathered, heard):
+
+    def heard(self, answer: dict[str, Any]) -> None:
+        """The answer to a call with `results`; those that it leaves open stay."""
+        outcomes = answer.get("outcomes") or []
+        for (held, outcome), said in zip(self._gathered, outcomes):
             self._heard(held, outcome, said)
-        del self._gathered[: len(heard)]
+        del self._gathered[: len(outcomes)]
+
+    def unanswered(self, error: Exception) -> None:
+        """… or none came."""
+        self._journal.log("results_unanswered", tasks=len(self._gathered), why=str(error))
+
+    def _send(self, deadline_s: float) -> None:
+        """One try of all that have gathered, in one call."""
+        try:
+            answer = self._rpc.call(protocol.COMPLETE_MANY, {"p_results": self.results()}, deadline_s=deadline_s)
+        except (Unreachable, Refused) as error:
+            self.unanswered(error)
+        else:
+            self.heard(answer)
 
     def _report(self, held: Held, outcome: Outcome) -> None:
         """Say how one task ended, again and again until answered; a fenced task is dropped without a word."""

@@ -10,12 +10,18 @@ import time
 
 from . import processes
 from .config import RunDir
-from .launch import DONE_FILE, running
+from .launch import DONE_FILE, STOPPED_FILE, running
 
 
 def stop(run_dir: str, grace_s: float) -> int:
-    """TERM the agent, give it `grace_s` to hand back what it holds, then end all that is left of the launch."""
+    """TERM the agent, give it `grace_s` to hand back what it holds, then end all that is left of the launch.
+
+    For good: a `start` of it that is still on its way starts nothing.
+    """
     run = RunDir(run_dir)
+    with contextlib.suppress(OSError):  # on a full disk it is ended all the same
+        os.makedirs(run.path, mode=0o700, exist_ok=True)
+        run.write(STOPPED_FILE, "")
     line = running(run)
     if line:
         with contextlib.suppress(ProcessLookupError):

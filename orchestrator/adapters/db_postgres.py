@@ -58,6 +58,8 @@ ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jw
 CONNECT_TIMEOUT_S = 10
 PASSING = ("starting up", "shutting down", "recovery mode", "too many", "remaining connection slots")  # not about us
 RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
+POOL_SHARE = 0.9  # of a call's time; what is left is for asking why the pool has no connection
+HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
 SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
 LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
 LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -93,6 +95,7 @@ class PostgresDb:
         )
         self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
         self._checking: asyncio.Task[None] | None = None
+        self._knocking: asyncio.Task[PortError | None] | None = None
 
     @classmethod
     async def open(
@@ -110,11 +113,12 @@ class PostgresDb:
     async def close(self) -> None:
         """Close every connection."""
         await self._listeners.close()
-        checking, self._checking = self._checking, None
-        if checking is not None:
-            checking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await checking
+        for task in (self._checking, self._knocking):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._checking = self._knocking = None
         await self._pool.close(timeout=5)
 
     async def call(self, function: str, /, **args: Any) -> Any:
@@ -134,13 +138,14 @@ class PostgresDb:
         statement = _statement(function, tuple(args))
         values = {name: _bind(name, value) for name, value in args.items()}
         limit = _Deadline(self._call_timeout_s)
+        kept_s = self._call_timeout_s * (1 - POOL_SHARE)
         for attempt in range(1, DEADLOCK_TRIES + 1):
             try:
-                async with self._pool.connection(timeout=limit.left_s) as connection:
+                async with self._pool.connection(timeout=max(0.0, limit.left_s - kept_s)) as connection:
                     with limit.on(connection):
                         return await _once(connection, claims, statement, values)
             except psycopg_pool.PoolTimeout as error:
-                raise Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s") from error
+                raise await self._no_connection(function, limit) from error
             except psycopg.Error as error:
                 if error.sqlstate == DEADLOCK and attempt < DEADLOCK_TRIES:
                     continue
@@ -150,6 +155,18 @@ class PostgresDb:
                     raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error
                 raise _port_error(function, error) from error
         raise AssertionError("unreachable")
+
+    async def _no_connection(self, function: str, limit: "_Deadline") -> PortError:
+        """Why the pool gave none, as far as time is left: asked once for all who wait."""
+        knocking = self._knocking
+        if knocking is None or knocking.done():
+            knocking = self._knocking = asyncio.create_task(_heard(self._conninfo), name="database_knock")
+        await asyncio.wait({knocking}, timeout=limit.left_s)
+        why = knocking.result() if knocking.done() else None
+        if isinstance(why, DatabaseAuth):
+            return DatabaseAuth(f"{function}: {why}")
+        said = f": {why}" if why else ""
+        return Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s{said}")
 
     async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
         if self._in_session_mode:
@@ -201,9 +218,19 @@ async def knock(url: str) -> None:
         connection = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S)
     except psycopg.Error as error:
         text = " ".join(str(error).split())
-        refused = "FATAL:" in text and not any(word in text for word in PASSING)
-        raise (DatabaseAuth if refused else Unavailable)(text) from None
+        if "FATAL:" in text and not any(word in text for word in PASSING):
+            raise DatabaseAuth(f"{text}; fix: {HOW}") from None
+        raise Unavailable(text) from None
     await connection.close()
+
+
+async def _heard(url: str) -> PortError | None:
+    """What who knocks is told; None if the door opens."""
+    try:
+        await knock(url)
+    except PortError as error:
+        return error
+    return None
 
 
 async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:

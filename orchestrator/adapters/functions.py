@@ -50,6 +50,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "worker_heartbeat": ("p_worker_id", "p_nonce", "p_tasks", "p_health", "p_logs"),
         "worker_complete": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_output_location", "p_result_data"),
         "worker_complete_many": ("p_worker_id", "p_nonce", "p_results"),
+        "worker_complete_and_claim": ("p_worker_id", "p_nonce", "p_results", "p_claim_no", "p_batch"),
         "worker_fail": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_failure"),
         "worker_release": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_reason"),
         "worker_grants": ("p_worker_id", "p_nonce", "p_items"),

@@ -81,7 +81,7 @@ def offer_of(row: Row) -> OfferState:
 
 
 def climb_of(row: Row) -> EndedClimb:
-    """A bring-up that ended, decoded."""
+    """A bring-up that ended, and what became of its worker, decoded."""
     return EndedClimb(
         worker_id=row["worker_id"],
         pool=row["pool"],
@@ -90,6 +90,8 @@ def climb_of(row: Row) -> EndedClimb:
         exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
         failure_code=row["failure_code"],
         release=row["release"],
+        ending_since=maybe_moment(row["ending_since"]),
+        worked=row["worked"],
     )
 
 

@@ -8,6 +8,7 @@ and one hanging call would hold up the shutdown.
 
 import asyncio
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -257,8 +258,10 @@ def _status(error: Exception) -> str:
 
 
 def _meaning(error: Exception, doing: str) -> PortError:
-    # create_pod raises ValueError for arguments that REST v2 cannot express; an unreadable body is also a ValueError.
-    if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
+    # create_pod raises ValueError for arguments that REST v2 cannot express. An unreadable body is one too, of requests
+    # or of json itself: the call was made, and nobody knows what came of it.
+    unreadable = isinstance(error, requests.RequestException | json.JSONDecodeError | UnicodeError)
+    if isinstance(error, ValueError) and not unreadable:
         return BadSpec(f"{doing}: {error}")
     return port_error(error, doing)
 

@@ -47,6 +47,14 @@ BALANCE = re.compile(r"balance is too low|add funds|insufficient (?:funds|balanc
 QUOTA = re.compile(r"quota|maximum number of (?:pods|gpus)|spend(?:ing)? limit", re.IGNORECASE)
 CLOUDFLARE = re.compile(r"error code: 1\d\d\d")  # the proxy in front refused the client, not the key
 
+# What became of an answer that is none; the first that fits.
+NO_ANSWER: tuple[tuple[type[requests.RequestException], str], ...] = (
+    (requests.exceptions.InvalidJSONError, "the answer cannot be read: no JSON, or not all of it"),
+    (requests.exceptions.ChunkedEncodingError, "the answer was cut off"),
+    (requests.Timeout, "no answer in time"),
+    (requests.ConnectionError, "no connection, or it was cut"),
+)
+
 
 class Malformed(Exception):
     """An answer that is not what the API promises; the text names the field."""
@@ -161,7 +169,8 @@ def port_error(error: Exception, doing: str) -> PortError:
     if isinstance(error, Malformed):
         return Unavailable(f"{doing}: the answer cannot be read: {error}")
     if isinstance(error, requests.RequestException):
-        return Unavailable(f"{doing}: {type(error).__name__}")
+        how = next((words for kind, words in NO_ANSWER if isinstance(error, kind)), "no answer")
+        return Unavailable(f"{doing}: {how} ({type(error).__name__})")
     return Unavailable(f"{doing}: {type(error).__name__}: {str(error)[:MAX_DETAIL_CHARACTERS]}")
 
 

@@ -19,7 +19,9 @@ from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Re
 
 KEEPALIVE_S = 6.0  # while somebody waits for an answer …
 RESTING_S = 60.0  # … and while nobody does: a thousand lines at 6 s would be 170 answers a second
-KEEPALIVES_MISSED = 3  # and one more interval for the last answer, then the connection counts as gone: 24 s
+# And one more interval for the last answer, then the connection counts as gone: 24 s after somebody began to wait, also
+# where the peer froze while the line was at rest; 4 minutes where nobody uses it.
+KEEPALIVES_MISSED = 3
 BANNER_BYTES = 4096  # RFC 4253 allows lines before the identification, and 255 bytes for it
 OUTPUT_BYTES = 4 * 1024 * 1024  # of one command; ours answer with a line or two
 BLOCK_BYTES = 64 * 1024

@@ -4,7 +4,8 @@ Each names the worker or pod it is about and why; execute.py carries each out wi
 named here, so that a plan made from an old snapshot does nothing rather than the wrong thing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from orchestrator.core.model import Offer
@@ -60,7 +61,18 @@ class Wait:
     waiting_on: str
     waiting_for: str
     until_s: float
-    deadline_s: float | None = None  # None: the hard cap of a climb
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Readdress:
+    """Write down where the provider's list shows SSH to a worker's pod now; a restart gives a pod other ports."""
+
+    worker_id: str
+    from_state: State
+    host: str
+    port: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +143,7 @@ class Rescue:
 
 
 Effect = Spawn | Create | Flush | Delete | Bury | Reap  # what takes the world, once it is written
-Action = Effect | Adopt | Climb | Wait | Settle | Terminate | Rescue
+Action = Effect | Adopt | Climb | Readdress | Wait | Settle | Terminate | Rescue
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +155,12 @@ class Verdict:
     target: int
     inputs: dict[str, object]
     blocked: tuple[str, ...]  # what was wanted and not done, and why
-    retry_at: datetime | None = None  # when something that is blocked may go on
+    until: Mapping[str, datetime] = field(default_factory=dict)  # of what is blocked, where time ends it: when
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """When the first of what is blocked may go on."""
+        return min(self.until.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,23 @@
 """How many bring-ups of a pool may begin now, by how the last ones ended.
 
     halted    the provider refused for a reason that somebody must mend (balance, quota, key, request): wait, try one
-    open      too many climbs failed: one canary at a time until one succeeds
+    open      too many failed, climbing or soon after: one canary at a time until one succeeds
     unproven  a release that nothing was ever promoted with, where another was: one canary before the fan-out
     paced     the newest climb failed: one new worker in PACE_S
 
 Everything follows from the ended climbs, so a new leader judges alike. The breaker opens at the climb with which the
 failure rate of FAILURE_WINDOW_MINUTES passed MAX_WORKER_FAILURE_RATE, and a success closes it; time alone does not.
+
+A promoted worker is on probation until it has completed a task, or for as long as that window where there is none. One
+that fails before counts as a failed climb, at the moment at which it fell, and its promotion as no success: an image
+whose agent comes up and dies is rented for nothing, like one whose agent never comes up. Whoever fails later has shown
+that image and code work, and blames its host or its task. So a success is what disproves the failures that opened the
+breaker: a promotion, where climbs had failed; where promoted workers had fallen, an end of probation, and until then
+the promoted one is the canary. A task that kills its pods fells MAX_ATTEMPTS of them, fewer than are judged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -47,17 +54,15 @@ class Brake:
 
 def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brake | None:
     """What holds back the spawns of a pool that has so many on their way; None: nothing."""
-    climbs = [c for c in snapshot.ended if c.pool == pool.name and (c.promoted or c.exit_cause in FAILURES)]
+    judged = sorted((_judged(c, policy) for c in snapshot.ended if c.pool == pool.name), key=lambda climb: climb.at)
+    climbs = [c for c in judged if c.promoted or c.exit_cause in FAILURES]
     tried = [c for c in climbs if c.promoted or c.failure_code not in UNTRIED]
     canary = max(0, 1 - spawning)
     halt = _halt(pool, snapshot)
     if halt:
         return halt if halt.limit == 0 else Brake(halt.kind, canary, halt.why, None)
-    if opened := _open(tried, policy):
-        next_at = tried[-1].at + timedelta(seconds=PACE_S)
-        if not spawning and next_at > snapshot.now:
-            return Brake(Brakes.OPEN, 0, f"{opened}, next canary {next_at:%H:%M:%S}", next_at)
-        return Brake(Brakes.OPEN, canary, f"{opened}, one canary at a time", None)
+    if opened := _opened(tried, snapshot, policy, spawning):
+        return opened
     pace = _pace(pool, snapshot, climbs, policy)
     release = policy.release(pool)
     if snapshot.proven and release not in snapshot.proven:
@@ -67,19 +72,54 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     return pace
 
 
-def _open(tried: Sequence[EndedClimb], policy: Policy) -> str | None:
-    """Why the breaker is open, if it is."""
-    why = None
+def _judged(climb: EndedClimb, policy: Policy) -> EndedClimb:
+    """The climb as it counts: failed, and when its worker fell, if that was on probation."""
+    fell_at = climb.ending_since
+    if not climb.promoted or climb.exit_cause not in FAILURES or fell_at is None or _lasted(climb, fell_at, policy):
+        return climb
+    return replace(climb, promoted=False, at=fell_at)
+
+
+def _lasted(climb: EndedClimb, until: datetime, policy: Policy) -> bool:
+    """Whether the promoted worker was past its probation by then."""
+    return climb.worked or until - climb.at >= timedelta(seconds=policy.failure_window_s)
+
+
+def _opened(tried: Sequence[EndedClimb], snapshot: Snapshot, policy: Policy, spawning: int) -> Brake | None:
+    """The open breaker: one canary, which spawns or is on probation, and a pause before the next."""
+    why, trial = _judgement(tried, snapshot.now, policy)
+    if why is None:
+        return None
+    if trial:
+        until = trial.at + timedelta(seconds=policy.failure_window_s)
+        proof = f"canary {trial.worker_id} has to complete a task or to live until {until:%H:%M:%S}"
+        return Brake(Brakes.OPEN, 0, f"{why}, {proof}", until)
+    next_at = tried[-1].at + timedelta(seconds=PACE_S)
+    if not spawning and next_at > snapshot.now:
+        return Brake(Brakes.OPEN, 0, f"{why}, next canary {next_at:%H:%M:%S}", next_at)
+    return Brake(Brakes.OPEN, max(0, 1 - spawning), f"{why}, one canary at a time", None)
+
+
+def _judgement(tried: Sequence[EndedClimb], now: datetime, policy: Policy) -> tuple[str | None, EndedClimb | None]:
+    """Why the breaker is open, if it is, and the promoted worker that is on probation for it, if there is one."""
+    window = timedelta(seconds=policy.failure_window_s)
+    why, trial, fell = None, None, 0
     for last, climb in enumerate(tried):
         if climb.promoted:
-            why = None
+            if not fell or _lasted(climb, climb.ending_since or now, policy):
+                why, trial, fell = None, None, 0
+            elif climb.ending_since is None:
+                trial = climb
             continue
-        recent = [c for c in tried[: last + 1] if climb.at - c.at <= timedelta(seconds=policy.failure_window_s)]
-        failed = sum(not c.promoted for c in recent)
-        if len(recent) >= policy.failure_min_climbs and failed > policy.max_failure_rate * len(recent):
-            within = f"{failed} of {len(recent)} bring-ups failed within {policy.failure_window_s / 60:g} min"
-            why = f"breaker open, {within} ({climb.failure_code})"
-    return why
+        recent = [c for c in tried[: last + 1] if climb.at - c.at <= window]
+        failed = [c for c in recent if not c.promoted]
+        if len(recent) >= policy.failure_min_climbs and len(failed) > policy.max_failure_rate * len(recent):
+            within = f"{len(failed)} of {len(recent)} bring-ups failed within {window.total_seconds() / 60:g} min"
+            fallen = sum(c.ending_since is not None for c in failed)
+            fell = max(fell, fallen)  # what opened it is to be disproved, however a canary fails
+            within += f", {fallen} of them soon after promotion" if fallen else ""
+            why = f"breaker open, {within} ({climb.failure_code or climb.exit_cause})"
+    return why, trial
 
 
 def _halt(pool: Pool, snapshot: Snapshot) -> Brake | None:
@@ -87,10 +127,10 @@ def _halt(pool: Pool, snapshot: Snapshot) -> Brake | None:
     refused: list[EndedClimb] = []
     for climb in snapshot.ended:
         bad_spec = climb.failure_code == FailureCode.BAD_SPEC and climb.pool == pool.name
-        if climb.failure_code in OF_THE_ACCOUNT or bad_spec:
-            refused.append(climb)
-        elif climb.promoted or climb.failure_code not in UNTRIED:
+        if climb.promoted or climb.failure_code not in UNTRIED:
             refused.clear()
+        elif climb.failure_code in OF_THE_ACCOUNT or bad_spec:
+            refused.append(climb)
     if not refused:
         return None
     newest = refused[-1]
@@ -115,7 +155,9 @@ def _pace(pool: Pool, snapshot: Snapshot, climbs: Sequence[EndedClimb], policy: 
         return None
     if climbs[-1].failure_code in UNTRIED - {FailureCode.HOST_AVOIDED}:
         return None  # the offers' own cool-down paces these
-    why = f"the last bring-up failed ({climbs[-1].failure_code}), one spawn in {PACE_S:g} s"
+    last = climbs[-1]
+    failed = "bring-up failed" if last.ending_since is None else "promoted worker failed on probation"
+    why = f"the last {failed} ({last.failure_code or last.exit_cause}), one spawn in {PACE_S:g} s"
     spawned_at = snapshot.last_spawn_at.get(pool.name)
     if spawned_at is None or snapshot.now - spawned_at >= timedelta(seconds=PACE_S):
         return Brake(Brakes.PACED, 1, why, snapshot.now + timedelta(seconds=PACE_S))

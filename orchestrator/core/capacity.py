@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from orchestrator.core import breaker
 from orchestrator.core.actions import Create, Wait
+from orchestrator.core.breaker import Brakes
 from orchestrator.core.budget import Purse
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
@@ -103,22 +105,39 @@ def plan(
     waits: list[Wait] = []
     adoptable = {pod.worker_id for pod in snapshot.pods or () if pod.fleet_id == policy.fleet_id}
     others = leaving | snapshot.in_flight | adoptable
-    for worker in snapshot.workers:
-        if worker.pool != pool.name or worker.state is not State.SPAWNING or worker.stage is not Stage.INTENT:
-            continue
-        if worker.id in others or worker.next_attempt_at > snapshot.now:
-            continue
-        offer = market.choose(pool, worker)
+    spawning = [w for w in snapshot.workers if w.pool == pool.name and w.state is State.SPAWNING]
+    due = [w for w in spawning if w.stage is Stage.INTENT and w.id not in others and w.next_attempt_at <= snapshot.now]
+    climbing = sum(1 for w in spawning if w.stage is not Stage.INTENT or w.id in others)
+    for worker in due:
+        held = _held_back(pool, snapshot, policy, climbing + len(creates), worker)
+        offer = None if held else market.choose(pool, worker)
         if offer:
             why = f"intent recorded; asking for {offer.key}"
             creates.append(Create(worker.id, pool.name, offer, why, market.purse.price(pool, offer)))
             continue
-        waiting_on, why, until = market.obstacle(pool, worker)
-        if worker.waiting_on is not waiting_on:
+        waiting_on, why, until = held or market.obstacle(pool, worker)
+        silent_s = (snapshot.now - worker.next_attempt_at).total_seconds()
+        if (worker.waiting_on, worker.waiting_for) != (waiting_on, why) or silent_s >= MENDED_RETRY_S:
             retry_s = PROBE_RETRY_S if waiting_on is WaitingOn.CAPACITY else MENDED_RETRY_S
             until_s = (until - snapshot.now).total_seconds() if until else retry_s
-            waits.append(Wait(worker.id, State.SPAWNING, waiting_on, why, until_s))
+            left_s = policy.spawning_timeout_s - (snapshot.now - worker.created_at).total_seconds()
+            waits.append(Wait(worker.id, State.SPAWNING, waiting_on, why, until_s, max(0, left_s)))
     return creates, waits
+
+
+def _held_back(
+    pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, worker: Worker
+) -> tuple[WaitingOn, str, datetime | None] | None:
+    """What holds an intent back that holds new ones back too; an operator's own request waits for none of it."""
+    if worker.metadata.get("asked_for"):
+        return None
+    pause = snapshot.pause_of(pool.name)
+    if pause:
+        return WaitingOn.OPERATOR, f"paused, {pause.reason}", None  # however long: it may be resumed before
+    brake = breaker.brake(pool, snapshot, policy, climbing)
+    if brake is None or brake.limit > 0 or brake.kind not in (Brakes.HALTED, Brakes.OPEN):
+        return None
+    return WaitingOn.OPERATOR if brake.kind is Brakes.HALTED else WaitingOn.ORCHESTRATOR, brake.why, brake.until
 
 
 def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from enum import StrEnum
 
 from orchestrator.core import plan as loop
-from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Reap, Rescue, Terminate
+from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Readdress, Reap, Rescue, Terminate
 from orchestrator.core.lifecycle import DEAD
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.states import ExitCause, FailureCode
 
 ORPHAN_GRACE_S = 2.0  # a second list; the operator has asked, and a pod's row is there before the pod is asked for
 LOST = frozenset({FailureCode.POD_MISSING, *DEAD.values()})
-FOLLOWING = (Flush, Delete, Bury, Rescue)  # the rest of an end that has begun
+FOLLOWING = (Readdress, Flush, Delete, Bury, Rescue)  # the rest of an end that has begun
 
 
 class Errand(StrEnum):

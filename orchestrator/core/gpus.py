@@ -26,7 +26,6 @@ NO_ANSWER = re.compile(r"\[.*\]|ERR!|N/A|", re.IGNORECASE)
 XID = re.compile(
     r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)[^)]*\): (?P<number>\d{1,9})\b"
 )
-LINK = re.compile(r"\s+Link \d+: (?P<state>.+)")
 CUDA_LINE = re.compile(r"CUDA Version\s*:\s*(\d{1,4})\.(\d{1,4})\b")
 # The newest CUDA that a driver branch brings, for when nvidia-smi does not tell (CUDA Toolkit release notes, table 3).
 DRIVER_CUDA = ((580, (13, 0)), (575, (12, 9)), (570, (12, 8)), (565, (12, 7)), (560, (12, 6)), (555, (12, 5)),
@@ -99,46 +98,10 @@ def health(found: Sections, image_cuda: tuple[int, int] | None) -> Verdict:
     return verdict
 
 
-def fabric(found: Sections, gpu_type: str | None) -> Verdict:
-    """Judge the links of several GPUs against what their type has."""
-    verdict, profile = Verdict(), PROFILES.get(gpu_type or "")
-    answer = found.get("nvlink", NOTHING)
-    links: dict[str, list[bool | None]] = {}
-    for line in answer.text.splitlines():
-        link = LINK.fullmatch(line.rstrip())
-        if line.startswith("GPU "):
-            links[line.partition(":")[0].removeprefix("GPU ")] = []
-        elif link and links:
-            links[next(reversed(links))].append(_is_active(link["state"]))
-    active = {index: sum(state is True for state in states) for index, states in links.items()}
-    unsure = {index for index, states in links.items() if None in states}
-    states = _column(found.get("fabric", NOTHING), 1)
-    wanted = profile.nvlinks if profile else None
-    verdict.facts |= {"active_links": active, "links_per_gpu": wanted, "fabric_state": states}
-    verdict.facts["topology"] = found.get("topology", NOTHING).text.splitlines()[:20]
-    if profile is None:
-        verdict.unknown.append("profile")
-    elif profile.nvlinks == 0 or (profile.bridged and not any(active.values())):
-        verdict.facts["links"] = "none expected" if profile.nvlinks == 0 else "no bridge is plugged in"
-    elif not active or len(unsure) == len(active):
-        verdict.unknown.append("nvlink")
-        verdict.facts["nvidia_smi"] = {"exit_status": answer.status, "said": answer.said}
-    else:
-        _compare({index: n for index, n in active.items() if index not in unsure}, profile.nvlinks, verdict)
-    unready = sorted({state for state in states if not NO_ANSWER.fullmatch(state)} - {"Completed", "Not Started"})
-    if profile and profile.nvlinks and not profile.bridged and unready:
-        why = f"the NVLink fabric is {', '.join(unready)}, not Completed: CUDA would not start"
-        verdict.blame(FailureCode.NVLINK_INACTIVE, why)
-    return verdict
-
-
-def _compare(active: dict[str, int], wanted: int, verdict: Verdict) -> None:
-    dead = [index for index, count in active.items() if count == 0]
-    fewer = [f"GPU {index}: {count}" for index, count in active.items() if count < wanted]
-    if dead:
-        verdict.blame(FailureCode.NVLINK_INACTIVE, f"no link of GPU {', '.join(dead)} is active")
-    elif fewer:
-        verdict.blame(FailureCode.NVLINK_DEGRADED, f"fewer links than {wanted} are active: {', '.join(fewer)}")
+def column(section: Section, number: int) -> list[str]:
+    """One column of a section's CSV."""
+    rows = (line.split(",") for line in section.text.splitlines()) if section.ok else ()
+    return [row[number].strip() for row in rows if len(row) > number]
 
 
 def _xids(found: Sections, seen: tuple[Gpu, ...], verdict: Verdict) -> None:
@@ -163,7 +126,7 @@ def _xids(found: Sections, seen: tuple[Gpu, ...], verdict: Verdict) -> None:
 
 def _recovery(found: Sections, verdict: Verdict) -> None:
     """What the driver itself wants done, where it is new enough to say (branch 565 on)."""
-    actions = _column(found.get("recovery", NOTHING), 1)
+    actions = column(found.get("recovery", NOTHING), 1)
     wanted = sorted({action for action in actions if not NO_ANSWER.fullmatch(action)} - {"None"})
     if wanted:
         why = f"the driver wants recovery: {', '.join(wanted)}"
@@ -180,7 +143,7 @@ def _ecc(found: Sections, seen: tuple[Gpu, ...], verdict: Verdict) -> None:
         elif gpu.ecc > 0:
             verdict.blame(FailureCode.ECC, f"GPU {gpu.index} has {gpu.ecc} uncorrected ECC errors")
     remapped = found.get("remapped", NOTHING)
-    flags = [*zip(_column(remapped, 1), _column(remapped, 2), strict=False)]
+    flags = [*zip(column(remapped, 1), column(remapped, 2), strict=False)]
     for what, state in itertools.chain.from_iterable((("pending", p), ("failed", f)) for p, f in flags):
         if state.lower() in {"1", "yes"}:
             verdict.blame(FailureCode.ECC, f"row remapping is {what}")
@@ -240,19 +203,6 @@ def _complaint(answer: Section) -> str:
     if "not found" in answer.text or "No such file" in answer.text:
         return "it is not there"
     return answer.said
-
-
-def _is_active(state: str) -> bool | None:
-    """A link's speed means that it is active."""
-    if "inactive" in state.lower():
-        return False
-    return True if re.match(r"[\d.]+ GB/s", state) else None
-
-
-def _column(section: Section, number: int) -> list[str]:
-    """One column of a section's CSV."""
-    rows = (line.split(",") for line in section.text.splitlines()) if section.ok else ()
-    return [row[number].strip() for row in rows if len(row) > number]
 
 
 def _whole(text: str) -> int | None:

@@ -1,15 +1,17 @@
 """What each live worker needs next, by its state and stage and by what the provider's list shows of its pod.
 
 A spawning worker climbs until its deadline; a ready one is watched (pod, heartbeat, an operator's wish); a terminating
-one goes through draining, flushing, deleting, and ends when its pod's absence is proven.
+one goes through draining, flushing, deleting, and ends when its pod's absence is proven. In each, SSH is followed to
+where the list shows it.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from math import ceil
 
 from orchestrator.core import succession
-from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Settle, Terminate, Wait
+from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
 from orchestrator.core.model import DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
-from orchestrator.core.presence import LISTING_LAG_S
+from orchestrator.core.presence import FRESH_S, LISTING_LAG_S, PAGE_PODS
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
@@ -17,7 +19,8 @@ LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a rema
 UNDECLARED_S = 600.0  # a flush that cannot even declare its logs lost holds up the delete no longer
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
 UNASKED_S = 120.0  # an agent without a task asks for one at once, and again within its long poll
-DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age; after a second one as for any pod
+DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age; if it outlived one, that of any pod
+STILL_LISTED = "it is still listed since"  # in what a deleting row waits for
 NEVER_CREATED = frozenset(
     {
         FailureCode.INTENT_STALE,
@@ -33,6 +36,7 @@ DEAD = {
     PodStatus.TERMINATED: FailureCode.POD_EXITED,
     PodStatus.ERROR: FailureCode.POD_ERROR,
 }
+ENDS = (Terminate, Delete, Bury)  # nobody speaks to the pod: a list with another address each time holds none up
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
@@ -45,9 +49,22 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
             continue
         pod = pods.get(worker.pod_id) if worker.pod_id else named.get(worker.id)
         action = _STEPS[worker.state](worker, pod, snapshot, policy)
+        if not (isinstance(action, ENDS) or (isinstance(action, Flush) and action.final)):
+            action = _moved(worker, pod) or action
         if action is not None:
             actions.append(action)
     return actions
+
+
+def _moved(worker: Worker, pod: Pod | None) -> Readdress | None:
+    """Its new address, where the list shows another than the row: whatever speaks to the pod must find it there."""
+    if worker.ssh_host is None or pod is None or pod.ssh_host is None or pod.ssh_port is None:
+        return None
+    if (worker.ssh_host, worker.ssh_port) == (pod.ssh_host, pod.ssh_port):
+        return None
+    before, now = f"{worker.ssh_host}:{worker.ssh_port}", f"{pod.ssh_host}:{pod.ssh_port}"
+    why = f"SSH moved from {before} to {now}, as RunPod's list shows"
+    return Readdress(worker.id, worker.state, pod.ssh_host, pod.ssh_port, why)
 
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -192,18 +209,26 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         return Delete(worker.id, worker.pod_id, "not listed; deleted all the same")
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")
-    deleted_age_s = policy.absence_age_s if worker.metadata.get(DELETES) else DELETED_AGE_S
+    outlived = worker.metadata.get(DELETES) or STILL_LISTED in (worker.waiting_for or "")
+    deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
     age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
-    return Bury(worker.id, "two complete lists do not show its pod") if _absent(worker, snapshot, age_s) else None
+    asked_at = _asked_at(worker, policy) if sent else worker.created_at
+    gone = _absent(worker, snapshot, age_s, asked_at)
+    return Bury(worker.id, "two complete lists do not show its pod") if gone else None
+
+
+def _asked_at(worker: Worker, policy: Policy) -> datetime:
+    """When the last delete was answered."""
+    return worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
 
 
 def _still_listed(worker: Worker, snapshot: Snapshot, policy: Policy) -> Wait | None:
     """Once after each delete that was accepted, a remark that the pod is there all the same."""
     left_s = (worker.next_attempt_at - snapshot.now).total_seconds()
-    asked_at = worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
-    if left_s > policy.delete_retry_s - LISTED_S or "still listed" in (worker.waiting_for or ""):
+    asked_at = _asked_at(worker, policy)
+    if left_s > policy.delete_retry_s - LISTED_S or STILL_LISTED in (worker.waiting_for or ""):
         return None
-    said = f"{worker.waiting_for}: the delete was answered, and it is still listed since {asked_at:%H:%M:%S}"
+    said = f"{worker.waiting_for}: the delete was answered, and {STILL_LISTED} {asked_at:%H:%M:%S}"
     return Wait(worker.id, State.TERMINATING, WaitingOn.PROVIDER, said, left_s, policy.drain_grace_s)
 
 
@@ -219,16 +244,23 @@ def _fate(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot,
     if pod is not None:
         code = DEAD.get(pod.status)
         return Terminate(worker.id, worker.state, cause, code, f"the provider says {pod.status}") if code else None
-    if not _absent(worker, snapshot, policy.absence_age_s) or _speaks(worker, snapshot):
+    if not _absent(worker, snapshot, policy.absence_age_s, worker.created_at) or _speaks(worker, snapshot):
         return None
     why = f"pod {worker.pod_id} is missing from complete lists"
     gone = snapshot.absent[worker.pod_id or worker.id]
     return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, gone.shown or gone.since)
 
 
-def _absent(worker: Worker, snapshot: Snapshot, age_s: float) -> bool:
+def _absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime) -> bool:
+    """Whether complete lists lack its pod, for so long since `after`: before a delete they prove nothing of it.
+
+    A list that is old proves nothing of now: then the next one decides.
+    """
     gone = snapshot.absent.get(worker.pod_id or worker.id)
-    return gone is not None and gone.lists >= 2 and gone.until - gone.since >= timedelta(seconds=age_s)  # noqa: PLR2004
+    pages = max(1, ceil(len(snapshot.pods or ()) / PAGE_PODS))
+    if gone is None or snapshot.now - gone.until > timedelta(seconds=FRESH_S * pages):
+        return False
+    return gone.lists > 1 and gone.until - max(gone.since, after) >= timedelta(seconds=age_s)
 
 
 def _speaks(worker: Worker, snapshot: Snapshot) -> bool:
@@ -238,7 +270,9 @@ def _speaks(worker: Worker, snapshot: Snapshot) -> bool:
 
 
 def _reachable(worker: Worker, pod: Pod | None) -> bool:
-    return pod is not None and pod.status is PodStatus.RUNNING and worker.nonce is not None
+    """Whether there may be something to fetch: an agent was launched, or SSH once let us in and it was our pod."""
+    met = worker.nonce or (worker.host_key and worker.failure_code is not FailureCode.POD_MISMATCH)
+    return pod is not None and pod.status is PodStatus.RUNNING and bool(met)
 
 
 _STEPS = {State.SPAWNING: _spawning, State.ACTIVE: _ready, State.IDLE: _ready, State.TERMINATING: _terminating}

@@ -243,15 +243,17 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class EndedClimb:
-    """A bring-up that is over: promoted, or not and why."""
+    """A bring-up that is over: promoted, or not and why; and what became of the worker that was promoted."""
 
     worker_id: str
     pool: str
     at: datetime
     promoted: bool
-    exit_cause: ExitCause | None  # of one that was not promoted
+    exit_cause: ExitCause | None  # None while a promoted one has not begun to end
     failure_code: str | None
     release: str | None
+    ending_since: datetime | None = None  # when a promoted one began to end
+    worked: bool = False  # a promoted one has completed a task
 
 
 @dataclass(frozen=True, slots=True)

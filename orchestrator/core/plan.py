@@ -1,6 +1,6 @@
 """One tick's thinking: the phases, in order. Pure: the same snapshot and policy give the same plan.
 
-    lifecycle  what each live worker needs next (adopt, climb, watchdog, drain, flush, delete, bury)
+    lifecycle  what each live worker needs next (adopt, climb, readdress, watchdog, drain, flush, delete, bury)
     budget     who goes because the money is used up
     orphans    pods of this fleet that no live row names
     rescue     tasks whose lease is over
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
-from orchestrator.core.actions import Action, Adopt, Bury, Plan, Settle, Spawn, Terminate, Verdict, Wait
+from orchestrator.core.actions import Action, Adopt, Bury, Plan, Readdress, Settle, Spawn, Terminate, Verdict, Wait
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import FAILURES, State
 
-ROWS_PER_TICK = 40  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
-WRITTEN = (Adopt, Bury, Settle, Spawn, Terminate, Wait)
+ROWS_PER_TICK = 30  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
+WRITTEN = (Adopt, Bury, Readdress, Settle, Spawn, Terminate, Wait)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -80,14 +80,21 @@ def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
 
 
 def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
-    """The snapshot with the climbs that this tick ends among the ended ones: they are not replaced unjudged."""
+    """The snapshot with the climbs and workers that this tick ends among the ended ones: none is replaced unjudged."""
     rows = {worker.id: worker for worker in snapshot.workers}
-    ends = [
-        EndedClimb(a.worker_id, rows[a.worker_id].pool, snapshot.now, False, a.cause, a.code, rows[a.worker_id].release)
-        for a in actions
-        if isinstance(a, Terminate) and a.from_state is State.SPAWNING
+    ends = {a.worker_id: a for a in actions if isinstance(a, Terminate)}
+    known = [
+        replace(climb, exit_cause=end.cause, failure_code=end.code, ending_since=snapshot.now)
+        if climb.promoted and (end := ends.get(climb.worker_id))
+        else climb
+        for climb in snapshot.ended
     ]
-    return replace(snapshot, ended=(*snapshot.ended, *ends))
+    known += [
+        EndedClimb(a.worker_id, rows[a.worker_id].pool, snapshot.now, False, a.cause, a.code, rows[a.worker_id].release)
+        for a in ends.values()
+        if a.from_state is State.SPAWNING
+    ]
+    return replace(snapshot, ended=tuple(known))
 
 
 def _ended(actions: Iterable[Action]) -> frozenset[str]:

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from orchestrator.core.model import Absence, Pod, Worker
 from orchestrator.core.states import Stage
 
+PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
+FRESH_S = 10.0  # per page: how old a list may be that shows that a pod is not there
 LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
 FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # later ones are reached by listed pods only
 

@@ -19,23 +19,23 @@ from orchestrator.core import breaker, succession
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
 from orchestrator.core.capacity import Market
 from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
-from orchestrator.core.states import READY, ExitCause, State, WaitingOn
+from orchestrator.core.states import READY, ExitCause, Stage, State, WaitingOn
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
 
 
 @dataclass(slots=True)
 class Held:
-    """What was wanted and not done, and when to look again."""
+    """What was wanted and not done, and until when, where that is known."""
 
     why: list[str] = field(default_factory=list)
-    retry_at: datetime | None = None
+    until: dict[str, datetime] = field(default_factory=dict)
 
     def note(self, why: str, until: datetime | None = None) -> None:
         """Add a reason."""
         self.why.append(why)
         if until is not None:
-            self.retry_at = min(until, self.retry_at or until)
+            self.until[why] = until
 
 
 def plan(
@@ -70,6 +70,10 @@ def plan(
     pause = snapshot.pause_of(pool.name)
     if pause and demand.blocked.get("paused"):
         held.note(f"{demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
+    recorded = [w for w in spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
+    intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
+    if pause and intents:
+        held.note(f"{intents} intent(s): paused, {pause.reason}", pause.until)
     missing = target - len(ready) - len(spawning)
     actions: list[Action] = []
     awaited = succession.awaited(pool, policy, [*here, *going], demand)
@@ -96,7 +100,7 @@ def plan(
         "spawning": len(spawning),
         "terminating": len(going),
     }
-    return actions, Verdict(pool.name, rule, target, inputs, tuple(held.why), held.retry_at)
+    return actions, Verdict(pool.name, rule, target, inputs, tuple(held.why), held.until)
 
 
 def unserved(

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from orchestrator.core.gpus import FATAL_XIDS, RECOVERY_XID, REPEATABLE_XIDS
+from orchestrator.core.states import FailureCode
 from orchestrator.diagnostics.sentences import (
     AVOIDED,
     BRING_UP,
@@ -18,6 +19,7 @@ from orchestrator.diagnostics.sentences import (
     NOBODY,
     OPERATOR,
     PROVIDER,
+    SILENCES,
     SUBCAUSES,
     TASKS,
     WAITS,
@@ -85,6 +87,11 @@ def ending(exit_cause: str) -> Cause | None:
     """Why a worker ended."""
     row = ENDINGS.get(exit_cause)
     return _made(exit_cause, row) if row else None
+
+
+def silence(subcause: str | None) -> Cause:
+    """What NO_HEARTBEAT means of a worker that had been promoted, by what the last look at its pod showed."""
+    return _made(FailureCode.NO_HEARTBEAT, SILENCES[subcause or ""])
 
 
 def waiting(on: str) -> Cause | None:

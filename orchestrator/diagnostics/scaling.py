@@ -1,8 +1,9 @@
-"""`explain scaling`: per pool the arithmetic now, the last decision, what blocks until when, and each offer's state."""
+"""`explain scaling`: per pool the arithmetic now, the last decision, what blocks since and until when, each offer."""
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,31 +14,62 @@ from orchestrator.diagnostics.sentences import BUDGET, CAPACITY, OPERATOR, ORCHE
 
 Row = Mapping[str, Any]
 
-# What is in a decision's `blocked` text -> (who must act, what ends it). The first that fits holds.
-BLOCKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
-    (re.compile(words, re.IGNORECASE), who, fix)
-    for words, who, fix in (
-        (r"no list of pods", PROVIDER, "see RUNPOD_API_KEY and RunPod's status; it is asked again at each tick"),
-        (r"\bpaused\b", OPERATOR, "python -m orchestrator resume"),
+# What is in a decision's `blocked` text -> (who must act, what happens then, what ends it). The first that fits holds.
+BLOCKS: tuple[tuple[re.Pattern[str], str, str, str], ...] = tuple(
+    (re.compile(words, re.IGNORECASE), who, then, fix)
+    for words, who, then, fix in (
         (
-            r"halted by|after [A-Z_]+ one at a time|network volume|is configured",
+            r"no list of pods",
+            PROVIDER,
+            "the next complete list is decided by",
+            "see RUNPOD_API_KEY and RunPod's status; it is asked again at each tick",
+        ),
+        (r"\bpaused\b", OPERATOR, "workers are started again", "python -m orchestrator resume"),
+        (
+            r"halted by|after [A-Z_]+ one at a time",
             OPERATOR,
-            "mend what it names: the account, the key, the image, RUNPOD_STORAGE_NAME or POOLS_FILE",
+            "one worker is tried, and the pause doubles while that is refused",
+            "mend what it names: the account, RUNPOD_API_KEY, RUNPOD_WORKER_IMAGE or RUNPOD_GPU_TYPE",
+        ),
+        (
+            r"network volume|is configured",
+            OPERATOR,
+            "nothing until that is changed",
+            "mend what it names: RUNPOD_STORAGE_NAME, RUNPOD_DATA_CENTERS or POOLS_FILE",
         ),
         (
             r"budget|MAX_HOURLY_COST_USD",
             BUDGET,
+            "workers are started once it has room; a day's begins at 00:00 UTC",
             "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h",
         ),
         (
-            r"breaker|canary|bring-up|hosts failed",
+            r"hosts failed",
             ORCHESTRATOR,
+            "it is asked in its turn again",
             "python -m orchestrator list --all, then explain one that failed",
         ),
-        (r"MAX_ACTIVE_GPUS", OPERATOR, "raise MAX_ACTIVE_GPUS"),
-        (r"offer|refused|capacity|market", CAPACITY, "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS"),
+        (
+            r"breaker|canary|bring-up|on probation",
+            ORCHESTRATOR,
+            "the next one is tried, and a success lets all go",
+            "python -m orchestrator list --all, then explain one that failed",
+        ),
+        (
+            r"MAX_ACTIVE_GPUS",
+            OPERATOR,
+            "nothing more is started until it is raised",
+            "raise MAX_ACTIVE_GPUS",
+        ),
+        (
+            r"offer|refused|capacity|market",
+            CAPACITY,
+            "it is asked again, with one call, then with more",
+            "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS",
+        ),
     )
 )
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +78,10 @@ class Blocked:
 
     text: str
     who: str
+    then: str
     fix: str
+    since: str | None = None  # since when decisions say so without a gap; None: the next one will be the first
+    until: str | None = None  # None: no time ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +123,10 @@ def explained(found: Row, verdicts: Iterable[Verdict], policy: Policy) -> tuple[
             target=by_pool[pool.name].target,
             rule=by_pool[pool.name].rule,
             inputs=by_pool[pool.name].inputs,
-            blocked=[block(text) for text in by_pool[pool.name].blocked],
+            blocked=[
+                _blocked(by_pool[pool.name], text, found["blocks"].get(pool.name, ()))
+                for text in by_pool[pool.name].blocked
+            ],
             offers=_offers(pool, rows, now),
             last=found["decisions"].get(pool.name),
             waiting=[worker for worker in found["waiting"] if worker["pool"] == pool.name],
@@ -98,11 +136,24 @@ def explained(found: Row, verdicts: Iterable[Verdict], policy: Policy) -> tuple[
 
 
 def block(text: str) -> Blocked:
-    """Who must act on a blocked wish."""
-    who, fix = next(
-        ((who, fix) for words, who, fix in BLOCKS if words.search(text)), (ORCHESTRATOR, "python -m orchestrator plan")
-    )
-    return Blocked(text, who, fix)
+    """Who must act on a blocked wish, what happens then, and the fix."""
+    known = (known for words, *known in BLOCKS if words.search(text))
+    who, then, fix = next(known, (ORCHESTRATOR, "the next tick decides", "python -m orchestrator plan"))
+    return Blocked(text, who, then, fix)
+
+
+def _blocked(verdict: Verdict, text: str, before: Sequence[Row]) -> Blocked:
+    """The same with since when the decisions before, the newest first, have said so without a gap, and until when."""
+    kind = _kind(text)
+    standing = list(itertools.takewhile(lambda row: kind in map(_kind, row["blocked"]), before))
+    since = standing[-1]["at"] if standing else None
+    until = verdict.until[text].isoformat() if text in verdict.until else None
+    return replace(block(text), since=since, until=until)
+
+
+def _kind(text: str) -> str:
+    """The same for texts that tell the same: by what they have in common, or else word by word, numbers aside."""
+    return next((words.pattern for words, *_ in BLOCKS if words.search(text)), NUMBER.sub("#", text))
 
 
 def _offers(pool: Pool, rows: Mapping[str, Row], now: datetime) -> list[OfferNow]:

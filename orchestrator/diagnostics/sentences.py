@@ -13,9 +13,11 @@ AVOIDED = "terminate, respawn elsewhere: the host is remembered and avoided for 
 MORE = "python -m orchestrator timeline <worker>"
 LOGS = "python -m orchestrator logs <worker>"
 RETRY = "python -m orchestrator tasks retry <task>"
+RESCUED = "its tasks are queued again; another is started"
 MEND_KEY = 'set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
 IMAGE = "set RUNPOD_WORKER_IMAGE to an image that "
 AGAIN = "it goes back to the queue, after a pause, until its attempts are used up"
+RESCUED = "it goes back to the queue, the attempt counted: at once when the first is lost, then after a pause"
 
 # fmt: off
 BRING_UP: Mapping[str, Sentence] = MappingProxyType({
@@ -73,7 +75,7 @@ BRING_UP: Mapping[str, Sentence] = MappingProxyType({
                      "run WORKER_SETUP_COMMAND in the image by hand; its output is in the proof"),
     "NO_PROCESS": ("The worker's process is not there: it ended at once.",
                    OPERATOR, REPLACED, "read its last lines in the proof, or: " + LOGS),
-    "NO_HEARTBEAT": ("SSH works, but the worker's heartbeats do not reach the database.",
+    "NO_HEARTBEAT": ("SSH works, but the worker's first heartbeat does not reach the database.",
                      OPERATOR, REPLACED,
                      "see that pods reach WORKER_API_URL, and that all replicas have the same WORKER_JWT_SECRET"),
     "HOST_AVOIDED": ("The pod landed on a machine that is being avoided, after it failed before.",
@@ -134,13 +136,13 @@ TASKS: Mapping[str, Sentence] = MappingProxyType({
     "RELEASED": ("The worker gave the task back before it began: it was told to go.",
                  NOBODY, "it goes back to the queue at once, and the attempt does not count", "none needed; " + LOGS),
     "WORKER_LOST": ("The worker that held it is gone.",
-                    NOBODY, "it goes back to the queue at once, the attempt counted",
+                    NOBODY, RESCUED,
                     "python -m orchestrator explain <worker>"),
     "LEASE_EXPIRED": ("The worker that held it stopped renewing its lease.",
-                      NOBODY, "it goes back to the queue at once, the attempt counted",
+                      NOBODY, RESCUED,
                       "python -m orchestrator explain <worker>"),
     "TASK_STUCK": ("It made no progress for TASK_STUCK_TIMEOUT_SEC, although its worker lives.",
-                   OPERATOR, AGAIN, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
+                   OPERATOR, RESCUED, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
     "OUTPUT_MISSING": ("The task says that it is complete, but its output is not in the bucket.",
                        OPERATOR, AGAIN, "let the handler upload through task.upload(); see S3_BUCKET"),
     "INPUTS_TOO_LARGE": ("Its params and the results of the tasks that it depends on are more than a claim can carry.",
@@ -168,16 +170,29 @@ ENDINGS: Mapping[str, Sentence] = MappingProxyType({
                    "it finishes what it holds; others are started while there is work",
                    "none needed; " + MORE),
     "spawn_failed": ("Its bring-up did not succeed.", ORCHESTRATOR, REPLACED, MORE),
-    "heartbeat_lost": ("Its heartbeats stopped.", WORKER, "its tasks are queued again; another is started",
+    "heartbeat_lost": ("Its heartbeats stopped.", WORKER, RESCUED,
                        "raise HEARTBEAT_TIMEOUT_SEC if it was only slow; " + LOGS),
     "task_stuck": ("Its task made no progress.", OPERATOR, "the task is queued again; another worker is started",
                    "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
     "gpu_fault": ("Its GPU failed.", PROVIDER, "its tasks are queued again; the host is avoided for a while", MORE),
     "host_fault": ("Its host failed.", PROVIDER, "its tasks are queued again; the host is avoided for a while", MORE),
-    "pod_lost": ("RunPod lost or ended its pod.", PROVIDER, "its tasks are queued again; another is started",
+    "pod_lost": ("RunPod lost or ended its pod.", PROVIDER, RESCUED,
                  "see the account's balance in the RunPod console; " + MORE),
     "stale_code": ("It ran other code than it should.", ORCHESTRATOR, REPLACED, MORE),
-    "agent_crashed": ("Its agent ended by itself.", WORKER, "its tasks are queued again; another is started", LOGS),
+    "agent_crashed": ("Its agent ended by itself.", WORKER, RESCUED, LOGS),
+})
+
+# NO_HEARTBEAT of a worker that had been promoted, by what the last look at its pod showed; "": it did not tell.
+SILENCES: Mapping[str, Sentence] = MappingProxyType({
+    "": ("It had worked, and nothing more was heard of it; what became of its agent has not been seen.",
+         WORKER, RESCUED, "raise HEARTBEAT_TIMEOUT_SEC if it was only slow; " + LOGS),
+    "KILLED": ("Its agent was killed: the process is gone without a last word, as after signal 9.",
+               OPERATOR, RESCUED, "raise RUNPOD_MIN_MEMORY_GB if the pod's memory ran out; " + LOGS),
+    "ENDED": ("Its agent ended by itself, or was asked to: its last word is in the proof.", WORKER, RESCUED, LOGS),
+    "RUNNING": ("Its agent's process still runs, and was not heard: stopped, hanging, or cut off from WORKER_API_URL.",
+                OPERATOR, RESCUED, "see that pods reach WORKER_API_URL; " + LOGS),
+    "UNREACHED": ("Its pod did not answer over SSH either: it stands still, is cut off, or has gone.",
+                  PROVIDER, RESCUED, MORE),
 })
 
 WAITS: Mapping[str, Sentence] = MappingProxyType({

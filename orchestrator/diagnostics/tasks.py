@@ -12,6 +12,7 @@ from orchestrator.diagnostics.sentences import CAPACITY, NOBODY, OPERATOR, ORCHE
 
 Row = Mapping[str, Any]
 LEAD = "python -m orchestrator run"
+FEW = 3  # attempts from which something can be called usual
 NAMED = 3  # dependencies that are named; the rest is counted
 
 
@@ -31,7 +32,7 @@ class Attempt:
     message: str | None
     means: str | None
     log: str | None  # where the handler's log stood: `bytes 120–4096 of handler`
-    usd: float | None
+    usd: float | None  # its share of its claim, as `cost` books it; None: the price of its worker is not known
     fix: str | None
 
 
@@ -53,6 +54,8 @@ class Explanation:
     then: str
     fix: str
     holding_up: int  # tasks that depend on it
+    usd: float | None  # of all attempts whose cost is known
+    usual: Row | None = None  # how long tasks of its type took lately: n, p50_s, p95_s; None: fewer than FEW are known
     attempts: Sequence[Attempt] = ()
     dependencies: Sequence[Row] = ()
 
@@ -70,6 +73,8 @@ class _Why:
 def explained(found: Row, policy: Policy | None = None) -> Explanation:
     """What to say of a task that fleet_task_explain() found."""
     task = found["task"]
+    attempts = list(map(_attempt, found["attempts"]))
+    known = [attempt.usd for attempt in attempts if attempt.usd is not None]
     why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
     return Explanation(
         task_id=task["id"],
@@ -86,7 +91,9 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
         then=why.then,
         fix=why.fix.replace("<task>", task["id"]).replace("<worker>", task["worker_id"] or "<worker>"),
         holding_up=found["dependants"],
-        attempts=[_attempt(row, datetime.fromisoformat(found["now"])) for row in found["attempts"]],
+        usd=sum(known) if known else None,
+        usual=found["usual"] if found["usual"]["n"] >= FEW else None,
+        attempts=attempts,
         dependencies=found["dependencies"],
     )
 
@@ -166,8 +173,7 @@ def _unserved(found: Row) -> _Why:
         blocked = block(decision["blocked"][0])
         said = "; ".join(decision["blocked"])
         what = f"a worker: {said}"
-        then = "another is started when that ends" if blocked.who != OPERATOR else "nothing until that is changed"
-        return _Why(blocked.who, what, then, blocked.fix)
+        return _Why(blocked.who, what, blocked.then, blocked.fix)
     if decision and decision["target"] == 0:
         what = f"a worker: the pool's target is 0, {decision['rule']}"
         return _Why(OPERATOR, what, "the next tick counts it", "python -m orchestrator explain scaling")
@@ -213,11 +219,8 @@ def _dependency(row: Row) -> str:
     return f"{row['task_type']} {row['id']} is {row['status']}{on}"
 
 
-def _attempt(row: Row, now: datetime) -> Attempt:
+def _attempt(row: Row) -> Attempt:
     cause = causes.of(row["failure_code"]) if row["failure_code"] else None
-    began = datetime.fromisoformat(row["started_at"])
-    ended = datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else now
-    price = row["price_usd_per_hour"]
     ending = " ".join(row[name] for name in ("worker_exit_cause", "worker_failure_code") if row[name])
     return Attempt(
         number=row["attempt"],
@@ -232,7 +235,7 @@ def _attempt(row: Row, now: datetime) -> Attempt:
         message=row["message"],
         means=cause.means if cause else None,
         log=_log_range(row),
-        usd=None if price is None else float(price) * (ended - began).total_seconds() / 3600,
+        usd=None if row["usd"] is None else float(row["usd"]),
         fix=cause.about(worker=row["worker_id"], task=row["task_id"]).fix if cause else None,
     )
 

@@ -1,6 +1,5 @@
-"""`timeline <worker>`: every event and attempt in order, with durations, and when nothing was under way."""
+"""`timeline <worker>`: events and attempts in order, with durations, what was left out, and when nothing went on."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +12,7 @@ Row = Mapping[str, Any]
 GAP_S = 5.0  # a shorter stretch without anything under way is not worth a line
 IN_MOTION = frozenset({State.SPAWNING, State.TERMINATING})  # in these states somebody should be doing something
 KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating": "draining"}  # as costs are booked
-ORDER = ("state", "stage", "asked", "attempt", "task", "gap")  # of what begins at the same moment
+ORDER = ("state", "stage", "asked", "attempt", "task", "gap", "hole")  # of what begins at the same moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +42,54 @@ class StateSum:
 def entries(found: Row) -> tuple[Entry, ...]:
     """Of a worker that fleet_worker() found; in order."""
     now = datetime.fromisoformat(found["now"])
-    made = [*_events(found["events"]), *map(_attempt, found["attempts"]), *map(_task, found["tasks"])]
-    made += _gaps(found["events"], found["attempts"], now)
+    made = [*map(_attempt, found["attempts"]), *map(_task, found["tasks"])]
+    taken = [(_time(a["started_at"]), _time(a["ended_at"]) if a["ended_at"] else now) for a in found["attempts"]]
+    taken += [(hole.at, hole.until or now) for hole in _holes(found, "attempts", "started_at")]
+    for events, end in _stretches(found):
+        made += [*_events(events, end), *_gaps(events, taken, end or now)]
+    for kind, at in (("events", "at"), ("attempts", "started_at"), ("tasks", "started_at")):
+        made += _holes(found, kind, at)
     return tuple(sorted(made, key=lambda entry: (entry.at, ORDER.index(entry.kind))))
 
 
 def by_state(found: Row) -> tuple[StateSum, ...]:
-    """Time and dollars of each state that it has been in."""
-    now, seconds = datetime.fromisoformat(found["now"]), defaultdict[str, float](float)
-    for state, begin, end in _spans(found["events"], now):
-        seconds[state] += (end - begin).total_seconds()
-    usd = found["worker"]["cost_by_kind"]
-    return tuple(StateSum(state, round(spent, 3), float(usd.get(KINDS[state], 0))) for state, spent in seconds.items())
+    """Time and dollars of each state that it has been in, whatever was left out."""
+    seconds, usd = found["states"], found["worker"]["cost_by_kind"]
+    return tuple(
+        StateSum(state, round(float(seconds[state]), 3), float(usd.get(kind, 0)))
+        for state, kind in KINDS.items()
+        if state in seconds
+    )
 
 
-def _events(events: Sequence[Row]) -> list[Entry]:
+def _stretches(found: Row) -> list[tuple[Sequence[Row], datetime | None]]:
+    """The events before the hole and after it, each with the moment up to which they are known; None: until now."""
+    events, hole = found["events"], found["left_out"]["events"]
+    if not hole["count"]:
+        return [(events, None)]
+    return [(events[: hole["at"]], _time(events[hole["at"] - 1]["at"])), (events[hole["at"] :], None)]
+
+
+def _holes(found: Row, kind: str, at: str) -> list[Entry]:
+    """The line that stands for what was left out, if anything was: from the row before it to the one after it."""
+    rows, hole = found[kind], found["left_out"][kind]
+    if not hole["count"]:
+        return []
+    before = rows[hole["at"] - 1][at] if hole["at"] else found["worker"]["promoted_at"] or found["worker"]["created_at"]
+    return [Entry(_time(before), _time(rows[hole["at"]][at]), "hole", f"… {hole['count']} {kind} not shown", "")]
+
+
+def _events(events: Sequence[Row], end: datetime | None) -> list[Entry]:
     made = []
     for index, event in enumerate(events):
         moved = event["from_state"] != event["to_state"]
         staged = event["from_stage"] != event["to_stage"]
         kind = "state" if moved else "stage" if staged else "asked"
-        until = next((_time(e["at"]) for e in events[index + 1 :] if _ends(kind, e)), None)
+        until = next((_time(e["at"]) for e in events[index + 1 :] if _ends(kind, e)), end)
         if kind == "asked" or event["to_state"] == State.TERMINATED:
             until = _time(event["at"])
-        what = event["to_state"] if moved else event["to_stage"] if staged else "asked"
         facts = event["detail"] or {}
+        what = event["to_state"] if moved else event["to_stage"] if staged else "address" if "ssh" in facts else "asked"
         why = [f"{name} {facts[name]}" for name in ("exit_cause", "failure_code") if moved and facts.get(name)]
         reason = "" if event["reason"] == f"climbing: {what}" else event["reason"]  # nothing that `what` does not say
         by = "" if event["actor"] == "orchestrator" else f" (by {event['actor']})"
@@ -96,15 +118,14 @@ def _task(row: Row) -> Entry:
     return Entry(_time(row["started_at"]), until, "task", what, " ".join(fact for fact in facts if fact))
 
 
-def _gaps(events: Sequence[Row], attempts: Sequence[Row], now: datetime) -> list[Entry]:
+def _gaps(events: Sequence[Row], taken: Sequence[tuple[datetime, datetime]], until: datetime) -> list[Entry]:
     """Where a worker that was coming or going had no attempt under way."""
-    taken = sorted((_time(a["started_at"]), _time(a["ended_at"]) if a["ended_at"] else now) for a in attempts)
     made = []
-    for state, begin, end in _spans(events, now):
+    for state, begin, end in _spans(events, until):
         if state not in IN_MOTION:
             continue
         free = begin
-        for started, ended in [*taken, (end, end)]:
+        for started, ended in [*sorted(taken), (end, end)]:
             if begin <= started <= end and (started - free).total_seconds() > GAP_S:
                 made.append(Entry(free, started, "gap", "nothing under way", _waited_for(events, free)))
             if started <= end:
@@ -118,10 +139,10 @@ def _waited_for(events: Sequence[Row], at: datetime) -> str:
     return f"it waited for {waited}" if waited else ""
 
 
-def _spans(events: Sequence[Row], now: datetime) -> list[tuple[str, datetime, datetime]]:
+def _spans(events: Sequence[Row], until: datetime) -> list[tuple[str, datetime, datetime]]:
     """(state, from, to) without `terminated`, which lasts for ever."""
     moves = [(e["to_state"], _time(e["at"])) for e in events if e["from_state"] != e["to_state"]]
-    ends = [at for _, at in moves[1:]] + [now]
+    ends = [at for _, at in moves[1:]] + [until]
     return [(state, at, end) for (state, at), end in zip(moves, ends, strict=True) if state != State.TERMINATED]
 
 

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from orchestrator.core.model import LOGS_LATE, Policy
-from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
-from orchestrator.diagnostics import causes
+from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.diagnostics import causes, silence
 from orchestrator.diagnostics.early import amiss, silent_leader, stalled
 from orchestrator.diagnostics.proof import proof
 from orchestrator.diagnostics.sentences import MORE
@@ -40,6 +40,7 @@ WANTED: Mapping[str, str] = {
 }
 # One attempt until the deadline; every other rung is tried again after each of PAUSES_S.
 TRIED_ONCE = frozenset({Stage.INTENT, Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP})
+UNEXPLAINED = "not explained yet"  # what is said of a code that causes.py does not know
 STRANGER = HostKeyChanged.__name__  # with it begins what a row says of late logs where another machine answers
 WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # offers and deletes are tried as often as it takes
 
@@ -87,6 +88,7 @@ class _Wait:
     subcause: str | None = None
     since: str | None = None
     deadline: str | None = None
+    proof: str | None = None  # of what ended it in service, which no attempt has seen
     ended: list[str] = field(default_factory=list)
 
 
@@ -119,7 +121,7 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
         holding_up=found["queued"] if state is State.SPAWNING else 0,
         spent_usd=float(row["cost_usd"]),
         cost_by_kind={kind: float(usd) for kind, usd in row["cost_by_kind"].items()},
-        proof=proof(found["attempts"], wait.code),
+        proof=wait.proof or proof(found["attempts"], wait.code),
         usual=found["usual"],
         fix=wait.fix.replace("<worker>", row["id"]),
         ended=wait.ended,
@@ -226,14 +228,23 @@ _WAITS = {
 def _end(wait: _Wait, row: Row, found: Row) -> None:
     """Why it ends: the exit cause, the failure code, and what was said when it began to end."""
     wait.code = row["failure_code"]
-    wait.subcause = _subcause(wait.code, found["attempts"])
+    ends = (e for e in reversed(found["events"]) if e["to_state"] == State.TERMINATING != e["from_state"])
+    begun = next(ends, None)
+    said = begun["reason"] if begun else None
     told = causes.ending(row["exit_cause"] or "")
     wait.ended.append(f"{row['exit_cause']}: {told.means}" if told else str(row["exit_cause"]))
-    cause = causes.of(wait.code, wait.subcause) if wait.code else None
+    cause = None
+    if wait.code and row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
+        look = row["metadata"].get("last_snapshot")
+        wait.subcause = silence.subcause(look)
+        wait.proof = silence.proof(look) or said
+        cause = causes.silence(wait.subcause)
+    elif wait.code:
+        wait.subcause = _subcause(wait.code, found["attempts"])
+        wait.proof = said if begun and begun["from_state"] != State.SPAWNING else None
+        cause = causes.of(wait.code, wait.subcause)
     if wait.code:
-        wait.ended.append(f"{named(wait.code, wait.subcause)}: {cause.means if cause else 'not explained yet'}")
-    begun = (e for e in reversed(found["events"]) if e["to_state"] == State.TERMINATING != e["from_state"])
-    said = next((e["reason"] for e in begun), None)
+        wait.ended.append(f"{named(wait.code, wait.subcause)}: {cause.means if cause else UNEXPLAINED}")
     if said:
         wait.ended.append(f"said then: {said}")
     best = cause or told

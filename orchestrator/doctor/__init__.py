@@ -24,12 +24,12 @@ SECTIONS: Mapping[str, str] = {
     "ssh": "both halves of the key pair, what was done to their text, whether they belong together",
     "s3": "an object put, read back and deleted",
     "clock": "this machine's clock against the database, the bucket and RunPod",
-    "gateway": "the secret that signs workers' tokens, the URL by which pods reach us",
+    "gateway": "the secret that signs workers' tokens, tried at the URL by which pods will call",
 }
 
 
 async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
-    """What is found in these sections, or in all. Raises nothing."""
+    """What is found in these sections, or in all, and settings that cannot be used in any case. Raises nothing."""
     settings, problems = usable()
     checks: dict[str, Check] = {
         "settings": partial(_settings, settings, problems),
@@ -42,7 +42,8 @@ async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
         "clock": partial(doors.clock, settings),
         "gateway": partial(doors.gateway, settings),
     }
-    return await examine({name: check for name, check in checks.items() if not only or name in only})
+    asked = {*only, "settings"} if only and problems else set(only or checks)
+    return await examine({name: check for name, check in checks.items() if name in asked})
 
 
 async def _settings(settings: Settings, problems: Sequence[Problem], section: Section) -> None:

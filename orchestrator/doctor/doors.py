@@ -11,13 +11,20 @@ from urllib.parse import urlsplit
 import httpx
 
 from orchestrator import wiring
+from orchestrator.doctor.database import MIGRATE
 from orchestrator.doctor.findings import Section
+from orchestrator.needs import PROJECTS_OWN, PUBLIC_KEY
 from orchestrator.ports import BlobRefused, Blobs, NoBucket, NotFound, PortError
 from orchestrator.settings import Settings
+from worker import protocol
 
 REPAIR = "python -m orchestrator doctor ssh --repair"
 TIMEOUT_S = 8.0
 SKEW_WARN_S, SKEW_FAIL_S = 5.0, 30.0  # S3 refuses signatures at 15 min; a worker's platform check at 30 s
+REFUSED = (401, 403)  # HTTP statuses
+BAD_JWT = "PGRST30"  # how PostgREST's codes begin that are about a token: 0 to 3
+TOKEN_TTL_S = 60.0
+SHOWN_CHARS = 200
 BUCKET_FIX = "check S3_ENDPOINT_URL, S3_BUCKET, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
@@ -95,22 +102,56 @@ async def clock(settings: Settings, section: Section) -> None:
 
 
 async def gateway(settings: Settings, section: Section) -> None:
-    """The tokens' secret, and something that answers where pods will knock."""
+    """The tokens' secret, and whether a token opens the door at which pods will knock."""
     settings.require("gateway")
     section.ok("workers' tokens can be signed")
-    url = settings.worker_url or ""
+    url, door = settings.worker_url or "", "SUPABASE_URL" if settings.pods_use_supabase else "WORKER_API_URL"
     if _local(url) and not _local(settings.runpod_api_base_url):
         why = f"{url} is an address of this machine, and pods are elsewhere"
-        section.fail("pods cannot reach WORKER_API_URL", why, "set WORKER_API_URL=https://<this service's public name>")
+        section.fail(f"pods cannot reach {door}", why, f"set {door} to an address that pods can reach")
         return
+    look = 'curl -i "$SUPABASE_URL/rest/v1/"' if settings.pods_use_supabase else "python -m orchestrator run"
     try:
-        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-            reply = await client.get(f"{url}/healthz")
+        status, code, said = await _nobodys_heartbeat(settings, url)
     except httpx.HTTPError as error:
-        why = f"{url}: {type(error).__name__}: {error}"
-        section.warn("nobody answers at WORKER_API_URL", why, "start the service: python -m orchestrator run")
+        section.warn(f"nobody answers at {door}", f"{url}: {type(error).__name__}: {error}", look)
         return
-    section.ok("somebody answers at WORKER_API_URL", f"{url}: HTTP {reply.status_code}")
+    why = f"{url}: HTTP {status} {code}: {said}"
+    if code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}:
+        section.ok(f"{door} lets workers' tokens in", f"{why}; as it should, for a worker that there is not")
+    elif status in REFUSED or code.startswith(BAD_JWT):
+        section.fail(f"{door} refuses workers' tokens", why, _token_fix(settings, code))
+    else:
+        section.warn(f"{door} does not answer as the worker RPC does", why, look)
+
+
+async def _nobodys_heartbeat(settings: Settings, url: str) -> tuple[int, str, str]:
+    """HTTP status, code and words of the refusal that a worker hears which does not exist. Raises httpx.HTTPError."""
+    from orchestrator.web.tokens import mint  # noqa: PLC0415  as in Settings.token_keys
+
+    name = f"doctor-{uuid.uuid4().hex}"
+    token = mint(settings.token_keys()[0], name, name, time.time(), TOKEN_TTL_S)
+    headers = {"Authorization": f"Bearer {token}"}
+    if settings.pods_use_supabase:
+        headers["apikey"] = settings.supabase_publishable_key or ""
+    call = {"p_worker_id": name, "p_nonce": name, "p_tasks": [], "p_health": {}, "p_logs": {}}
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        reply = await client.post(f"{url}/rest/v1/rpc/{protocol.HEARTBEAT}", headers=headers, json=call)
+    try:
+        body = reply.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):  # a platform's page
+        return reply.status_code, "", f"{len(reply.content)} bytes that are not a JSON object"
+    return reply.status_code, str(body.get("code") or ""), str(body.get("message") or "")[:SHOWN_CHARS]
+
+
+def _token_fix(settings: Settings, code: str) -> str:
+    if code and not code.startswith(BAD_JWT):  # the signature was right, and the role or its rights are missing
+        return MIGRATE
+    if not settings.pods_use_supabase:
+        return "set WORKER_JWT_SECRET to the one that the service at WORKER_API_URL has"
+    return PROJECTS_OWN if code else PUBLIC_KEY  # what stands in front of PostgREST and reads the key has no codes
 
 
 async def _is_there(blobs: Blobs, key: str) -> None:

@@ -1,5 +1,6 @@
 """A pod's machine in files: what its tools say while it is well, and what each fault changes in that."""
 
+import time
 from collections.abc import Mapping
 
 from orchestrator.emulator.catalog import GPU_TYPES, GpuType
@@ -7,12 +8,13 @@ from orchestrator.emulator.catalog import GPU_TYPES, GpuType
 DRIVER, OLD_DRIVER = ("570.124.06", "12.8"), ("470.57.02", "11.4")  # and the CUDA version each brings
 DISK_BLOCKS, INODES = 52_428_800, 3_276_800  # 50 GiB, in blocks of 1 KiB
 BUSY_MIB = 9_000  # that nobody on the pod uses
+DOWN_LINKS = 2  # of the one GPU whose NVLinks are degraded
 SMI_MODES = {"smi_hangs": "hang", "smi_absent": "absent", "gpu_lost": "lost"}
 OTHER_GPU = "NVIDIA GeForce RTX 3090"  # for a pod that got the wrong one
 
 
 def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
-    """File name -> content, for a pod with so many GPUs and these faults (kind -> detail)."""
+    """File name -> content, for a pod with so many GPUs and these faults (kind -> detail), which happen now."""
     gpu = GPU_TYPES[gpu_type]
     shown = 0 if "zero_gpus" in ails else count - ("gpu_missing" in ails)
     driver, cuda = OLD_DRIVER if "old_driver" in ails else DRIVER
@@ -20,7 +22,9 @@ def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
     pending = 1 if "remap_pending" in ails else 0
     remaps = f"{pending}, 0" if gpu.has_ecc else "[N/A], [N/A]"
     number = ails.get("xid") or "79"
-    xid = f"[    0.000001] NVRM: Xid (PCI:0000:01:00): {number}, pid='<unknown>', name=<unknown>, it failed\n"
+    xid = (
+        f"[{time.monotonic():12.6f}] NVRM: Xid (PCI:0000:01:00): {number}, pid='<unknown>', name=<unknown>, it failed\n"
+    )
     full, crowded = "disk_full" in ails, "no_inodes" in ails
     return {
         "smi": next((mode for kind, mode in SMI_MODES.items() if kind in ails), "ok") + "\n",
@@ -28,9 +32,9 @@ def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
         "apps": "",
         "remapped": "".join(f"{uuid}, {remaps}\n" for uuid in uuids),
         "details": f"\n==============NVSMI LOG==============\n\nDriver Version : {driver}\nCUDA Version : {cuda}\n"
-        f"Attached GPUs : {shown}\n",
+        f"Attached GPUs : {shown}\n" + _details(gpu, shown),
         "nvlink": _nvlink(gpu, uuids, ails),
-        "topo": _topology(gpu, shown),
+        "topo": _topology(gpu, shown, ails),
         "dmesg": xid if "xid" in ails else "",
         "blocks": _df("1024-blocks", DISK_BLOCKS, 0.995 if full else 0.02),
         "inodes": _df("Inodes", INODES, 0.995 if crowded else 0.01),
@@ -71,7 +75,8 @@ def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], ails: Mapping[
         "remapped_rows.failure": ("", "[N/A]"),
         "mig.mode.current": ("", "Disabled" if gpu.has_ecc else "[N/A]"),
         "persistence_mode": ("", "Enabled"),
-        "fabric.state": ("", "Completed" if gpu.nvlinks else "[N/A]"),
+        "fabric.state": ("", "Completed" if gpu.has_fabric else "[N/A]"),
+        "fabric.status": ("", "Success" if gpu.has_fabric else "[N/A]"),
         "gpu_recovery_action": ("", "None"),
     }
     lines = [",".join(columns), ",".join(unit for unit, _ in columns.values())]
@@ -81,21 +86,43 @@ def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], ails: Mapping[
     return "\n".join(lines) + "\n"
 
 
+def _details(gpu: GpuType, count: int) -> str:
+    """What `nvidia-smi -q` says of each GPU's fabric."""
+    state, status = ("Completed", "Success") if gpu.has_fabric else ("N/A", "N/A")
+    return "".join(
+        f"\nGPU 00000000:0{index + 1}:00.0\n    Fabric\n        State : {state}\n        Status : {status}\n"
+        for index in range(count)
+    )
+
+
 def _nvlink(gpu: GpuType, uuids: list[str], ails: Mapping[str, str]) -> str:
     lines = []
     for index, uuid in enumerate(uuids):
         lines.append(f"GPU {index}: {gpu.id} (UUID: {uuid})")
-        for link in range(gpu.nvlinks):
-            dead = "nvlink_inactive" in ails or ("nvlink_degraded" in ails and index == 0 and link < 2)  # noqa: PLR2004
-            lines.append(f"\t Link {link}: " + ("<inactive>" if dead else "26.562 GB/s"))
+        active = _active(gpu, index, ails)
+        lines += [f"\t Link {n}: " + ("26.562 GB/s" if n < active else "<inactive>") for n in range(gpu.nvlinks)]
     return "\n".join(lines) + "\n"
 
 
-def _topology(gpu: GpuType, count: int) -> str:
+def _topology(gpu: GpuType, count: int, ails: Mapping[str, str]) -> str:
+    """The matrix, its head underlined as nvidia-smi does it; what is not linked goes between the processors."""
     names = [f"GPU{index}" for index in range(count)]
-    link = f"NV{gpu.nvlinks}" if gpu.nvlinks else "SYS"
-    rows = ["\t".join([name, *("X" if name == other else link for other in names)]) for name in names]
-    return "\n".join(["\t".join(["", *names]), *rows]) + "\n"
+    active = [_active(gpu, index, ails) for index in range(count)]
+    rows = []
+    for one, name in enumerate(names):
+        links = [min(active[one], active[other]) for other in range(count)]
+        ways = [" X " if one == other else f"NV{n}" if n else "SYS" for other, n in enumerate(links)]
+        rows.append("\t".join([name, *ways, "0-15", "0", "N/A"]))
+    head = "\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+    legend = "\n\nLegend:\n\n  X    = Self\n  SYS  = PCIe and the link between NUMA nodes\n  NV#  = # bonded NVLinks"
+    return "\n".join([head.replace("\t", "\t\x1b[4m", 1) + "\x1b[0m", *rows]) + legend + "\n"
+
+
+def _active(gpu: GpuType, index: int, ails: Mapping[str, str]) -> int:
+    """How many NVLinks of a GPU are up."""
+    if "nvlink_inactive" in ails:
+        return 0
+    return gpu.nvlinks - DOWN_LINKS if gpu.nvlinks and "nvlink_degraded" in ails and index == 0 else gpu.nvlinks
 
 
 def _df(unit: str, total: int, share: float) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+FABRIC_SINCE = 9.0  # compute capability
+
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
@@ -18,6 +20,11 @@ class GpuType:
     compute_capability: str
     nvlinks: int = 0  # active between the GPUs of one pod
     has_ecc: bool = False  # data-centre cards count ECC errors, and can be cut up
+
+    @property
+    def has_fabric(self) -> bool:
+        """Whether it registers with its NVSwitches' fabric, as cards do from the generation of the H100 on."""
+        return self.nvlinks > 0 and float(self.compute_capability) >= FABRIC_SINCE
 
     def usd_per_hour(self, cloud: str) -> float:
         """The list price of one GPU in one cloud."""

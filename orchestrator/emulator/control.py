@@ -81,6 +81,20 @@ async def set_ssh(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) 
     return {"id": path["id"], "mode": mode}
 
 
+async def move_ssh(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
+    """Give a running pod's SSH another public port, as a restart does; its processes and its host key stay."""
+    del body
+    pod = core.world.pods.get(path["id"])
+    sshd = core.host.ssh(pod) if pod else None
+    if pod is None or sshd is None:
+        message = f"no SSH server: {path['id']}"
+        raise Refused(message)
+    await sshd.move()
+    pod.ssh_port = sshd.port
+    pod.log(f"sshd listens on port {sshd.port}")
+    return {"id": pod.id, "port": sshd.port}
+
+
 async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
     """Set any of boot_s, create_s, clock_s, balance_usd, page_size, per_minute, per_hour, offers, volumes; show all."""
     del path
@@ -122,6 +136,7 @@ CONTROLS: tuple[tuple[str, str, Control], ...] = (
     ("DELETE", "/faults", clear_faults),
     ("POST", "/pods/{id}/kill", kill_pod),
     ("POST", "/pods/{id}/ssh", set_ssh),
+    ("POST", "/pods/{id}/ports", move_ssh),
     ("POST", "/settings", settings),
 )
 

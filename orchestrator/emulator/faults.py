@@ -22,6 +22,7 @@ CAPACITY_TEXTS = (
 )
 BALANCE_TEXT = "Your account balance is too low to rent a pod. Please add funds to your account."
 QUOTA_TEXT = "You have reached the maximum number of pods for this account (pod quota exceeded)."
+BAD_REQUEST_TEXT = "request body is invalid: image is not a known image reference"
 RATE_LIMIT_TEXT = "rate limit exceeded for the minute window"
 
 
@@ -48,6 +49,7 @@ KINDS: Mapping[str, Kind] = {
     "no_capacity": Kind(Moment.BEFORE, "create", 400, CAPACITY_TEXTS[0]),
     "quota": Kind(Moment.BEFORE, "create", 400, QUOTA_TEXT),
     "no_balance": Kind(Moment.BEFORE, "create", 402, BALANCE_TEXT),
+    "bad_request": Kind(Moment.BEFORE, "create", 422, BAD_REQUEST_TEXT),
     "unauthorized": Kind(Moment.BEFORE, "any", 401, "missing bearer token"),
     "forbidden": Kind(Moment.BEFORE, "any", 403, "access denied"),
     "cloudflare": Kind(Moment.BEFORE, "any", 403, "error code: 1010"),
@@ -89,6 +91,9 @@ KINDS: Mapping[str, Kind] = {
     "vanishes": Kind(Moment.POD, "create"),
     "freezes": Kind(Moment.POD, "create"),
     "flickers": Kind(Moment.POD, "create"),  # runtime null for `seconds` once, after RUNNING
+    "same_machine": Kind(Moment.POD, "create"),  # the API names its machine: `detail`, the same each time
+    "wrong_pod_id": Kind(Moment.POD, "create"),  # its RUNPOD_POD_ID is another pod's
+    "corrupt_uploads": Kind(Moment.POD, "create"),  # a byte of what comes by SFTP is another one on the disk
     "zero_gpus": Kind(Moment.POD, "create"),
     "gpu_missing": Kind(Moment.POD, "create"),  # one fewer than rented
     "gpu_lost": Kind(Moment.POD, "create"),  # "Unable to determine the device handle"
@@ -112,8 +117,9 @@ KINDS: Mapping[str, Kind] = {
     "ssh_refused": Kind(Moment.POD, "create"),
     "ssh_silent": Kind(Moment.POD, "create"),  # accepts and says nothing
     "ssh_not_ssh": Kind(Moment.POD, "create"),  # something else answers
-    "ssh_wrong_key": Kind(Moment.POD, "create"),  # another host key at each connection
+    "ssh_wrong_key": Kind(Moment.POD, "create"),  # another at each connection; cut as ssh_dropped is
     "ssh_auth_refused": Kind(Moment.POD, "create"),
+    "ssh_no_shell": Kind(Moment.POD, "create"),  # logs in, and runs nothing
     "ssh_dropped": Kind(Moment.POD, "create"),  # cut `seconds` after each command starts
 }
 

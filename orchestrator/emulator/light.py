@@ -72,7 +72,7 @@ class LightSshd(PodSshd):
             said = self._start(found[1], found[3], stdin) if starts else await self._stop(found[3])
         elif found := ALIVE.search(command):
             said = self._stat(int(found[1]))
-        elif command.startswith("{ echo '=== agent'"):
+        elif "=== gpus_status" in command:
             said = self._last_look()
         return (UNKNOWN, "a light pod does not know this command\n") if said is None else (0, said)
 
@@ -129,11 +129,12 @@ class LightSshd(PodSshd):
 
     def _last_look(self) -> str:
         """The sections of orchestrator/last_look.py that a light pod has something to say about."""
-        agent = next(iter(self._agents.values()), None)
+        run_dir, agent = next(iter(self._agents.items()), ("", None))
         line = json.dumps(agent.line) if agent else ""
+        process = run_dir if agent and agent.alive else ""
         fields = "index,name,uuid,driver_version,pstate,memory.used,memory.total,utilization.gpu,temperature.gpu"
         gpus = self._tool("nvidia-smi", f"--query-gpu={fields},power.draw,ecc.errors.uncorrected.volatile.total")[1]
-        return f"=== agent\n{line}\n=== gpus\n{gpus}=== gpus_status\n0\n"
+        return f"=== agent\n{line}\n=== process\n{process}\n=== gpus\n{gpus}=== gpus_status\n0\n"
 
 
 def _query(table: str, fields: str) -> Answer:

@@ -28,6 +28,8 @@ SSH_FAULTS = {
     "ssh_auth_refused": Mode.AUTH_REFUSED,
     "ssh_wrong_key": Mode.WRONG_KEY,
     "ssh_dropped": Mode.DROPPED,
+    "ssh_no_shell": Mode.NO_SHELL,
+    "corrupt_uploads": Mode.CORRUPT,
 }
 AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off"}  # fault -> what the pod's python3 is told
 
@@ -127,7 +129,7 @@ class PodHost:
             ailing.cancel()
 
     async def _open_ssh(self, pod: PodRecord, sshd: PodSshd, mode: Mode) -> None:
-        dropped = pod.fault("ssh_dropped")
+        dropped = pod.fault("ssh_dropped") or pod.fault("ssh_wrong_key")
         sshd.drop_after_s = dropped.seconds if dropped else 0.0
         await sshd.open(mode)
         pod.log(f"sshd listens on port {sshd.port}")
@@ -171,7 +173,7 @@ class PodHost:
             "LOGNAME": "root",
             "SHELL": "/bin/sh",
             **pod.env,
-            "RUNPOD_POD_ID": pod.id,
+            "RUNPOD_POD_ID": pod.id[::-1] if pod.fault("wrong_pod_id") else pod.id,
             "RUNPOD_API_KEY": pod.api_key,
             "RUNPOD_API_BASE_URL": self.api_url,
             "RUNPOD_POD_HOSTNAME": f"{pod.id}-{pod.machine_id[:8]}",

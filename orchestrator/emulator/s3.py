@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
@@ -109,6 +109,10 @@ class EmbeddedS3:
         """Make a bucket; one of that name that exists already is left as it is."""
         await asyncio.to_thread(lambda: _create(self._client(), name))
 
+    async def objects(self, bucket: str, prefix: str) -> Mapping[str, bytes]:
+        """Every object below a prefix, by its key."""
+        return await asyncio.to_thread(lambda: _objects(self._client(), bucket, prefix))
+
     def _write_config(self) -> None:
         identity = {
             "name": "orchestrator",
@@ -180,6 +184,12 @@ def _serves(client: "S3Client") -> bool:
 def _create(client: "S3Client", bucket: str) -> None:
     with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
         client.create_bucket(Bucket=bucket)
+
+
+def _objects(client: "S3Client", bucket: str, prefix: str) -> dict[str, bytes]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+    return {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
 
 def _weed() -> Path:

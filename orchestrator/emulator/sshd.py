@@ -14,6 +14,7 @@ from pathlib import Path
 
 import asyncssh
 from asyncssh.channel import SSHChannel
+from asyncssh.misc import MaybeAwait
 
 HOST = "127.0.0.1"
 LOGIN_TIMEOUT_S = 30
@@ -21,6 +22,7 @@ BACKLOG = 128
 SHELL = "/bin/sh"
 SFTP_VERSION = 3
 CHUNK_BYTES = 65_536
+NO_LOGIN = b"This account is currently not available.\n"  # as nologin(8) says it
 
 
 class Mode(StrEnum):
@@ -31,8 +33,10 @@ class Mode(StrEnum):
     SILENT = "silent"  # accepts and says nothing
     NOT_SSH = "not_ssh"  # something else answers
     AUTH_REFUSED = "auth_refused"
-    WRONG_KEY = "wrong_key"  # another host key than before
+    WRONG_KEY = "wrong_key"  # another host key at each connection; cut as DROPPED is
     DROPPED = "dropped"  # the connection is cut some seconds after each command starts
+    NO_SHELL = "no_shell"  # the account may log in, and run nothing
+    CORRUPT = "corrupt"  # what is written over SFTP is not what was sent
 
 
 class _Silent(asyncio.Protocol):
@@ -76,9 +80,14 @@ class _Session(asyncssh.SSHServerProcess[bytes]):
 class _Files(asyncssh.SFTPServer):
     """Files below the pod's HOME; relative paths start there."""
 
-    def __init__(self, channel: SSHChannel[bytes], home: Path) -> None:
+    def __init__(self, channel: SSHChannel[bytes], sshd: "PodSshd") -> None:
         super().__init__(channel)  # type: ignore[arg-type]  # the factory's type is the wider one
-        self._home = os.fsencode(home)
+        self._home, self._sshd = os.fsencode(sshd.home), sshd
+
+    def write(self, file_obj: object, offset: int, data: bytes) -> MaybeAwait[int]:
+        if self._sshd.mode is Mode.CORRUPT and offset == 0:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        return super().write(file_obj, offset, data)
 
     def map_path(self, path: bytes) -> bytes:
         mapped = os.path.normpath(path if path.startswith(b"/") else self._home + b"/" + path)
@@ -98,6 +107,8 @@ class _Login(asyncssh.SSHServer):
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
         self._sshd.connections.add(conn)
+        if self._sshd.mode is Mode.WRONG_KEY:
+            self._sshd.change_key()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -106,7 +117,7 @@ class _Login(asyncssh.SSHServer):
 
     def session_requested(self) -> _Session:
         sshd = self._sshd
-        return _Session(sshd.execute, lambda channel: _Files(channel, sshd.home), SFTP_VERSION, allow_scp=False)
+        return _Session(sshd.execute, lambda channel: _Files(channel, sshd), SFTP_VERSION, allow_scp=False)
 
     def public_key_auth_supported(self) -> bool:
         return True
@@ -157,8 +168,14 @@ class PodSshd:
             self._listener = await loop.create_server(_NotSsh, sock=listening, backlog=BACKLOG)
         else:
             if mode is Mode.WRONG_KEY:
-                self._host_key = asyncssh.generate_private_key("ssh-ed25519")
+                self.change_key()
             self._listener = await self._listen(listening)
+
+    def change_key(self) -> None:
+        """Show another host key from the next connection on."""
+        self._host_key = asyncssh.generate_private_key("ssh-ed25519")
+        if isinstance(self._listener, asyncssh.SSHAcceptor):
+            self._listener.update(server_host_keys=[self._host_key])
 
     async def _listen(self, listening: socket.socket) -> asyncssh.SSHAcceptor:
         return await asyncssh.listen(
@@ -177,6 +194,16 @@ class PodSshd:
             login_timeout=LOGIN_TIMEOUT_S,
             server_version="OpenSSH_9.6p1",
         )
+
+    async def move(self) -> None:
+        """Leave the port for another one, as a pod that is restarted does: the old one refuses, connections are cut."""
+        self._stop_listening()
+        if self._reserved is not None:
+            self._reserved.close()
+        self._reserved = _bound(0)
+        self.port = self._reserved.getsockname()[1]
+        self.cut()
+        await self.open(self.mode)
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -215,7 +242,11 @@ class PodSshd:
         if self._closed:
             process.exit(255)
             return
-        if self.mode is Mode.DROPPED:
+        if self.mode is Mode.NO_SHELL:
+            process.stdout.write(NO_LOGIN)
+            process.exit(1)
+            return
+        if self.mode in (Mode.DROPPED, Mode.WRONG_KEY):
             connection = process.channel.get_connection()
             asyncio.get_running_loop().call_later(self.drop_after_s, connection.abort)
         await self.run(process)

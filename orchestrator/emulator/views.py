@@ -48,6 +48,7 @@ def pod_json(pod: PodRecord, *, flicker: bool = False) -> dict[str, Any]:
         "ssh": {"proxy": proxy, "direct": direct},
         "cost": pod.usd_per_hour,
         "runtime": None if flicker else _runtime(pod),
+        **({"machineId": pod.machine_id} if pod.fault("same_machine") else {}),
         "createdAt": isoformat(pod.created_at),
         "startedAt": isoformat(pod.started_at),
     }

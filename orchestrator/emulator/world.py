@@ -15,6 +15,7 @@ from orchestrator.emulator.faults import BALANCE_TEXT, CAPACITY_TEXTS, Fault
 
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 ID_CHARACTERS = 14
+SAME_MACHINE = "m-again"  # of the fault same_machine without a detail
 DEFAULT_STOCK = 1_000  # GPUs per offer
 DEFAULT_BALANCE_USD = 1_000.0
 MAX_DISK_GB = 2_000
@@ -157,6 +158,8 @@ class World:
         if (body.gpu.minRamPerGpu or 0) > gpu.ram_gb_per_gpu or (body.gpu.minVcpuCountPerGpu or 0) > gpu.vcpu_per_gpu:
             raise Problem(400, CAPACITY_TEXTS[2])
         pod_id = "".join(self._random.choices(ID_ALPHABET, k=ID_CHARACTERS))
+        machine_id = "".join(self._random.choices(ID_ALPHABET, k=12))
+        same = next((fault for fault in faults if fault.kind == "same_machine"), None)
         record = PodRecord(
             id=pod_id,
             name=body.name,
@@ -166,7 +169,7 @@ class World:
             gpu_count=body.gpu.count,
             cloud=cloud,
             data_center=data_center,
-            machine_id="".join(self._random.choices(ID_ALPHABET, k=12)),
+            machine_id=(same.detail or SAME_MACHINE) if same else machine_id,
             usd_per_hour=self.price_of(gpu.id, data_center, cloud) * body.gpu.count,
             home=self.state_dir / "pods" / pod_id / "home",
             created_at=now,

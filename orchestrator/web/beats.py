@@ -1,10 +1,12 @@
 """Heartbeats of idle workers, those of a moment in one statement: a thousand of them beat fifty times a second.
 
 Only a beat that holds no task and says little waits for others; one that no other joins in that moment is called as any
-call of an agent is, and so is whatever the database does not answer together with the rest.
+call of an agent is, and so is whatever the database does not answer together with the rest. Two that speak for the same
+worker, with another launch or token, are never answered together: answers go by the worker's id.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -63,9 +65,11 @@ class Beats:
 
     async def _ask(self, batch: Mapping[asyncio.Future[Any], Mapping[str, Any]]) -> None:
         answers: Mapping[str, Any] = {}
+        speakers = Counter(said["worker_id"] for said in batch.values())
+        together = [said for said in batch.values() if speakers[said["worker_id"]] == 1]
         try:
-            if len(batch) > 1:
-                answers = await self._db.heartbeats(list(batch.values()))
+            if len(together) > 1:
+                answers = await self._db.heartbeats(together)
         except Unavailable as error:
             for answered in batch:
                 if not answered.done():

@@ -52,6 +52,7 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     protocol.HEARTBEAT: _EVERY | {"p_tasks", "p_health", "p_logs"},
     protocol.COMPLETE: _TASK | {"p_output_location", "p_result_data"},
     protocol.COMPLETE_MANY: _EVERY | {"p_results"},
+    protocol.COMPLETE_AND_CLAIM: _EVERY | {"p_results", "p_claim_no", "p_batch"},
     protocol.FAIL: _TASK | {"p_failure"},
     protocol.RELEASE: _TASK | {"p_reason"},
     protocol.GRANTS: _EVERY | {"p_items"},

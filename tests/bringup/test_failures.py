@@ -11,7 +11,7 @@ import asyncssh
 import pytest
 
 from orchestrator.core.model import PodStatus, Worker
-from orchestrator.core.states import Stage
+from orchestrator.core.states import READY, Stage
 from tests.bringup.rig import DEADLINE_S, Rig
 from tests.bringup.sshd import Sshd, pem_of
 
@@ -129,6 +129,21 @@ async def test_a_port_that_never_opens(rig: Rig, short: None) -> None:
     worker, _ = await rig.worker(server=False)
     attempt = await fails(rig, worker, code="TCP_REFUSED", stage=Stage.TCP)
     assert attempt["evidence"]["tries"] > 2
+
+
+async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) -> None:
+    """The newest list tells where; the row and the attempt name the address that was proven."""
+    worker, sshd = await rig.worker()
+    await sshd.stop()
+    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    await rig.reaches(worker.id, Stage.TCP)
+    sshd.port = 0
+    await sshd.start()
+    _move_to(rig, worker, sshd.port)
+    await asyncio.wait_for(climbing, DEADLINE_S)
+    row, attempts = await rig.row(worker.id), await rig.attempts(worker.id)
+    assert (row["status"] in READY, row["ssh_port"]) == (True, sshd.port)
+    assert [a["evidence"]["address"] for a in attempts if a["stage"] == Stage.TCP] == [f"127.0.0.1:{sshd.port}"]
 
 
 async def test_a_port_where_nobody_speaks(rig: Rig, short: None) -> None:

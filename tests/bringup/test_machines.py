@@ -12,7 +12,7 @@ from orchestrator.core.model import Worker
 from orchestrator.core.states import READY, RUNGS, Stage
 from tests.bringup.rig import DEADLINE_S, GPU, Rig
 
-A100 = "NVIDIA A100-SXM4-80GB"
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 STAGES = {
     "platform": {"DISK", "INODES", "CLOCK_SKEW"},
     "gpu_inventory": {"GPU_NOT_ATTACHED", "GPU_COUNT", "GPU_TYPE", "GPU_MEMORY"},
@@ -108,6 +108,45 @@ async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
     assert attempt["evidence"]["used_mib"] == [9000]
 
 
+async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has been, or until the stage's deadline; what it was looked at for stands in the evidence."""
+    monkeypatch.setattr("orchestrator.checks.JOINING_PAUSE_S", 0.1)
+    ready, deaf = [await rig.worker(gpus=(H100, 2)) for _ in range(2)]
+    joined: dict[str, str] = {}
+    for _, sshd in (ready, deaf):
+        machine = Path(sshd.env["EMULATED_POD"]) / "gpus.csv"
+        joined[sshd.env["EMULATED_POD"]] = machine.read_text()
+        machine.write_text(machine.read_text().replace(",Completed,Success,", ",In Progress,N/A,", 1))
+    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, ready[0]))
+    await rig.reaches(ready[0].id, Stage.GPU_FABRIC)
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await rig.attempts(ready[0].id))[-1]["evidence"]:
+            await asyncio.sleep(0.02)
+    (Path(ready[1].env["EMULATED_POD"]) / "gpus.csv").write_text(joined[ready[1].env["EMULATED_POD"]])
+    await asyncio.wait_for(climbing, DEADLINE_S)
+    assert (await rig.row(ready[0].id))["status"] in READY
+    (seen,) = (a["evidence"] for a in await rig.attempts(ready[0].id) if a["stage"] == Stage.GPU_FABRIC)
+    assert (seen["fabric_state"], seen["fabric_status"]) == (["Completed"] * 2, ["Success"] * 2)
+    assert seen["looks"] > 1
+    rig.tokens.clear()
+    attempt = await ends(rig, deaf[0], "NVLINK_INACTIVE", gpu_fabric=1.5)
+    assert (attempt["outcome"], attempt["evidence"]["fabric_state"]) == ("timeout", ["In Progress", "Completed"])
+    assert (
+        attempt["evidence"]["why"] == "GPU 0 has not joined the NVLink fabric yet (In Progress): CUDA would not start"
+    )
+
+
+@pytest.mark.parametrize(("way", "code"), [("SYS", "NVLINK_INACTIVE"), ("NV4", "NVLINK_DEGRADED")])
+async def test_a_topology_that_is_not_the_types_ends_the_worker(rig: Rig, way: str, code: str) -> None:
+    """Although every link says that it is active."""
+    worker, sshd = await rig.worker(gpus=(H100, 2))
+    shown = Path(sshd.env["EMULATED_POD"]) / "topo"
+    shown.write_text(shown.read_text().replace("NV18", way))
+    attempt = await ends(rig, worker, code)
+    assert f"GPU0 and GPU1: {way}" in attempt["evidence"]["error"]
+    assert attempt["evidence"]["active_links"] == {"0": 18, "1": 18}
+
+
 async def test_an_nvidia_smi_that_hangs_ends_as_a_fact(rig: Rig) -> None:
     """It is ended on the pod, and nothing more is asked of it: the answer comes within the stage's own deadline."""
     worker, _ = await rig.worker(ails={"smi_hangs": ""})
@@ -124,7 +163,7 @@ async def test_an_nvidia_smi_that_cannot_even_be_killed_ends_with_its_stage(rig:
     assert attempt["outcome"] == "timeout"
 
 
-@pytest.mark.parametrize(("gpu", "count"), [(A100, 2), ("NVIDIA L40S", 4), (GPU, 0)])
+@pytest.mark.parametrize(("gpu", "count"), [(A100, 2), (H100, 8), ("NVIDIA L40S", 4), (GPU, 0)])
 async def test_pods_with_several_gpus_and_with_none_are_promoted(rig: Rig, gpu: str, count: int) -> None:
     """Each climbs the stages that it has something to prove in."""
     worker, _ = await rig.worker(gpus=(gpu, count))

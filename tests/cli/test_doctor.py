@@ -11,14 +11,20 @@ import boto3
 import psycopg
 import pytest
 
+from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.doctor import SECTIONS, diagnose
 from orchestrator.doctor.findings import Section, examine
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.emulator.server import Emulator
 from orchestrator.keys import login_pair
+from orchestrator.web.health import Health
+from orchestrator.web.signal import TaskSignal
+from orchestrator.web.tokens import verifier
 from tests.cli.builders import Cli, Fleet, Ran
 from tests.conformance.test_cloud import spec
+from tests.web.builders import serving
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")
 PEM, PUB = KEY.export_private_key().decode(), KEY.export_public_key().decode().strip()
@@ -33,11 +39,22 @@ async def emulator(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Em
 
 
 @pytest.fixture
-def healthy(cli: Cli, emulator: Emulator, s3_environment: Mapping[str, str]) -> Cli:
+async def gateway(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """The URL of the door for pods, which knows tokens by SECRET."""
+    db = await PostgresDb.open(postgres.url, pool_size=2)
+    bucket = S3Blobs("http://127.0.0.1:1", "no", "no", "no", "", "us-east-1")
+    health = Health(started_at_s=time.monotonic())
+    async with serving(db, bucket, TaskSignal(), health, check=verifier(SECRET)) as url:
+        yield url
+    await db.close()
+
+
+@pytest.fixture
+def healthy(cli: Cli, emulator: Emulator, s3_environment: Mapping[str, str], gateway: str) -> Cli:
     """A command line whose every part is there."""
     provider = {"RUNPOD_API_BASE_URL": emulator.url, "RUNPOD_API_KEY": emulator.api_key}
     keys = {"RUNPOD_SSH_PRIVATE_KEY": PEM, "RUNPOD_SSH_PUBLIC_KEY": PUB}
-    door = {"WORKER_JWT_SECRET": SECRET, "WORKER_API_URL": emulator.url}
+    door = {"WORKER_JWT_SECRET": SECRET, "WORKER_API_URL": gateway}
     return Cli({**cli.environment, **s3_environment, **provider, **keys, **door})
 
 
@@ -137,6 +154,36 @@ async def test_a_bucket_that_is_not_there_is_told(healthy: Cli) -> None:
     ran = await healthy("doctor", "s3", "--json", S3_BUCKET="nobodys-bucket")
     assert "does not exist" in failed(ran)["s3"]
     assert "S3_BUCKET" in failed(ran)["s3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "says", "fix"),
+    [
+        ({}, "ok", "OR005", ""),
+        ({"WORKER_JWT_SECRET": "another-secret-of-forty-characters-or-so"}, "fail", "PGRST301", "WORKER_JWT_SECRET"),
+        ({"WORKER_API_URL": "http://127.0.0.1:1"}, "warn", "ConnectError", "python -m orchestrator run"),
+    ],
+)
+async def test_a_token_is_tried_at_our_gateway(
+    healthy: Cli, changes: Mapping[str, str], status: str, says: str, fix: str
+) -> None:
+    """As a pod would; only the database's own refusal of a worker that does not exist is good."""
+    ran = await healthy("doctor", "gateway", "--json", **changes)
+    found = ran.json()["findings"][-1]
+    assert (found["status"], ran.code) == (status, 1 if status == "fail" else 0), found
+    assert says in found["why"]
+    assert fix in found["fix"]
+    assert all(value not in ran.out for value in (SECRET, *changes.values()) if not value.startswith("http"))
+
+
+async def test_what_answers_something_else_at_the_gateways_address_is_no_gateway(
+    healthy: Cli, emulator: Emulator
+) -> None:
+    """Not yet at least: a platform answers for a service that is not up."""
+    ran = await healthy("doctor", "gateway", "--json", WORKER_API_URL=emulator.url)
+    found = ran.json()["findings"][-1]
+    assert (found["status"], ran.code) == ("warn", 0), found
+    assert "HTTP 40" in found["why"]
 
 
 async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgres: EmbeddedPostgres) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import sys
@@ -26,7 +27,7 @@ from orchestrator.diagnostics.errors import KINDS
 from tests.cli.builders import INHERITED, ROOT, TIMEOUT_S, Cli, Fleet, run
 
 ESCAPE = b"\x1b["
-QUESTION = b"[y/N]"
+QUESTION = b"[y/N]:"
 
 
 async def test_help_shows_examples_first_and_loads_no_driver() -> None:
@@ -154,13 +155,15 @@ async def _on_a_terminal(cli: Cli, *arguments: str, answer: bytes | None = b"", 
     seen = b""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while chunk := await asyncio.to_thread(_read, ours):
+            while (chunk := await asyncio.to_thread(_read, ours)) is not None:
                 seen += chunk
-                if QUESTION in seen and answer is not None:
-                    os.write(ours, answer)
-                elif QUESTION in seen:
+                if not seen.rstrip().endswith(QUESTION):
+                    continue
+                if answer is None:
+                    # As often as a person would: one that comes just before Python reads is seen only after the line.
                     process.send_signal(signal.SIGINT)
-                if QUESTION in seen:
+                else:
+                    os.write(ours, answer)
                     answer = b""
             return await process.wait(), seen
     finally:
@@ -169,11 +172,14 @@ async def _on_a_terminal(cli: Cli, *arguments: str, answer: bytes | None = b"", 
         os.close(ours)
 
 
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65_536)
-    except OSError:  # Linux's way of saying that the other side has closed
+def _read(terminal: int) -> bytes | None:
+    """What came, nothing after a second of silence, None once the other side has closed."""
+    if not select.select([terminal], [], [], 1.0)[0]:
         return b""
+    try:
+        return os.read(terminal, 65_536) or None
+    except OSError:  # Linux's way of saying that it has
+        return None
 
 
 async def test_a_terminal_gets_colours_unless_it_declines(cli: Cli, fleet: Fleet) -> None:

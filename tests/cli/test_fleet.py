@@ -174,6 +174,17 @@ async def test_a_database_that_refuses_us(cli: Cli, postgres: EmbeddedPostgres) 
     assert "no_such_database" in ran.err
 
 
+async def test_a_database_url_that_libpq_cannot_read_is_not_quoted(cli: Cli) -> None:
+    """Exit 4: libpq's own complaint shows what stands after the space in the password."""
+    given = "host=127.0.0.1 password=my hunter2hunter2"
+    listed, doctor = await asyncio.gather(*(cli(*c, DATABASE_URL=given) for c in (["list"], ["doctor", "database"])))
+    assert listed.code == 4
+    assert len(listed.err.splitlines()) == 3
+    for ran in (listed, doctor):
+        assert "DATABASE_URL cannot be used" in ran.out + ran.err
+        assert "hunter2" not in ran.out + ran.err
+
+
 async def test_a_database_without_the_schema(cli: Cli, postgres: EmbeddedPostgres) -> None:
     """Exit 4, and the command that mends it."""
     ran = await cli("list", DATABASE_URL=postgres.url_of("postgres"))

@@ -5,6 +5,8 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
+
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
@@ -112,6 +114,30 @@ async def test_migrate_tells_what_it_did(cli: Cli, postgres: EmbeddedPostgres) -
     ran, same = await asyncio.gather(cli("migrate"), cli("migrate", "--json"))
     assert (ran.code, ran.out) == (0, "The schema is up to date.\n"), ran.err
     assert same.json()["applied"] == []
+
+
+async def test_plan_knows_what_a_leader_has_seen(
+    cli: Cli, fleet: Fleet, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Who has been silent since the lead began is to end; a pod that is not listed is named, and not yet judged."""
+    async with Emulator(tmp_path) as emulator:
+        cloud = {"RUNPOD_API_KEY": emulator.api_key, "RUNPOD_API_BASE_URL": emulator.url}
+        worker_id = await fleet.worker(upto=State.ACTIVE)
+        row = await fleet.row(worker_id)
+        fresh = await cli("plan", "--json", **cloud)
+        async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
+            hour = "update fleet_lease set since = since - interval '1 hour' where fleet = %s"
+            await sql.execute(hour, (row["fleet"],))
+            silent = (
+                "update workers set created_at = created_at - interval '1 hour', "
+                "last_heartbeat = now() - interval '10 min' where id = %s"
+            )
+            await sql.execute(silent, (worker_id,))
+        later = await cli("plan", "--json", **cloud)
+    assert later.json()["observed"]["pods_missing"] == [row["pod_id"]]
+    assert [action["kind"] for action in fresh.json()["actions"] if action["kind"] == "terminate"] == []
+    (end,) = [action for action in later.json()["actions"] if action["kind"] == "terminate"]
+    assert (end["worker_id"], end["cause"]) == (worker_id, "heartbeat_lost")
 
 
 async def test_plan_shows_the_next_tick_and_writes_nothing(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ class Agent:
         """How the completions of claimed tasks in one call are received."""
         return list((await self.call("complete_many", p_results=list(results)))["outcomes"])
 
+    async def complete_and_claim(self, *results: Row, number: int | None = None) -> Row:
+        """The whole answer to completions with a claim of one."""
+        number = next(self.numbers) if number is None else number
+        return await self.call("complete_and_claim", p_results=list(results), p_claim_no=number, p_batch=1)
+
     async def fail(self, task: Row, **failure: Any) -> str:
         """How the failure of a claimed task is received."""
         args = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_failure": failure}
@@ -63,6 +68,11 @@ class Agent:
         """How giving back a claimed task is received."""
         args = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_reason": "draining"}
         return str((await self.call("release", **args))["outcome"])
+
+
+def result(task: Row, **data: Any) -> Row:
+    """One entry of worker_complete_many, and of worker_complete_and_claim."""
+    return {"task_id": task["id"], "attempt": task["attempt"], "result_data": data or None}
 
 
 @dataclass

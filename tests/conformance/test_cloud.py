@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from orchestrator import ports
 from orchestrator.adapters.runpod import RunPodCloud
+from orchestrator.adapters.runpod_replies import port_error
 from orchestrator.core.model import Pod, PodSpec, PodStatus
 from orchestrator.emulator.faults import BALANCE_TEXT, CAPACITY_TEXTS
 from tests.emulator.build import GPU, PUBLIC_KEY, Api, emulated, until
@@ -195,12 +197,34 @@ async def test_one_page_that_fails_makes_the_whole_list_fail(api: Api, cloud: Ru
         "not_found",
     ],
 )
-async def test_a_list_that_cannot_be_read_is_never_an_empty_one(api: Api, hasty: RunPodCloud, kind: str) -> None:
+async def test_a_list_that_cannot_be_read_is_never_an_empty_one(
+    api: Api, cloud: RunPodCloud, hasty: RunPodCloud, kind: str
+) -> None:
     """Whatever is wrong with it, for as long as it is."""
-    await hasty.create_pod(spec())
+    await cloud.create_pod(spec())
     await inject(api, kind, operation="list")
     with pytest.raises(ports.Unavailable):
         await hasty.list_pods()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            requests.JSONDecodeError("Expecting value", "<html>", 0),
+            "the answer cannot be read: no JSON, or not all of it",
+        ),
+        (requests.exceptions.ChunkedEncodingError(), "the answer was cut off"),
+        (requests.ReadTimeout(), "no answer in time"),
+        (requests.ConnectTimeout(), "no answer in time"),
+        (requests.ConnectionError("a key"), "no connection, or it was cut"),
+        (requests.TooManyRedirects(), "no answer"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_an_answer_that_is_none_says_what_became_of_it(error: requests.RequestException, said: str) -> None:
+    """In words and with the error's kind; not with its text, which may hold an address or a header."""
+    assert str(port_error(error, "list pods")) == f"list pods: {said} ({type(error).__name__})"
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "rate_limited", "cut_before_commit", "truncated_json"])
@@ -349,20 +373,22 @@ async def test_a_lost_reply_is_unavailable_and_the_pod_is_found_by_name(
     assert calls(api, "POST /v2/pods") - before == 1
 
 
-async def test_a_reply_that_never_comes_is_lost_too(api: Api, hasty: RunPodCloud) -> None:
+async def test_a_reply_that_never_comes_is_lost_too(api: Api, cloud: RunPodCloud, hasty: RunPodCloud) -> None:
     """The call is given up at its deadline; its pod exists."""
     await inject(api, "commit_then_hang")
     with pytest.raises(ports.Unavailable, match="within"):
         await hasty.create_pod(spec())
-    assert [pod.worker_id for pod in await hasty.list_pods()] == ["gpu-1"]
+    assert [pod.worker_id for pod in await cloud.list_pods()] == ["gpu-1"]
 
 
-async def test_a_request_that_never_arrived_is_unavailable_too(api: Api, hasty: RunPodCloud) -> None:
+async def test_a_request_that_never_arrived_is_unavailable_too(
+    api: Api, cloud: RunPodCloud, hasty: RunPodCloud
+) -> None:
     """From outside it looks the same as a lost reply."""
     await inject(api, "cut_before_commit", operation="create")
     with pytest.raises(ports.Unavailable):
         await hasty.create_pod(spec())
-    assert await hasty.list_pods() == ()
+    assert await cloud.list_pods() == ()
 
 
 async def test_a_new_pod_may_be_missing_from_the_list_for_a_while(api: Api, cloud: RunPodCloud) -> None:

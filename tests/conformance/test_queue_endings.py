@@ -6,10 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+from psycopg.types.json import Jsonb
 
 from orchestrator.core.states import ExitCause, Stage, State
 from orchestrator.ports import BadArgument
-from tests.conformance.builders import FLEET, Fleet, Row
+from tests.conformance.builders import FLEET, Fleet, result
 
 NOBODYS = str(uuid.uuid4())
 
@@ -33,11 +36,6 @@ async def test_a_completion_counts_once(fleet: Fleet) -> None:
     assert datetime.fromisoformat(row["generation_processed_at"]) == fleet.now
     assert row["lease_expires_at"] is None
     assert await attempts(fleet, task_id) == [("complete", None, None)]
-
-
-def result(task: Row, **data: Any) -> Row:
-    """One entry of worker_complete_many."""
-    return {"task_id": task["id"], "attempt": task["attempt"], "result_data": data or None}
 
 
 async def test_many_completions_in_one_call_are_answered_one_by_one(fleet: Fleet) -> None:
@@ -84,6 +82,92 @@ async def test_results_that_cannot_be_told_apart_are_refused(fleet: Fleet, resul
     agent = await fleet.agent()
     with pytest.raises(BadArgument, match="p_results"):
         await agent.call("complete_many", p_results=results)
+
+
+async def test_ended_tasks_bring_the_next_one(fleet: Fleet) -> None:
+    """One call completes and claims; what just became free can be claimed; repeated it says and brings the same."""
+    (task_id,) = await fleet.submit()
+    (waiting,) = await fleet.submit({"depends_on": [task_id]})
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    fleet.wait(5)
+    said = await agent.complete_and_claim(result(task, n=1), number=2)
+    (following,) = said["tasks"]
+    assert (said["outcome"], said["outcomes"], said["wanted"], said["state"]) == ("ok", ["ok"], "run", "active")
+    assert (following["id"], following["dependencies"][0]["result_data"]) == (waiting, {"n": 1})
+    again = await agent.complete_and_claim(result(task, n=2), number=2)
+    assert (again["outcomes"], again["tasks"]) == (["already"], [following])
+    assert await agent.claim(number=2, wait_s=20) == [following]
+    assert (await fleet.task(task_id))["result_data"] == {"n": 1}
+    last = await agent.complete_and_claim(result(following), number=3)
+    assert (last["outcomes"], last["tasks"], last["state"]) == (["ok"], [], "idle")
+    await fleet.submit()
+    assert (await agent.complete_and_claim(result(following), number=3))["tasks"] == []  # its number is spent
+    assert len((await agent.complete_and_claim(result(following), number=4))["tasks"]) == 1
+
+
+async def test_who_may_not_claim_completes_all_the_same(fleet: Fleet) -> None:
+    """A worker that drains hands in what it has and gets nothing; an older launch neither."""
+    await fleet.submit(count=3)
+    agent, older = await fleet.agent(), await fleet.agent()
+    (task,), (theirs,) = await agent.claim(), await older.claim()
+    await fleet.call(
+        "fleet_request_termination", p_fleet=FLEET, p_worker_id=agent.id, p_reason="test", p_now_not_drain=False
+    )
+    said = await agent.complete_and_claim(result(task))
+    assert (said["outcomes"], said["wanted"], said["tasks"]) == (["ok"], "drain", [])
+    older.nonce = "an older one"
+    said = await older.complete_and_claim(result(theirs))
+    assert (said["outcome"], said["outcomes"], said["wanted"], said["tasks"]) == ("fenced", ["fenced"], "stop", [])
+
+
+async def test_a_claim_that_is_refused_takes_back_the_completions(fleet: Fleet) -> None:
+    """The call did both or neither."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    with pytest.raises(BadArgument, match="p_claim_no"):
+        await agent.complete_and_claim(result(task), number=0)
+    assert (await fleet.task(task_id))["status"] == "In Progress"
+    assert await agent.complete(task) == "ok"
+
+
+async def test_ended_tasks_that_bring_the_next_take_their_worker_first(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """In a heartbeat's order: while one has the worker's row, no task is held that it may want next."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    async with hand.transaction():
+        await hand.execute("select from workers where id = %s for update", (agent.id,))
+        said = asyncio.create_task(agent.complete_and_claim(result(task)))
+        async with asyncio.timeout(10):
+            while not (await (await hand.execute("select from pg_locks where not granted")).fetchall()):
+                await asyncio.sleep(0.01)
+        await hand.execute("select from tasks where id = %s for update nowait", (task_id,))
+    assert (await said)["outcomes"] == ["ok"]
+
+
+async def test_ended_tasks_bring_the_next_without_a_look_at_the_queue(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Over a new connection too, which plans what it does."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await hand.execute("insert into tasks (task_type) select 'x' from generate_series(1, 2000)")
+    await hand.execute("analyze tasks, task_attempts")
+    read = "select idx_tup_fetch + seq_tup_read as n from pg_stat_xact_user_tables where relname = 'tasks'"
+    async with hand.transaction():
+        (before,) = await (await hand.execute(read)).fetchall()
+        args = (agent.id, agent.nonce, Jsonb([result(task)]), next(agent.numbers))
+        (said,) = await (
+            await hand.execute("select worker_complete_and_claim(%s, %s, %s, %s, 1) as it", args)
+        ).fetchall()
+        (after,) = await (await hand.execute(read)).fetchall()
+    assert (said["it"]["outcomes"], len(said["it"]["tasks"])) == (["ok"], 1)
+    assert after["n"] - before["n"] < 50
 
 
 async def test_two_completions_at_the_same_moment_count_once(fleet: Fleet) -> None:
@@ -211,6 +295,74 @@ async def test_rescue_counts_and_the_last_one_fails(fleet: Fleet) -> None:
     assert outcomes == ["requeued", "failed"]
     row = await fleet.task(task_id)
     assert (row["status"], row["failure_code"], row["worker_id"]) == ("Failed", "LEASE_EXPIRED", agent.id)
+
+
+async def test_a_task_that_is_lost_again_waits_a_little(fleet: Fleet) -> None:
+    """The first loss was likely its worker's fault, the next ones likely its own; a retry begins anew."""
+    (task_id,) = await fleet.submit({"max_attempts": 4})
+    waits = []
+    for number in range(5):
+        if number == 4:  # its attempts are used up
+            await fleet.call("task_retry", p_id=task_id)
+        agent = await fleet.agent()
+        assert len(await agent.claim()) == 1
+        await fleet.end(agent.id, State.ACTIVE, ExitCause.POD_LOST)
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+        until = (await fleet.task(task_id))["run_after"]
+        waits.append((datetime.fromisoformat(until) - fleet.now).total_seconds() if until else 0)
+        if until:
+            assert await (await fleet.agent()).claim() == []
+            fleet.wait(waits[-1])
+    assert (waits[0], waits[3], waits[4]) == (0, 0, 0)
+    assert all(24 <= wait_s <= 36 for wait_s in waits[1:3])
+
+
+async def test_a_planned_end_after_a_loss_costs_no_pause(fleet: Fleet) -> None:
+    """What is given back was not lost."""
+    (task_id,) = await fleet.submit()
+    for cause in (ExitCause.POD_LOST, ExitCause.MANUAL):
+        agent = await fleet.agent()
+        assert len(await agent.claim()) == 1
+        await fleet.end(agent.id, State.ACTIVE, cause)
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+    assert (await fleet.task(task_id))["run_after"] is None
+
+
+@pytest.mark.parametrize("way", ["its end", "its last move", "its lease"])
+async def test_what_stood_still_for_too_long_fails_as_stuck(fleet: Fleet, way: str) -> None:
+    """And not what else the worker held, which is lost with it; by whichever way it is taken from the worker."""
+    stuck, moving = await fleet.submit(count=2, max_attempts=1)
+    agent = await fleet.agent()
+    tasks = {task["id"]: task for task in await agent.claim(batch=2)}
+    fleet.wait(70)
+    await agent.beat(tasks[stuck], dict(tasks[moving]) | {"progress": {"fraction": 0.5}})
+    fleet.wait(30)
+    end: dict[str, Any] = {"exit_cause": ExitCause.TASK_STUCK, "metadata": {"stuck_s": 90}}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **end)
+    if way == "its end":
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+    elif way == "its last move":
+        await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    else:
+        fleet.wait(30)
+        await fleet.fleet("rescue", p_worker_id=None)
+    row = await fleet.task(stuck)
+    still_s = 130 if way == "its lease" else 100
+    assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "TASK_STUCK", "Processing")
+    assert row["error_message"] == f"No progress for {still_s} s; worker {agent.id} was ended for that"
+    assert await attempts(fleet, stuck) == [("lost", "TASK_STUCK", "timeout")]
+    code = "LEASE_EXPIRED" if way == "its lease" else "WORKER_LOST"
+    assert await attempts(fleet, moving) == [("lost", code, "lost")]
+
+
+async def test_all_that_a_stuck_worker_held_is_stuck_where_its_time_is_not_known(fleet: Fleet) -> None:
+    """An orchestrator of before did not write it down."""
+    ids = await fleet.submit(count=2, max_attempts=1)
+    agent = await fleet.agent()
+    await agent.claim(batch=2)
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.TASK_STUCK)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    assert [(await fleet.task(task_id))["failure_code"] for task_id in ids] == ["TASK_STUCK"] * 2
 
 
 async def test_a_named_workers_tasks_are_rescued_whatever_their_lease(fleet: Fleet) -> None:

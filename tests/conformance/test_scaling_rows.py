@@ -114,7 +114,7 @@ async def test_another_fleets_money_is_its_own(fleet: Fleet) -> None:
 
 
 async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
-    """The newest last: promoted, or with cause and code; a later end of a promoted worker does not change it."""
+    """The newest last: promoted, or with cause and code."""
     fleet.now = datetime.now(UTC)  # the store asks by the real clock
     fleet.term = (await fleet.lead())["term"]
     good = await fleet.agent(State.TERMINATED, release="image@1")
@@ -129,6 +129,26 @@ async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
     assert seen["proven"] == ["image@1"]
     failed = EndedClimb(bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2")
     assert (await store.snapshot()).ended[-1] == failed
+
+
+async def test_what_became_of_a_promoted_worker_is_told_with_its_climb(fleet: Fleet) -> None:
+    """Whether it has completed a task, and when it began to end and why; its burial changes nothing of that."""
+    await fleet.submit()
+    agent = await fleet.agent(State.ACTIVE)
+    (climb,) = (await fleet.snapshot())["ended"]
+    assert (climb["promoted"], climb["exit_cause"], climb["ending_since"], climb["worked"]) == (True, None, None, False)
+    (task,) = await agent.claim()
+    await agent.complete(task)
+    fleet.wait(20)
+    await fleet.move(
+        agent.id, State.ACTIVE, State.TERMINATING, exit_cause=ExitCause.AGENT_CRASHED, failure_code="NO_PROCESS"
+    )
+    fell = fleet.now
+    fleet.wait(20)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    (climb,) = (await fleet.snapshot())["ended"]
+    assert (datetime.fromisoformat(climb["ending_since"]), climb["worked"]) == (fell, True)
+    assert (climb["exit_cause"], climb["failure_code"]) == (ExitCause.AGENT_CRASHED, "NO_PROCESS")
 
 
 async def test_climbs_are_kept_for_a_day_and_a_hundred_of_each_pool(

@@ -221,6 +221,16 @@ async def test_nobody_waits_without_a_name_and_a_clock(
         )
 
 
+@pytest.mark.parametrize("name", ["", "a" * 64, "-a", "_a", "a b", "a\n", "ä", "a/b"])
+async def test_a_pool_has_a_name_of_letters_and_digits(fleet: Fleet, hand: AsyncConnection[DictRow], name: str) -> None:
+    """Of 63 at most, with - and _ inside: the tasks' pools and the workers' alike."""
+    await fleet.spawn()
+    await hand.execute("insert into tasks (task_type, pool) values ('x', %s), ('x', 'P-1_b')", ("a" * 63,))
+    for table in ("tasks", "workers"):
+        with pytest.raises(psycopg.errors.CheckViolation, match=f"{table}_pool_named"):
+            await hand.execute(sql.SQL("update {} set pool = %s").format(sql.Identifier(table)), (name,))
+
+
 async def test_events_are_never_changed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """History stays as it was written."""
     await fleet.spawn()

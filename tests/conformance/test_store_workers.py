@@ -1,7 +1,7 @@
 """The lead, and the rows of workers: compare-and-set, under a term, each change with its reason and its cost."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import Attempt, BadArgument, Db, LogRange, LostRace, NotLeader, UnknownWorker
-from tests.conformance.builders import FLEET, START, Fleet
+from tests.conformance.builders import FLEET, START, Agent, Fleet
 
 
 @pytest.fixture
@@ -137,6 +137,26 @@ async def test_a_move_changes_what_it_names_and_nothing_else(fleet: Fleet, store
     assert (second.waiting_for, second.pod_id, second.stage_since) == (None, "pod-1", first.stage_since)
 
 
+async def test_an_address_that_changes_is_an_event(fleet: Fleet, store: SqlStore) -> None:
+    """With its reason and the new address; the first one comes with its stage, and what stays the same is none."""
+    worker_id = await fleet.spawn()
+    for stage, host, port, why in (
+        (Stage.TCP, "1.2.3.4", 22, "climbing: tcp"),
+        (None, "1.2.3.4", 22, "nothing new"),
+        (None, "1.2.3.4", 23, "SSH moved"),
+        (Stage.SSH_AUTH, "5.6.7.8", 23, "climbing: ssh_auth"),
+    ):
+        where = {"ssh_host": host, "ssh_port": port}
+        await store.move(fleet.term, worker_id, from_states=[State.SPAWNING], stage=stage, reason=why, fields=where)
+    events = (await store.worker(worker_id))["events"][1:]
+    assert [(e["reason"], e["from_stage"], e["to_stage"], e["detail"].get("ssh")) for e in events] == [
+        ("climbing: tcp", "intent", "tcp", None),
+        ("SSH moved", "tcp", "tcp", "1.2.3.4:23"),
+        ("climbing: ssh_auth", "tcp", "ssh_auth", "5.6.7.8:23"),
+    ]
+    assert events[1]["term"] == fleet.term
+
+
 async def test_a_move_from_another_state_is_a_lost_race(fleet: Fleet, store: SqlStore) -> None:
     """And changes nothing."""
     worker_id = await fleet.spawn()
@@ -202,6 +222,27 @@ async def test_a_heartbeat_never_changes_a_state(fleet: Fleet) -> None:
         assert await fleet.status(agent.id) == state
     row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id))["worker"]
     assert (row["health"], row["log_bytes"]) == ({"gpu": "fine"}, {agent.nonce: {"agent": 10, "handler": 20}})
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_heartbeat_winds_the_clock_of_a_ready_workers_row(fleet: Fleet, together: bool) -> None:
+    """Alone or with others': from then on the next one is due, and what it holds is its own. Other rows keep theirs."""
+
+    async def clock(agent: Agent) -> tuple[datetime, datetime]:
+        row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id))["worker"]
+        return datetime.fromisoformat(row["next_attempt_at"]), datetime.fromisoformat(row["deadline_at"])
+
+    for state in (State.SPAWNING, State.ACTIVE, State.IDLE, State.TERMINATING):
+        agent = await fleet.agent(state, heartbeat_s=20, lease_s=60)
+        before = await clock(agent)
+        fleet.wait(300)
+        if together:
+            beat = {"worker_id": agent.id, "nonce": agent.nonce, "jti": f"jti-{agent.id}", "health": None, "logs": None}
+            await fleet.call("fleet_heartbeats", p_beats=[beat])
+        else:
+            await agent.beat()
+        wound = (fleet.now + timedelta(seconds=20), fleet.now + timedelta(seconds=60))
+        assert await clock(agent) == (wound if state in {State.ACTIVE, State.IDLE} else before)
 
 
 @pytest.mark.parametrize("logs", [{"agent": "x"}, {"agent": -1}, {"agent": 1.5}, {"agent": None}, [1], {"agent": {}}])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,7 @@ from orchestrator.adapters.db_postgres import TRANSACTION_POOLER_PORT, PostgresD
 from orchestrator.adapters.db_supabase import SupabaseDb
 from orchestrator.emulator.postgrest import EmbeddedPostgrest
 from orchestrator.ports import BadArgument, DatabaseAuth, Db, LostRace, NotLeader, SchemaMismatch, Unavailable
+from orchestrator.web.refusals import from_port_error
 from tests.conformance.builders import FLEET, SOON_S, Ear, Fleet
 from tests.conformance.cutting import Relay, answer
 
@@ -279,20 +281,39 @@ async def test_a_call_has_a_deadline(database: str, postgrest: EmbeddedPostgrest
     await db.close()
 
 
-async def test_a_key_that_does_not_open_is_said_to_be_the_key(postgrest: EmbeddedPostgrest) -> None:
-    """Expired, unknown, or the public one: named, with how to mend it, and without the key."""
-    keys = {
-        "JWT expired": postgrest.issue("service_role", ttl_s=-3600),
-        "Invalid API key": "sb_secret_of_another_project",
-        "permission denied": postgrest.publishable_key,
-        "permission denied for": postgrest.anon_key,
-    }
-    for why, key in keys.items():
+KEYS: dict[str, Callable[[EmbeddedPostgrest], str]] = {
+    "JWT expired": lambda postgrest: postgrest.issue("service_role", ttl_s=-3600),
+    "Invalid API key": lambda _: "sb_secret_of_another_project",
+    "permission denied": lambda postgrest: postgrest.publishable_key,
+    "permission denied for": lambda postgrest: postgrest.anon_key,
+}
+LOGINS = {  # what of a connection string is wrong
+    'role "nobody" does not exist': {"user": "nobody"},
+    'database "none" does not exist': {"dbname": "none"},
+}
+
+
+@pytest.mark.parametrize(("transport", "why"), [*(("supabase", why) for why in KEYS), *(("direct", x) for x in LOGINS)])
+async def test_a_key_that_does_not_open_is_said_to_be_the_key(
+    postgrest: EmbeddedPostgrest, database: str, transport: str, why: str
+) -> None:
+    """Expired, unknown, or the public one: named in time, with the fix, without the key; agents try again."""
+    db: PostgresDb | SupabaseDb
+    if transport == "direct":
+        key, name = "hunter2hunter2", "DATABASE_URL"
+        url = make_conninfo(database, password=key, **LOGINS[why])
+        db = await PostgresDb.open(url, pool_size=1, call_timeout_s=2)
+    else:
+        key, name = KEYS[why](postgrest), "SUPABASE_SERVICE_ROLE_KEY"
         db = await SupabaseDb.open(postgrest.project_url, key)
-        with pytest.raises(DatabaseAuth, match=f"{why}.*set SUPABASE_SERVICE_ROLE_KEY") as caught:
-            await db.call("fleet_describe")
-        assert key not in str(caught.value)
-        await db.close()
+    async with asyncio.timeout(SOON_S):
+        both = await asyncio.gather(*(db.call("fleet_describe") for _ in range(2)), return_exceptions=True)
+    await db.close()
+    for error in both:
+        assert isinstance(error, DatabaseAuth)
+        assert re.search(f"fleet_describe: .*{why}.*; fix: set {name}", str(error))
+        assert key not in str(error)
+        assert transport == "supabase" or from_port_error(error, "worker_claim").status == 503
 
 
 async def test_both_kinds_of_key_open(postgrest: EmbeddedPostgrest, database: str) -> None:

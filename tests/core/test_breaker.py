@@ -1,15 +1,18 @@
 """How ended bring-ups hold back the next ones: breaker, canary, new releases, halts, pace."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from orchestrator.core import breaker
 from orchestrator.core.actions import Spawn
+from orchestrator.core.breaker import Brakes
 from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.states import ExitCause
-from tests.core.build import A40, ago, climbed, pod_of, policy, snapshot, spawning
+from tests.core.build import A40, ago, climbed, pod_of, policy, pool, snapshot, spawning, worker
 
 
 def wanting(*ended: EndedClimb, on_their_way: int = 0, **changes: Any) -> Snapshot:
@@ -160,3 +163,89 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
     assert spawns(wanting(*returned)) == 1
     assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
     assert "breaker" not in plan(wanting(*returned), policy()).verdicts[0].blocked[0]
+
+
+# --- probation
+
+
+def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedClimb:
+    """A worker that was promoted so long ago and failed when it had lived so long."""
+    ending_since = ago(promoted_s - lived_s)
+    fallen = climbed(promoted_s, promoted=True, exit_cause=ExitCause.AGENT_CRASHED, ending_since=ending_since)
+    return replace(fallen, **changes)
+
+
+def falls(count: int, promoted_s: float = 100, **changes: Any) -> list[EndedClimb]:
+    return [fell(promoted_s + number, 40, **changes) for number in range(count)]
+
+
+def kind(*ended: EndedClimb) -> Brakes:
+    """What holds the pool back."""
+    brake = breaker.brake(pool(), wanting(*ended), policy(), 0)
+    return brake.kind if brake else Brakes.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (falls(5), Brakes.OPEN),
+        (falls(3), Brakes.PACED),  # a task that kills its pods
+        ([*falls(3), climbed(20, promoted=True), *(climbed(120 + n, promoted=True) for n in range(8))], Brakes.CLOSED),
+        (falls(5, worked=True), Brakes.CLOSED),  # image and code have shown that they work
+        (falls(5, exit_cause=ExitCause.SCALE_DOWN), Brakes.CLOSED),  # our own wish
+        ([fell(400 + n, 320) for n in range(5)], Brakes.CLOSED),  # lived longer than FAILURE_WINDOW_MINUTES
+        ([fell(538 - 60 * n, 72 * n) for n in range(5)], Brakes.PACED),  # it counts from when it fell
+    ],
+)
+def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
+    ended: Sequence[EndedClimb], expected: Brakes
+) -> None:
+    """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
+    assert kind(*ended) is expected
+
+
+@pytest.mark.parametrize(
+    ("canary", "count"),
+    [
+        (climbed(30, promoted=True), 0),  # on probation: it is the canary
+        (climbed(30, promoted=True, worked=True), 4),
+        (climbed(301, promoted=True), 4),  # there was no task for it: it has lived
+        (fell(30, 20), 1),  # the next one
+        (fell(30, 20, exit_cause=ExitCause.MANUAL), 1),  # that says nothing
+    ],
+)
+def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedClimb, count: int) -> None:
+    """A canary that is promoted and dies at once does not close the breaker."""
+    assert spawns(wanting(*falls(5, promoted_s=400), canary)) == count
+
+
+def test_a_promotion_alone_disproves_failed_climbs() -> None:
+    """It came up, which is what the others did not."""
+    assert spawns(wanting(*failures(5), climbed(20, promoted=True))) == 4
+    assert spawns(wanting(*falls(1, 200), *failures(5), climbed(20, promoted=True))) == 0, "one of them had fallen"
+
+
+def test_a_canary_that_fails_to_climb_does_not_hide_what_opened_the_breaker() -> None:
+    """The next one that is promoted is on probation all the same."""
+    later = [climbed(60 + n) for n in range(5)]
+    assert spawns(wanting(*falls(5, promoted_s=900), *later, climbed(20, promoted=True))) == 0
+
+
+def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
+    """Whom, for what and until when."""
+    canary = climbed(30, promoted=True, worker_id="gpu-canary")
+    verdict = plan(wanting(*falls(5, promoted_s=200), canary), policy()).verdicts[0]
+    opened = "breaker open, 5 of 5 bring-ups failed within 5 min, 5 of them soon after promotion (agent_crashed)"
+    proof = "canary gpu-canary has to complete a task or to live until 12:04:30"
+    assert verdict.blocked == (f"4 spawn(s): {opened}, {proof}",)
+    assert verdict.retry_at == ago(-270)
+
+
+def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None:
+    """Otherwise it would be replaced before it is judged."""
+    dead = worker("gpu-1", pod_id="pod-1")
+    seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
+    climbs = (*falls(4, promoted_s=200), climbed(20, promoted=True, worker_id="gpu-1"))
+    made = plan(replace(seen, ended=climbs), policy())
+    assert "5 of 5 bring-ups failed" in made.verdicts[0].blocked[0]
+    assert [a for a in made.actions if isinstance(a, Spawn)] == []

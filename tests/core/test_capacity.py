@@ -1,14 +1,15 @@
 """Which offer is asked for: order, cool-down, probe budget, avoided places, a volume's data centre."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
-from orchestrator.core.model import Offer, Volume
+from orchestrator.core.model import EndedClimb, Offer, Pause, Volume
 from orchestrator.core.plan import plan
 from orchestrator.core.states import ExitCause, FailureCode, Stage, WaitingOn
-from tests.core.build import A40, L4, NOW, ago, cooling, pod_of, policy, snapshot, spawning
+from tests.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, snapshot, spawning
 
 ROMANIA, TEXAS = Offer("NVIDIA A40", "EU-RO-1", "SECURE"), Offer("NVIDIA A40", "US-TX-3", "SECURE")
 
@@ -118,5 +119,66 @@ def test_an_intent_is_asked_for_or_says_whom_it_waits_for() -> None:
     (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy()).actions
     assert isinstance(wait, Wait)
     assert (wait.waiting_on, wait.until_s) == (WaitingOn.CAPACITY, 20)
-    told = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY)
+    told = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=wait.waiting_for)
     assert not plan(snapshot(told, claimable=1, offers=dry), policy()).actions
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "waiting_for"), [(1, "every offer was refused lately, next try 11:59:59"), (30, None)]
+)
+def test_a_wait_whose_time_has_passed_is_told_anew(waited_s: float, waiting_for: str | None) -> None:
+    """With when the next try is now; and after half a minute in any case."""
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    said = waiting_for or "every offer was refused lately, next try 12:00:20"
+    one = spawning(
+        "gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=said, next_attempt_at=ago(waited_s)
+    )
+    (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy()).actions
+    assert isinstance(wait, Wait)
+    assert (wait.waiting_for, wait.until_s) == ("every offer was refused lately, next try 12:00:20", 20)
+
+
+def test_a_wait_ends_with_its_climb() -> None:
+    """However often it is told: what remains of SPAWNING_TIMEOUT_SEC, not all of it."""
+    one = spawning("gpu-1", Stage.INTENT, created_at=ago(870))
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy(spawning_timeout_s=900)).actions
+    assert isinstance(wait, Wait)
+    assert wait.deadline_s == 30
+
+
+def test_a_pause_holds_recorded_intents_too() -> None:
+    """Nothing is rented meanwhile, and both the worker and the decision say why; but what an operator asks for is."""
+    seen = snapshot(spawning("gpu-1", Stage.INTENT), claimable=1, paused={"*": Pause("stock-taking", None)})
+    made = plan(seen, policy())
+    (wait,) = made.actions
+    assert isinstance(wait, Wait)
+    assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "paused, stock-taking")
+    assert made.verdicts[0].blocked == ("1 intent(s): paused, stock-taking",)
+    wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
+    made = plan(replace(seen, workers=(wanted,)), policy())
+    assert ([type(a) for a in made.actions], made.verdicts[0].blocked) == ([Create], ())
+
+
+@pytest.mark.parametrize(
+    ("ended", "waiting_on", "asked"),
+    [
+        ([climbed(2, code="BALANCE")], WaitingOn.OPERATOR, 0),
+        ([climbed(60, code="BALANCE")], None, 1),  # one tries it
+        ([climbed(20 + s) for s in range(6)], WaitingOn.ORCHESTRATOR, 1),  # the canary
+        ([], None, 4),
+    ],
+)
+def test_what_halts_spawns_holds_recorded_intents_too(
+    ended: list[EndedClimb], waiting_on: WaitingOn | None, asked: int
+) -> None:
+    """The one canary of an open breaker may be any of them; an operator's own request waits for none."""
+    intents = [spawning(f"gpu-{n}", Stage.INTENT) for n in range(4)]
+    newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
+    made = plan(snapshot(*intents, claimable=12, ended=newest_last), policy())
+    assert sum(isinstance(a, Create) for a in made.actions) == asked
+    if waiting_on:
+        assert {a.waiting_on for a in made.actions if isinstance(a, Wait)} == {waiting_on}
+    wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
+    made = plan(snapshot(wanted, claimable=1, ended=newest_last), policy())
+    assert [type(a) for a in made.actions] == [Create]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import gpus
+from orchestrator.core import fabric, gpus
 from orchestrator.core.inspection import Sections, Verdict, sections
 from orchestrator.core.profiles import PROFILES
 
@@ -27,6 +27,15 @@ def links(*active: int, of: int = 18) -> str:
     return "\n".join(lines)
 
 
+def topology(first: str, second: str, third: str) -> str:
+    """`nvidia-smi topo -m` of three GPUs, by what is between 0 and 1, 0 and 2, 1 and 2; with a network card."""
+    rows = ((" X ", first, second), (first, " X ", third), (second, third, " X "))
+    lines = ["\t".join([f"GPU{n}", *row, "PIX", "0-51", "0", "N/A"]) for n, row in enumerate(rows)]
+    head = "\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m"
+    card = "NIC0\tPIX\tSYS\tSYS\t X \t\t\t"
+    return "\n".join([head, *lines, card, "", "Legend:", "", "  NV#  = Connection traversing NVLinks"])
+
+
 def said(statuses: dict[str, int] | None = None, **given: str) -> Sections:
     """Two healthy H100s, except for what is given."""
     plain = {
@@ -37,7 +46,7 @@ def said(statuses: dict[str, int] | None = None, **given: str) -> Sections:
         "cuda": DETAILS,
         "nvlink": links(18, 18),
         "topology": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-51\nGPU1\tNV18\t X \t0-51",
-        "fabric": "0, Completed\n1, Completed",
+        "fabric": "0, Completed, Success\n1, Completed, Success",
         "uptime": "100000.50 1.0",
         "xid": "",
     }
@@ -152,20 +161,64 @@ FABRIC: list[tuple[str, dict[str, Any], str | None]] = [
     (H100, {"nvlink": links(18)}, None),  # the other said nothing: unknown, and its count is the inventory's
     (H100, {"nvlink": "", "statuses": {"nvlink": 124}}, None),
     (H100, {"nvlink": links(18, 18).replace("26.562 GB/s", "<unknown>")}, None),
-    (H100, {"fabric": "0, In Progress\n1, Completed"}, "NVLINK_INACTIVE"),
-    (H100, {"fabric": "0, [N/A]\n1, [N/A]"}, None),
+    (H100, {"fabric": "0, In Progress, N/A\n1, Completed, Success"}, "NVLINK_INACTIVE"),
+    (H100, {"fabric": "0, Completed, Success\n1, Completed, Timeout"}, "NVLINK_INACTIVE"),
+    (H100, {"fabric": "0, Completed, [N/A]\n1, Completed, Success"}, None),
+    (H100, {"fabric": "0, Not Started, N/A\n1, Not Supported, N/A"}, None),
+    (H100, {"fabric": "0, [N/A], [N/A]\n1, [N/A], [N/A]"}, None),
     (H100, {"fabric": 'Field "fabric.state" is not a valid field to query.', "statuses": {"fabric": 2}}, None),
     ("NVIDIA A100 80GB PCIe", {"nvlink": links(0, 0, of=12), "fabric": ""}, None),  # no bridge is plugged in
     ("NVIDIA A100 80GB PCIe", {"nvlink": links(12, 8, of=12), "fabric": ""}, "NVLINK_DEGRADED"),
     (R4090, {"nvlink": "", "fabric": ""}, None),
     ("NVIDIA GeForce RTX 9090", {"nvlink": links(0, 0)}, None),
-]
+    (H100, {"topology": topology("NV18", "PHB", "NV18")}, "NVLINK_INACTIVE"),
+    (H100, {"topology": topology("SYS", "NODE", "PIX")}, "NVLINK_INACTIVE"),
+    (H100, {"topology": topology("NV18", "NV4", "NV18")}, "NVLINK_DEGRADED"),
+    (H100, {"topology": topology("NV17", "PXB", "NV18")}, "NVLINK_INACTIVE"),  # the worse of the two is said
+    (H100, {"topology": topology("NV6", "NV6", "NV6")}, None),  # a board of four: 18 links for three others
+    (H100, {"topology": topology("NV18", "NV18", "NV18")}, None),
+    (H100, {"topology": topology("NV18", "N/A", "ERR!")}, None),
+    (H100, {"topology": topology("NV18", "SOC", "NV18").replace("\t", "    ")}, None),  # of a driver before 390
+    (H100, {"topology": topology("SYS", "SYS", "SYS"), "statuses": {"topology": 124}}, None),
+    (H100, {"topology": ""}, None),
+    ("NVIDIA A100-SXM4-80GB", {"nvlink": links(12, 12, of=12), "topology": topology("NV4", "NV4", "NV4")}, None),
+    ("NVIDIA A100-SXM4-80GB", {"nvlink": links(12, 12, of=12), "topology": topology("NV12", "NV8", "NV12")},
+     "NVLINK_DEGRADED"),
+    ("NVIDIA H200 NVL", {"topology": topology("NV18", "SYS", "SYS")}, None),  # pairs, where the owner put bridges
+    (R4090, {"nvlink": "", "topology": topology("PHB", "SYS", "PHB")}, None),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("gpu_type", "given", "expected"), FABRIC)
 def test_links_are_those_that_the_type_has(gpu_type: str, given: dict[str, Any], expected: str | None) -> None:
     """By the profile; without one nothing is concluded."""
-    assert code(gpus.fabric(said(**given), gpu_type)) == expected
+    assert code(fabric.judge(said(**given), gpu_type)) == expected
+
+
+UNREAD: list[tuple[dict[str, Any], set[str]]] = [
+    ({"topology": ""}, {"topology"}),
+    ({"topology": topology("NV18", "N/A", "NV18")}, {"way between GPU0 and GPU2"}),
+    ({"fabric": "", "statuses": {"fabric": 2}}, {"fabric"}),
+    ({"fabric": "0, [N/A], [N/A]\n1, Completed, Success"}, {"fabric of GPU 0"}),
+    ({"nvlink": ""}, {"nvlink"}),
+    ({}, set()),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), UNREAD)
+def test_what_is_not_said_of_the_links_is_unknown(given: dict[str, Any], expected: set[str]) -> None:
+    """By name, in the evidence."""
+    assert set(fabric.judge(said(**given), H100).unknown) == expected
+
+
+def test_a_fabric_is_waited_for_only_while_it_is_being_joined() -> None:
+    """And only where there is one."""
+    joining = said(fabric="0, Completed, Success\n1, In Progress, N/A")
+    assert fabric.is_joining(joining, H100)
+    assert not fabric.is_joining(said(), H100)
+    assert not fabric.is_joining(joining, "NVIDIA H100 PCIe")
+    assert not fabric.is_joining(joining, R4090)
+    assert not fabric.is_joining(said(fabric=""), H100)
 
 
 def test_the_types_that_operators_rent_have_profiles() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from orchestrator.core.actions import (
     Create,
     Delete,
     Flush,
+    Readdress,
     Reap,
     Rescue,
     Settle,
@@ -20,7 +22,7 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.hearing import Hearing
-from orchestrator.core.model import DELETES, UNREACHED, PodStatus, Snapshot
+from orchestrator.core.model import DELETES, UNREACHED, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.presence import Presence, fold
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
@@ -72,7 +74,8 @@ def test_an_intent_without_an_offer_says_whom_it_waits_for() -> None:
     assert isinstance(action, Wait)
     assert action.waiting_on == WaitingOn.CAPACITY
     assert action.until_s == 20
-    assert only(snapshot(spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY), offers=dry)) is None
+    said = spawning("gpu-1", Stage.INTENT, waiting_on=action.waiting_on, waiting_for=action.waiting_for)
+    assert only(snapshot(said, offers=dry)) is None
 
 
 def test_an_intent_waits_until_its_next_attempt() -> None:
@@ -323,6 +326,41 @@ def test_a_task_without_progress_ends_its_worker(still_s: float, steady_s: float
     assert action.reason == "task 7f3a made no progress for 1200 s, TASK_STUCK_TIMEOUT_SEC=1200"
 
 
+HERE: dict[str, Any] = {"ssh_host": "1.2.3.4", "ssh_port": 40_001}
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        spawning("gpu-1", Stage.EXEC, **HERE),
+        busy("gpu-1", **HERE),
+        idle("gpu-1", 10, **HERE),
+        terminating("gpu-1", exit_cause=ExitCause.HEARTBEAT_LOST, **HERE),
+        terminating("gpu-1", Stage.FLUSHING, metadata={UNREACHED: 3}, stage_since=ago(20), **HERE),
+    ],
+    ids=lambda one: f"{one.state} {one.stage}",
+)
+def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
+    """In every state, before whatever speaks to the pod: an end that began must still find it."""
+    moved = snapshot(one, pods=(pod_of(one, ssh_host="1.2.3.4", ssh_port=40_002),))
+    why = "SSH moved from 1.2.3.4:40001 to 1.2.3.4:40002, as RunPod's list shows"
+    assert only(moved) == Readdress("gpu-1", one.state, "1.2.3.4", 40_002, why)
+    assert not isinstance(only(snapshot(one, pods=(pod_of(one, **HERE),))), Readdress)
+    assert not isinstance(only(snapshot(one, pods=(pod_of(one, ssh_host=None, ssh_port=None),))), Readdress)
+    assert only(replace(moved, in_flight=frozenset({"gpu-1"}))) is None
+
+
+def test_a_list_with_another_address_each_time_keeps_no_worker_alive() -> None:
+    """What ends a worker needs no address."""
+    late = spawning("gpu-1", Stage.EXEC, deadline_at=ago(60), **HERE)
+    assert isinstance(only(snapshot(late, pods=(pod_of(late, ssh_host="1.2.3.4", ssh_port=40_002),))), Terminate)
+
+
+def test_a_row_without_an_address_is_not_given_one() -> None:
+    """That is the ladder's, at its stage ssh_details."""
+    assert only(snapshot(spawning("gpu-1"))) == Climb("gpu-1")
+
+
 def test_a_worker_in_flight_is_left_alone() -> None:
     """An action under way is not doubled."""
     silent = busy("gpu-1", last_heartbeat=ago(300))
@@ -347,6 +385,23 @@ def test_a_failed_worker_is_not_waited_for() -> None:
     action = only(snapshot(one))
     assert isinstance(action, Flush)
     assert action.reachable
+
+
+@pytest.mark.parametrize(
+    ("met", "worth_a_look"),
+    [
+        ({"host_key": "ssh-ed25519 A"}, True),  # SSH let us in, and a later stage failed
+        ({"host_key": "ssh-ed25519 A", "failure_code": FailureCode.POD_MISMATCH}, False),  # it was somebody else's pod
+        ({"failure_code": FailureCode.TCP_REFUSED}, False),
+    ],
+    ids=str,
+)
+def test_a_pod_without_an_agent_is_looked_at_if_ssh_was_ever_reached(met: dict[str, Any], worth_a_look: bool) -> None:
+    """Where nobody ever got in, there is nothing to wait for."""
+    one = terminating("gpu-1", exit_cause=ExitCause.SPAWN_FAILED, nonce=None, **met)
+    action = only(snapshot(one))
+    assert isinstance(action, Flush)
+    assert action.reachable is worth_a_look
 
 
 def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
@@ -416,11 +471,24 @@ def test_only_proven_absence_buries() -> None:
     assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(3)})), Bury)
 
 
-def test_a_delete_that_lied_before_takes_longer_to_be_believed() -> None:
+@pytest.mark.parametrize(
+    "known",
+    [{"metadata": {DELETES: 2}}, {"waiting_for": "the delete was answered, and it is still listed since 11:59:50"}],
+)
+def test_a_delete_that_lied_before_takes_longer_to_be_believed(known: dict[str, Any]) -> None:
     """Where a pod outlived its delete, two lists without it may be two that flickered."""
-    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, metadata={DELETES: 2})
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, **known)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(7)})) is None
     assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(11)})), Bury)
+
+
+def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
+    """A pod that lists had left out was there all the same when its delete was answered."""
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
+    for asked_s, deletes, proven in ((1, 0, False), (3, 0, True), (7, 3, False), (11, 3, True)):
+        asked = replace(sent, next_attempt_at=ago(asked_s - policy().delete_retry_s), metadata={DELETES: deletes})
+        found = only(snapshot(asked, pods=(), absent={"pod-gpu-1": absent(30)}))
+        assert isinstance(found, Bury) == proven, asked_s
 
 
 def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
@@ -496,6 +564,16 @@ def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> Non
     one, gone = busy("gpu-1", last_heartbeat=ago(60)), absent(11)
     assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})), Terminate)
     assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(gone, until=ago(10))})), Wait)
+
+
+def test_an_old_list_proves_no_absence() -> None:
+    """Where a tick hung, a pod may have come since the newest list; with more pods lists are rarer."""
+    gone = replace(absent(80), until=ago(15))
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, next_attempt_at=ago(40))
+    assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": gone})) is None
+    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": replace(gone, until=ago(9))})), Bury)
+    others = tuple(replace(pod_of(busy("gpu-2")), id=f"pod-{n}", fleet_id="other") for n in range(101))
+    assert isinstance(only(snapshot(sent, pods=others, absent={"pod-gpu-1": gone})), Bury)
 
 
 def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.core.states import ExitCause, Stage, State
 from orchestrator.ports import LostRace, Unavailable
-from tests.conformance.builders import Agent, Fleet
+from tests.conformance.builders import Agent, Fleet, result
 
 READY = b"Z\x00\x00\x00\x05I"  # ReadyForQuery, and no transaction open: what was sent has been committed
 CHUNK_BYTES = 1 << 16
@@ -128,6 +128,17 @@ class Cuts:
         """Accepted once, and said so."""
         await self._word(agent, agent.complete, "ok", "already", "Complete")
 
+    async def complete_and_claim(self, agent: Agent) -> None:
+        """Accepted once, and the same next task."""
+        _, following = await self.fleet.submit(count=2)
+        (task,) = await agent.claim()
+        number = next(agent.numbers)
+        said = await self.twice(lambda: agent.complete_and_claim(result(task), number=number))
+        assert said["outcomes"] == ["already" if self.after else "ok"]
+        (claimed,) = said["tasks"]
+        assert (claimed["id"], claimed["attempt"]) == (following, 1)
+        assert await agent.complete(claimed) == "ok"
+
     async def fail(self, agent: Agent) -> None:
         """One attempt is used, not two."""
         await self._word(agent, agent.fail, "requeued", "already", "Queued")
@@ -183,7 +194,7 @@ class Cuts:
         assert (lease["leader"], lease["term"]) == (True, self.fleet.term)
 
 
-CHECKS = ("claim", "complete", "fail", "release", "submit", "spawn", "terminate", "lead")
+CHECKS = ("claim", "complete", "complete_and_claim", "fail", "release", "submit", "spawn", "terminate", "lead")
 
 
 async def cut_often(url: str, cuts: int, now: datetime) -> dict[str, int]:

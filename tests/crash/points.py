@@ -25,7 +25,7 @@ RESTART_S = 0.5
 LIMIT_S = 3600.0  # of virtual time, for everything to have ended
 DRAIN_S = 1.0  # into the first task, its worker is told to drain
 WORK_S = 2
-KINDS = ("ok", "fail")
+KINDS = ("ok", "ok", "fail")
 NUMBERED = re.compile(r"[-:.].*")
 
 

@@ -4,7 +4,9 @@ import sys
 
 from tests.crash.points import Point, killed_at, spawned_at_sigterm, walk
 
-OPERATIONS = {"tick", "spawn", "climb", "ship", "flush", "delete", "claim", "heartbeat", "complete", "fail"}
+OPERATIONS = {
+    "tick", "spawn", "climb", "ship", "flush", "delete", "claim", "heartbeat", "complete", "complete_and_claim", "fail",
+}  # fmt: skip
 
 
 def _of_each_kind(points: list[Point]) -> list[Point]:

@@ -11,7 +11,7 @@ from orchestrator.core.states import ExitCause, FailureCode, WaitingOn
 from orchestrator.diagnostics import causes, scaling
 from orchestrator.diagnostics.causes import Cause
 from orchestrator.diagnostics.errors import KINDS
-from orchestrator.diagnostics.sentences import SUBCAUSES
+from orchestrator.diagnostics.sentences import SILENCES, SUBCAUSES
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r"python -m orchestrator ([a-z]+)(?: ([a-z]+))?")
@@ -25,6 +25,7 @@ def everything() -> list[Cause]:
     """Every cause that there is, sharpened ones and some Xids included."""
     made = [causes.of(code) for code in (*causes.codes(), *(f"XID_{n}" for n in (*GUARDS_XIDS, 999)))]
     made += [causes.of(code, subcause) for code, subcause in SUBCAUSES]
+    made += [causes.silence(subcause) for subcause in SILENCES]
     made += [causes.ending(cause) for cause in ExitCause] + [causes.waiting(on) for on in WaitingOn]
     return [cause for cause in made if cause is not None]
 
@@ -92,10 +93,11 @@ def test_each_fix_names_a_command_or_a_variable_that_exists(cause: Cause) -> Non
 
 
 @pytest.mark.parametrize("block", scaling.BLOCKS, ids=lambda block: block[0].pattern)
-def test_what_blocks_scaling_has_such_a_fix_too(block: tuple[re.Pattern[str], str, str]) -> None:
-    """Each of them."""
-    _, who, fix = block
+def test_what_blocks_scaling_has_such_a_fix_too(block: tuple[re.Pattern[str], str, str, str]) -> None:
+    """Each of them, and what happens then."""
+    _, who, then, fix = block
     assert who in WHO
+    assert then
     check_fix(fix)
 
 

@@ -10,7 +10,8 @@ from psycopg.rows import DictRow
 from orchestrator import cli_explanations
 from orchestrator.core.states import ExitCause, Stage, State
 from orchestrator.diagnostics import causes
-from tests.conformance.builders import Fleet
+from orchestrator.diagnostics.tasks import FEW
+from tests.conformance.builders import START, Fleet, result
 from tests.diagnostics.build import climb, lines, promoted, times, told
 
 DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
@@ -199,6 +200,50 @@ async def test_a_finished_task_says_where_its_output_is(fleet: Fleet) -> None:
     assert attempt.usd == pytest.approx(0.01)
 
 
+async def test_tasks_of_one_claim_share_what_it_cost(fleet: Fleet) -> None:
+    """As `cost` says it: one after the other, and those that end at one moment alike."""
+    ids = await fleet.submit(count=3)
+    agent = await fleet.agent()
+    first, *others = await agent.claim(batch=3)
+    fleet.wait(60)
+    await agent.complete(first)
+    fleet.wait(2)
+    await agent.complete_many(*map(result, others))
+    spent = {task: (await told(fleet, task)).usd for task in ids}
+    assert spent[first["id"]] == pytest.approx(0.06)
+    assert [spent[task["id"]] for task in others] == pytest.approx([0.001, 0.001])
+    booked = await fleet.call("fleet_cost", p_fleet="default", p_since=START, p_until=None)
+    assert spent == {row["id"]: pytest.approx(float(row["usd"])) for row in booked["tasks"]}
+
+
+async def test_an_attempt_costs_nothing_after_the_bill_has_ended(fleet: Fleet) -> None:
+    """The pod had vanished an hour before that was noticed; the next attempt costs its own, and the task both."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    fleet.wait(100)
+    await agent.beat()
+    fleet.wait(3_600)
+    lost = {"exit_cause": ExitCause.POD_LOST, "failure_code": "POD_MISSING"}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    other = await fleet.agent()
+    await other.claim()
+    fleet.wait(20)
+    said = await told(fleet, task)
+    assert [attempt.usd for attempt in said.attempts] == pytest.approx([0.1, 0.02])
+    assert said.usd == pytest.approx(0.12)
+    assert "spent: $0.12" in "\n".join(lines(*cli_explanations.task(said, fleet.now)))
+
+
+async def test_a_task_without_an_attempt_has_no_cost(fleet: Fleet) -> None:
+    """Nothing is said of it."""
+    (task,) = await fleet.submit()
+    said = await told(fleet, task)
+    assert said.usd is None
+    assert "spent" not in "\n".join(lines(*cli_explanations.task(said, fleet.now)))
+
+
 @pytest.mark.parametrize("code", ["HANDLER_ERROR", "OOM", "TIMEOUT", "NO_HANDLER", "SIGNAL"])
 async def test_a_failed_task_names_the_code_its_words_and_the_fix(fleet: Fleet, code: str) -> None:
     """And each attempt in a table."""
@@ -246,6 +291,35 @@ async def test_a_task_whose_worker_was_lost_says_so(fleet: Fleet) -> None:
     assert attempt.fix == f"python -m orchestrator explain {agent.id}"
 
 
+async def test_a_stuck_task_says_for_how_long_and_what_to_change(fleet: Fleet) -> None:
+    """Its worker lived, so that looking for it there would be the wrong way."""
+    (task,) = await fleet.submit(max_attempts=1)
+    agent = await fleet.agent()
+    await agent.claim()
+    fleet.wait(1205)
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.TASK_STUCK)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    said = await told(fleet, task)
+    assert said.code == "TASK_STUCK"
+    assert said.what.endswith(f"It said: No progress for 1205 s; worker {agent.id} was ended for that")
+    assert said.fix.startswith("report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC; then ")
+    (attempt,) = said.attempts
+    assert (attempt.code, attempt.exit_class, attempt.worker) == ("TASK_STUCK", "timeout", "task_stuck")
+
+
+async def test_a_task_that_is_lost_again_waits_for_its_pause(fleet: Fleet) -> None:
+    """And says after what."""
+    (task,) = await fleet.submit()
+    for _ in range(2):
+        agent = await fleet.agent()
+        await agent.claim()
+        await fleet.end(agent.id, State.ACTIVE, ExitCause.POD_LOST)
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+    said = await told(fleet, task)
+    assert (said.who, said.code) == ("nobody", "WORKER_LOST")
+    assert said.what == "the pause after attempt 2, which failed: The worker that held it is gone."
+
+
 async def test_what_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
     """The fix names the dependency."""
     (first,) = await fleet.submit(max_attempts=1)
@@ -263,3 +337,23 @@ async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
     await fleet.call("task_cancel", p_id=task)
     said = await told(fleet, task)
     assert (said.status, said.fix) == ("Cancelled", f"python -m orchestrator tasks retry {task}")
+
+
+async def test_what_is_usual_for_a_task_of_its_type_is_told(fleet: Fleet) -> None:
+    """From what was completed lately, each without the time of those before it in the same claim; none from too few."""
+    *earlier, task = await fleet.submit(count=5)
+    agent = await fleet.agent(State.ACTIVE)
+    claimed = await agent.claim(batch=4)
+    for number, one in enumerate(claimed):
+        if number == FEW - 1:
+            assert (await told(fleet, task)).usual is None
+        fleet.wait(10 * (number + 1))
+        await agent.complete(one)
+    await fleet.submit(task_type="other")
+    (other,) = [one for one in await agent.claim(batch=2) if one["task_type"] == "other"]
+    fleet.wait(500)
+    await agent.complete(other)
+    said = await told(fleet, task)
+    assert said.usual == {"task_type": said.task_type, "n": len(earlier), "p50_s": 25, "p95_s": 38.5}
+    shown = lines(*cli_explanations.task(said, fleet.now))
+    assert any(line.startswith(f"usual for {said.task_type}: p50 25s, p95 38s (n=4)   fix: ") for line in shown)

@@ -8,12 +8,13 @@ import pytest
 
 from orchestrator.core.model import LOGS_LATE
 from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
-from orchestrator.diagnostics import causes
+from orchestrator.diagnostics import causes, silence
 from orchestrator.diagnostics.early import BUSY_BEAT_S, EARLY_S, STALLED
+from orchestrator.diagnostics.sentences import SILENCES
 from orchestrator.diagnostics.workers import WANTED
 from orchestrator.ports import LEASE_TTL_S
 from tests.conformance.builders import FLEET, Fleet
-from tests.diagnostics.build import GPU, attempt, climb, explained, give_up, promoted, shown, times
+from tests.diagnostics.build import GPU, POD, attempt, climb, explained, give_up, promoted, shown, times
 from worker.heartbeat import ASK_S
 
 SEEN: Mapping[str, Any] = {
@@ -108,6 +109,75 @@ async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
     assert meaning is not None
     assert (said.ended[0], said.ended[-1]) == (f"{cause}: {meaning.means}", "said then: test")
     assert (said.who, said.then) == ("nobody", meaning.then)
+
+
+LOOKED_AT = "2026-11-21T12:00:00+00:00"
+LOOKS: Mapping[str, tuple[Any, str]] = {  # what the last look saw: the proof
+    "": (None, "no heartbeat for 6 s"),
+    "KILLED": (
+        {"known": True, "agent": {"exit_class": "killed", "pid": 17}, "cgroup": {"memory_events": {"oom_kill": 1}}},
+        f"last look {LOOKED_AT}: agent killed, oom_kill 1, pid 17",
+    ),
+    "ENDED": (
+        {"known": True, "agent": {"exit_class": "ended", "pid": 17, "done": {"reason": "crashed", "status": 1}}},
+        f"last look {LOOKED_AT}: agent ended, pid 17, reason crashed, status 1",
+    ),
+    "RUNNING": (
+        {"known": True, "agent": {"exit_class": "running", "pid": 17, "done": None}},
+        f"last look {LOOKED_AT}: agent running, pid 17",
+    ),
+    "UNREACHED": ({"known": False, "reached": False, "why": "no answer"}, f"last look {LOOKED_AT}: no answer"),
+}
+
+
+@pytest.mark.parametrize("subcause", SILENCES)
+async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet, subcause: str) -> None:
+    """And not what a bring-up's missing heartbeat means; the proof is the look, or what was said then."""
+    agent, (look, proof) = await fleet.agent(), LOOKS[subcause]
+    await attempt(fleet, agent.id, Stage.HEARTBEAT, "timeout", "NO_HEARTBEAT", error="none came, long ago")
+    lost: dict[str, Any] = {
+        "exit_cause": "heartbeat_lost",
+        "failure_code": "NO_HEARTBEAT",
+        "waiting_on": "orchestrator",
+    }
+    lost |= {"reason": "no heartbeat for 6 s", "metadata": {"last_snapshot": look and {**look, "at": LOOKED_AT}}}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", known=True)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    said, cause = await explained(fleet, agent.id), causes.silence(subcause)
+    code = f"NO_HEARTBEAT/{subcause}".rstrip("/")
+    assert list(said.ended) == [
+        "heartbeat_lost: Its heartbeats stopped.",
+        f"{code}: {cause.means}",
+        "said then: no heartbeat for 6 s",
+    ]
+    assert (said.code, said.subcause, said.proof) == ("NO_HEARTBEAT", subcause or None, proof)
+    assert (said.then, said.fix) == (cause.then, cause.about(worker=agent.id).fix)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        "left out: too large",
+        {"known": True, "agent": "left out: too large", "cgroup": None},
+        {"known": True, "agent": {"exit_class": ["killed"], "done": "x"}, "cgroup": {"memory_events": 3}},
+        {"known": False, "why": "heartbeat_lost: nothing to wait for"},
+    ],
+)
+def test_a_look_that_does_not_tell_is_no_cause(look: Any) -> None:
+    """Whatever was kept of it."""
+    assert silence.subcause(look) is None
+    assert (silence.proof(look) is None) == (not isinstance(look, Mapping) or not look["known"])
+
+
+async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fleet: Fleet) -> None:
+    """And not by the delete that went well."""
+    agent = await fleet.agent()
+    lost: dict[str, Any] = {"exit_cause": "pod_lost", "failure_code": "POD_EXITED", "waiting_on": "orchestrator"}
+    lost["reason"] = "the provider says EXITED"
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", known=True)
+    assert (await explained(fleet, agent.id)).proof == "the provider says EXITED"
 
 
 async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
@@ -283,6 +353,19 @@ async def test_what_is_usual_comes_from_earlier_climbs_of_that_gpu_alone(fleet: 
     usual = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
     assert (usual["n"], usual["p50_s"], usual["p95_s"]) == (21, 110, 200)
     assert (await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=None))["n"] == 22
+
+
+async def test_what_is_usual_for_a_stage_is_shown_while_it_is_climbed(fleet: Fleet) -> None:
+    """Of those who were promoted; a pull that takes longer than ever is seen to."""
+    for seconds in (20, 40, 60):
+        worker = await fleet.spawn(gpu_type=GPU)
+        await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=seconds)
+        await fleet.move(worker, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED, waiting_on="worker", **POD)
+    failed = await climb(fleet, Stage.TCP)
+    await give_up(fleet, failed, "TCP_TIMEOUT")
+    worker = await climb(fleet, Stage.POD_RUNNING)
+    usual = f"usual for {GPU}: p50 40s, p95 58s (n=3), of which pod_running: p50 40s, p95 58s (n=3)"
+    assert (await shown(fleet, worker))[-1].startswith(f"{usual}   fix: ")
 
 
 async def test_a_worker_of_another_fleet_is_not_found(fleet: Fleet) -> None:

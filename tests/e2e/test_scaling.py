@@ -84,4 +84,4 @@ async def test_a_task_that_stands_still_ends_its_worker(stack: Stack, until: Unt
     await until("select 1 from workers where exit_cause = 'task_stuck'")
     (event,) = await until("select reason from worker_events where from_state = 'active' and to_state = 'terminating'")
     assert f"task {task} made no progress for" in event["reason"]
-    await until("select 1 from tasks where id = %s and status = 'Failed' and failure_code = 'WORKER_LOST'", task)
+    await until("select 1 from tasks where id = %s and status = 'Failed' and failure_code = 'TASK_STUCK'", task)

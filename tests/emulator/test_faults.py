@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from orchestrator import probes
-from orchestrator.core import gpus
+from orchestrator.core import fabric, gpus
 from orchestrator.core.inspection import platform, sections
 from orchestrator.emulator.faults import KINDS, Call, FaultTable, Moment
 from tests.emulator.build import Api, emulated, request, ssh, until
@@ -92,6 +92,74 @@ async def test_ssh_can_change_its_host_key(api: Api) -> None:
         pod_id = next(iter(api.emulator.core.world.live())).id
         await api.emulator.control("POST", f"/pods/{pod_id}/ssh", {"mode": mode})
     assert keys[0] != keys[1]
+
+
+async def test_ssh_can_move_to_another_port(api: Api) -> None:
+    """As after a restart: the API shows the new one, the old one refuses, the machine and its key are the same."""
+    before = await booted(api)
+    pod = next(iter(api.emulator.core.world.live()))
+    async with ssh(before) as connection:
+        key = connection.get_server_host_key().public_data
+        after = (await api.emulator.control("POST", f"/pods/{pod.id}/ports"))["port"]
+        await connection.wait_closed()
+    assert after != before
+    assert (await api.pod(pod.id))["ssh"]["direct"]["port"] == after
+    with pytest.raises(ConnectionRefusedError):
+        await ssh(before)
+    async with ssh(after) as connection:
+        assert connection.get_server_host_key().public_data == key
+
+
+async def test_ssh_can_show_another_host_key_each_time(api: Api) -> None:
+    """From birth, as where several machines take turns behind one address."""
+    await inject(api, "ssh_wrong_key", seconds=9)
+    port, keys = await booted(api), set()
+    for _ in range(3):
+        async with ssh(port) as connection:
+            keys.add(connection.get_server_host_key().public_data)
+    assert len(keys) == 3
+
+
+async def test_ssh_can_log_in_and_run_nothing(api: Api) -> None:
+    """As an account whose shell is nologin."""
+    await inject(api, "ssh_no_shell")
+    async with ssh(await booted(api)) as connection:
+        result = await connection.run("echo here")
+    assert (result.exit_status, result.stdout) == (1, "This account is currently not available.\n")
+
+
+async def test_uploads_can_be_corrupted(api: Api) -> None:
+    """As many bytes lie there as were sent, and not the same ones."""
+    await inject(api, "corrupt_uploads")
+    async with ssh(await booted(api)) as connection:
+        async with connection.start_sftp_client() as sftp, sftp.open("file", "wb") as file:
+            await file.write(b"words")
+        assert (await connection.run("cat file")).stdout == "vords"
+
+
+async def test_a_pod_can_call_itself_another(api: Api) -> None:
+    """What answers at its address says that it is not the pod that was rented."""
+    await inject(api, "wrong_pod_id")
+    pod, port = await api.reachable("other")
+    async with ssh(port) as connection:
+        said = (await connection.run("printf %s $RUNPOD_POD_ID")).stdout
+    assert said == pod["id"][::-1]
+
+
+async def test_a_machine_can_be_given_again(api: Api) -> None:
+    """The API names it: two pods on the same one."""
+    await inject(api, "same_machine", detail="m-17", times=2)
+    pods = [await api.create(name) for name in ("first", "second", "third")]
+    assert [pod.get("machineId") for pod in pods] == ["m-17", "m-17", None]
+
+
+async def test_a_create_call_alone_can_be_refused(api: Api) -> None:
+    """For its body, or for its key, while lists are answered."""
+    await inject(api, "bad_request", times=1)
+    await api.call("POST", "/v2/pods", request(), status=422)
+    await inject(api, "forbidden", operation="create")
+    await api.call("POST", "/v2/pods", request(), status=403)
+    assert await api.names() == []
 
 
 async def test_ssh_can_drop_in_the_middle_of_a_command(api: Api) -> None:
@@ -191,7 +259,7 @@ async def test_a_machine_can_be_bad_in_every_way_that_bring_up_looks_for(api: Ap
         platform(sections(about.stdout.encode()), now_s - 5, now_s),
         gpus.inventory(seen, A100, 2),
         gpus.health(seen, (12, 4)),
-        gpus.fabric(seen, A100),
+        fabric.judge(seen, A100),
     )
     assert next((verdict.fault[0] for verdict in verdicts if verdict.fault), None) == code
 

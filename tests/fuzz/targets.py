@@ -28,7 +28,7 @@ from orchestrator.adapters.functions import refusal
 from orchestrator.cli_log_reader import Reader
 from orchestrator.cli_render import Output, one_line, plain
 from orchestrator.cli_tables import workers
-from orchestrator.core import gpus, inspection
+from orchestrator.core import fabric, gpus, inspection
 from orchestrator.core.model import ID_PATTERN, Pool
 from orchestrator.core.states import FailureCode
 from orchestrator.keys import BadKey, login_pair
@@ -124,7 +124,7 @@ def _read_probe(output: bytes) -> None:
         inspection.platform(found, 1_000.0, 1_001.0),
         gpus.inventory(found, "NVIDIA H100 80GB HBM3", 2),
         gpus.health(found, (12, 4)),
-        gpus.fabric(found, "NVIDIA H100 80GB HBM3"),
+        fabric.judge(found, "NVIDIA H100 80GB HBM3"),
     ):
         storable(verdict.evidence)
         assert verdict.fault is None or isinstance(verdict.fault[0], FailureCode)

@@ -42,6 +42,11 @@ async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(door: Door) -> N
         },
         protocol.COMPLETE: done(task_id, "s3://x/y") | {"p_attempt": 9},
         protocol.COMPLETE_MANY: {"p_results": [{"task_id": task_id, "attempt": 9, "result_data": {"n": 1}}]},
+        protocol.COMPLETE_AND_CLAIM: {
+            "p_results": [{"task_id": task_id, "attempt": 9, "result_data": {"n": 1}}],
+            "p_claim_no": 1,
+            "p_batch": 1,
+        },
         protocol.FAIL: {
             "p_task_id": task_id,
             "p_attempt": 9,

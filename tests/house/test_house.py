@@ -110,7 +110,7 @@ def test_stages_may_be_given_other_deadlines(monkeypatch: pytest.MonkeyPatch) ->
     """By the ladder's own names; another name is refused with the list of them."""
     monkeypatch.setenv("BRINGUP_DEADLINES", "pod_running=900, tcp=30")
     assert dict(load().bringup_deadlines) == {"pod_running": 900, "tcp": 30}
-    for wrong in ("tpc=30", "tcp", "tcp=0", "tcp=soon"):
+    for wrong in ("tpc=30", "tcp", "tcp=0", "tcp=soon", "intent=5", "pod_created=6"):
         monkeypatch.setenv("BRINGUP_DEADLINES", wrong)
         with pytest.raises(SettingsError, match="BRINGUP_DEADLINES"):
             load()

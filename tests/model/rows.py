@@ -188,6 +188,7 @@ def complete(rules: Rules, rows: Rows, w: int, launch: int, t: int, attempt: int
 def _give_up(rules: Rules, rows: Rows, t: int, outcome: str, *, counted: bool, backoff: bool) -> tuple[Rows, str]:
     task, attempt = rows.tasks[t], len(rows.tasks[t].attempts)
     used = attempt - task.uncounted
+    backoff = backoff or (outcome == "lost" and used > 1 and any(a[3] == "lost" for a in task.attempts[:-1]))
     status, said = (
         (CANCELLED, "cancelled") if task.cancel
         else (FAILED, "failed") if counted and used >= MAX_ATTEMPTS

@@ -57,6 +57,7 @@ BAD, GONE, ARGUMENT = "400 OR006", "400 OR005", "400 OR007"
 FENCED = {"outcome": "fenced"}
 THEIRS = {"p_task_id": "{theirs}", "p_attempt": 1}
 MANY = {"p_results": [{"task_id": "{theirs}", "attempt": 1}]}
+NEXT = {"p_claim_no": 1, "p_batch": 1}  # a number that was answered: nothing changes hands
 MINE = {"p_task_id": "{mine}", "p_attempt": 1}
 TOKENS = {  # who -> what the gateway and PostgREST say to a heartbeat
     "nobody": ("401 PGRST302", "401 42501"),
@@ -99,6 +100,7 @@ ACTS = [
     rpc("worker", "beats as the victim", protocol.HEARTBEAT, VICTIM | BEAT, BAD),
     rpc("worker", "completes as the victim", protocol.COMPLETE, VICTIM | THEIRS | DONE, BAD),
     rpc("worker", "completes many as the victim", protocol.COMPLETE_MANY, VICTIM | MANY, BAD),
+    rpc("worker", "completes and claims as the victim", protocol.COMPLETE_AND_CLAIM, VICTIM | MANY | NEXT, BAD),
     rpc("worker", "fails as the victim", protocol.FAIL, VICTIM | THEIRS | {"p_failure": {}}, BAD),
     rpc("worker", "releases as the victim", protocol.RELEASE, VICTIM | THEIRS | {"p_reason": "x"}, BAD),
     rpc("worker", "asks grants as the victim", protocol.GRANTS, VICTIM | {"p_items": []}, BAD),
@@ -110,6 +112,8 @@ ACTS = [
         ME | BEAT | {"p_tasks": [{"id": "{theirs}", "attempt": 1}]}, {"fenced": ["{theirs}"], "cancel": []}),
     rpc("worker", "completes the victim's task", protocol.COMPLETE, ME | THEIRS | DONE, FENCED),
     rpc("worker", "completes the victim's task among many", protocol.COMPLETE_MANY, ME | MANY,
+        {"outcome": "ok", "outcomes": ["fenced"]}),
+    rpc("worker", "completes the victim's task to claim another", protocol.COMPLETE_AND_CLAIM, ME | MANY | NEXT,
         {"outcome": "ok", "outcomes": ["fenced"]}),
     rpc("worker", "completes an output among many", protocol.COMPLETE_MANY,
         ME | {"p_results": [{"task_id": "{mine}", "attempt": 1, "output_location": "s3://b/o"}]}, ARGUMENT),

@@ -45,6 +45,10 @@ ASKS = {
     "many results, none its own": Ask(
         {**ME, "p_results": [{"task_id": "{queued}", "attempt": 1}]}, protocol.COMPLETE_MANY
     ),
+    "a result, none its own, and a claim that was answered": Ask(
+        {**ME, "p_results": [{"task_id": "{queued}", "attempt": 1}], "p_claim_no": 1, "p_batch": 1},
+        protocol.COMPLETE_AND_CLAIM,
+    ),
     "no results": Ask({**ME, "p_results": []}, protocol.COMPLETE_MANY),
     "an object as results": Ask({**ME, "p_results": {}}, protocol.COMPLETE_MANY),
     "numbers as text": Ask({**CLAIM, "p_batch": "1", "p_claim_no": "1"}, protocol.CLAIM),

@@ -1,7 +1,4 @@
-"""Twelve secrets given to a running stack, and everything that it leaves behind searched for them.
-
-Nothing here uses the product's own redaction: what a leak looks like is written down a second time.
-"""
+"""Twelve secrets given to a running stack; what passes by and what stays is searched for them (trials/canaries.py)."""
 
 import asyncio
 import base64
@@ -11,49 +8,81 @@ import json
 import secrets
 import sys
 import urllib.parse
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from orchestrator.demo.stack import BUCKET
+from orchestrator.demo.trials.canaries import (
+    CONFIG,
+    KEY,
+    OUTPUT,
+    PASSWORD,
+    PODS,
+    TOKEN,
+    Canaries,
+    of_stack,
+    search_what_stayed,
+)
+from orchestrator.demo.trials.ground import Ground
 from orchestrator.demo.trials.scene import Scene
+from orchestrator.demo.trials.trial import Trial, run
 
 LOOK_EVERY_S = 0.3
-USERS_STREAMS = ("/handler/", "/system/")  # of the log objects: what the user's own programs say
-TOKEN, SETUP, KEY = "a worker's token", "a password in WORKER_SETUP_COMMAND", "RUNPOD_SSH_PRIVATE_KEY"
+SECRETS = 12
+SETUP = "a password in WORKER_SETUP_COMMAND"
+USERS_MAY = (SETUP, TOKEN)  # what the user's own programs know, and may say
 ASKED = ("list --all --json", "tasks list", "explain scaling", "doctor")
-TABLES = "select tablename as name from pg_tables where schemaname = 'public'"
+SINKS = ("argv", "S3", "HTTP", "commands", OUTPUT, PODS)
+EXIT_3 = "echo fetching https://user:CANARY@packages.example/simple; env; cat ~/.orchestrator/run/*/config.json; exit 3"
 
 
-@dataclass
-class Canaries:
-    """Who was looked for, and where one was found."""
-
-    known: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # name -> values
-    hits: set[tuple[str, str]] = field(default_factory=set)  # (name, sink)
-    searched: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # sink -> characters
-
-    def search(self, sink: str, text: str, *, but: Iterable[str] = ()) -> None:
-        """Look for every secret, raw, in both alphabets of base64 and URL-encoded."""
-        self.searched[sink] += len(text)
-        for name, values in self.known.items():
-            if name not in but and any(form in text for value in values for form in forms(value)):
-                self.hits.add((name, sink))
+async def setup_failed(scene: Scene) -> None:
+    """Wait until a worker ended because its set-up command did."""
+    await scene.until("select 1 from workers where failure_code = 'SETUP_FAILED' or exit_cause = 'spawn_failed'")
+    scene.strike()
+    await scene.rows("update tasks set status = 'Cancelled' where status = 'Queued' returning 1")
 
 
-def forms(value: str) -> Iterable[str]:
-    """A value as a leak would show it."""
-    yield value
-    yield urllib.parse.quote(value, safe="")
-    yield json.dumps(value)[1:-1]
-    for before in range(3):
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            text = encode(b"\0" * before + value.encode()).decode().rstrip("=")
-            yield text[4 if before else 0 : -2]
+SETUP_FAILS = Trial(
+    "setup_fails", "the set-up command fails and says too much", "", "", setup_failed,
+    settings={"WORKER_SETUP_COMMAND": EXIT_3}, tasks=2, keeps_logs=False, limit_s=60,
+)  # fmt: skip
+
+
+def over_supabase(trial: Trial) -> Trial:
+    """The same harm to a stack whose orchestrators and pods know no database but PostgREST."""
+    return replace(trial, name=f"{trial.name}_over_supabase", transport="supabase")
+
+
+async def searched(trial: Trial, ground: Ground, directory: Path) -> list[str]:
+    """Run a trial with secrets in it; what leaked, and what was not looked at or would not have been found.
+
+    Output, rows, objects, command lines, pods, commands and HTTP are searched; then one is planted in each sink, to be
+    found.
+    """
+    canaries, planted, leaks = Canaries(), dict[str, str](), None
+
+    @contextlib.asynccontextmanager
+    async def around(scene: Scene) -> AsyncIterator[None]:
+        nonlocal leaks
+        async with released(scene, canaries):
+            yield
+        leaks = sorted(canaries.hits)
+        planted.update(await plant(scene, canaries))
+        await search_what_stayed(scene, canaries, users_may=USERS_MAY)
+
+    result = await run(replace(trial, name=f"canary_{trial.name}"), ground, directory, around)
+    if leaks is None or result.recovered_s is None:
+        return ["the harm never struck", *result.wrong]
+    wrong = [f"{name} is in {sink}" for name, sink in leaks]
+    wrong += [f"{name} was given to nobody" for name in sorted({KEY, TOKEN, SETUP} - set(canaries.known))]
+    wrong += [f"{sink} was empty" for sink in SINKS if not canaries.searched[sink]]
+    wrong += [f"planted in {sink} and not found" for sink, name in planted.items() if (name, sink) not in canaries.hits]
+    if len(canaries.known) < SECRETS:
+        wrong.append(f"only {len(canaries.known)} secrets")
+    return wrong
 
 
 @contextlib.asynccontextmanager
@@ -67,11 +96,14 @@ async def released(scene: Scene, canaries: Canaries) -> AsyncIterator[Canaries]:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     await _ask(scene, canaries)
-    await search_what_stayed(scene, canaries)
+    await search_what_stayed(scene, canaries, users_may=USERS_MAY)
 
 
 def give(scene: Scene, canaries: Canaries) -> None:
-    """The secrets that the stack has anyway, and others beside them."""
+    """The secrets that the stack has anyway, and others beside them.
+
+    Over Supabase's transport the service key is the real one, and there is no password of a database.
+    """
     env, mark = scene.stack.environment, secrets.token_hex(4)
     made = {
         name: f"canary/{name[:6]}+{mark}={secrets.token_hex(12)}"
@@ -79,41 +111,14 @@ def give(scene: Scene, canaries: Canaries) -> None:
     }
     # The store in these tests refuses a session token that it did not give: what the process inherits is enough.
     made["ORIGINAL_AWS_SESSION_TOKEN"] = made.pop("AWS_SESSION_TOKEN")
-    password, setup = f"canary-db-{secrets.token_hex(12)}", f"canary-pip-{secrets.token_hex(12)}"
-    env |= made
-    env["DATABASE_URL"] = env["DATABASE_URL"].replace("://postgres@", f"://postgres:{password}@", 1)
-    if "CANARY" in env.get("WORKER_SETUP_COMMAND", ""):
-        env["WORKER_SETUP_COMMAND"] = env["WORKER_SETUP_COMMAND"].replace("CANARY", setup)
-    values = {**made, "the database's password": password, SETUP: setup}
-    values |= {name: env[name] for name in ("RUNPOD_API_KEY", "AWS_SECRET_ACCESS_KEY", "WORKER_JWT_SECRET")}
-    canaries.known |= {name: {value} for name, value in values.items()}
-    body = env[KEY].split("\n")[2:-2]  # its first line is the same in every key
-    canaries.known[KEY] = {line for line in body if len(line) > 20}
-    assert password in env["DATABASE_URL"]
-
-
-async def search_what_stayed(scene: Scene, canaries: Canaries) -> None:
-    """Logs of the processes, rows, objects, what agents wrote."""
-    canaries.search("the orchestrators' output", _text(scene.stack.directory / "orchestrator.log"))
-    for table in await scene.rows(TABLES):
-        rows = await scene.rows(f'select to_jsonb(t)::text as row from "{table["name"]}" t')  # noqa: S608  our own names
-        canaries.search(f"table {table['name']}", "\n".join(row["row"].replace("\\/", "/") for row in rows))
-    for key, content in await asyncio.to_thread(_objects, scene):
-        but = [SETUP, TOKEN] if any(stream in key for stream in USERS_STREAMS) else []
-        canaries.search("S3", f"{key}\n{content}", but=but)
-    for pod in (await scene.stack.control("GET", "ledger"))["pods"]:
-        for log in Path(pod["home"]).glob("**/logs/agent.log"):
-            canaries.search("agent.log on the pod", _text(log))
-
-
-def _objects(scene: Scene) -> list[tuple[str, str]]:
-    client, found = scene.stack.blobs()._client, []
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{scene.stack.prefix}/"):
-        for item in page.get("Contents", []):
-            raw = client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read()
-            raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-            found.append((item["Key"], raw.decode("utf-8", "replace")))
-    return found
+    setup = f"canary-pip-{secrets.token_hex(12)}"
+    if scene.stack.transport == "supabase":
+        made |= {"SUPABASE_SERVICE_ROLE_KEY": env["SUPABASE_SERVICE_ROLE_KEY"], PASSWORD: secrets.token_hex(12)}
+    env |= {name: value for name, value in made.items() if name != PASSWORD}
+    command = env.get("WORKER_SETUP_COMMAND") or "true https://user:CANARY@packages.example/simple"
+    env["WORKER_SETUP_COMMAND"] = command.replace("CANARY", setup)
+    canaries.known |= {name: {value} for name, value in {**made, SETUP: setup}.items()}
+    canaries.known |= of_stack(scene.stack)
 
 
 async def _watch(scene: Scene, canaries: Canaries) -> None:
@@ -129,15 +134,10 @@ async def _watch(scene: Scene, canaries: Canaries) -> None:
                 )
             with contextlib.suppress(httpx.HTTPError):
                 for pod in (await scene.stack.control("GET", "ledger"))["pods"]:
-                    for config in Path(pod["home"]).glob("**/run/*/config.json"):
-                        _learn(config, canaries)
+                    for config in Path(pod["home"]).glob(CONFIG):
+                        with contextlib.suppress(OSError, ValueError):  # written, or deleted, at this moment
+                            canaries.learn(config)
             await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _learn(config: Path, canaries: Canaries) -> None:
-    with contextlib.suppress(OSError, ValueError):  # written, or deleted, at this moment
-        canaries.known[TOKEN].add(json.loads(config.read_text())["token"])
-        assert config.stat().st_mode & 0o077 == 0
 
 
 def _command_lines() -> str:
@@ -155,7 +155,9 @@ async def _ask(scene: Scene, canaries: Canaries) -> None:
     for ended in await asyncio.gather(*(scene.stack.run(*command.split()) for command in (*ASKED, *told))):
         canaries.search("commands", f"{ended[1]}\n{ended[2]}")
     wrong = {"RUNPOD_API_KEY": "rpa_" + "x" * 20, "AWS_SECRET_ACCESS_KEY": "y" * 40}
-    for changes in (wrong, {"DATABASE_URL": scene.stack.environment["DATABASE_URL"].replace("@", "@nowhere.invalid,")}):
+    where = "DATABASE_URL" if scene.stack.transport == "direct" else "SUPABASE_URL"
+    elsewhere = scene.stack.environment[where].replace("127.0.0.1", "nowhere.invalid")
+    for changes in (wrong, {where: elsewhere}):
         _, out, err = await scene.stack.run("doctor", overrides=changes)
         canaries.search("commands", f"{out}\n{err}")
     token = next(iter(canaries.known.get(TOKEN, {"none"})))
@@ -168,10 +170,6 @@ async def _ask(scene: Scene, canaries: Canaries) -> None:
                     canaries.search("HTTP", f"{dict(reply.headers)}\n{reply.text}")
 
 
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
 async def plant(scene: Scene, canaries: Canaries) -> Mapping[str, str]:
     """Leak one secret into each sink, each in another encoding: sink -> whose."""
     name = "GITHUB_TOKEN"
@@ -181,6 +179,8 @@ async def plant(scene: Scene, canaries: Canaries) -> Mapping[str, str]:
         log.write(json.dumps({"message": urllib.parse.quote(value, safe="")}) + "\n")
     await scene.rows("update tasks set result_data = jsonb_build_object('x', %s::text) returning 1", encoded)
     await scene.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
+    pod = (await scene.stack.control("GET", "ledger"))["pods"][0]
+    (Path(pod["home"]) / "left.txt").write_text(encoded)
     sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(20)", value)
     try:
         async with asyncio.timeout(10):  # its command line may be empty for a moment after it has begun
@@ -190,9 +190,4 @@ async def plant(scene: Scene, canaries: Canaries) -> Mapping[str, str]:
     finally:
         sleeper.kill()
         await sleeper.wait()
-    return dict.fromkeys(("the orchestrators' output", "table tasks", "S3", "argv"), name)
-
-
-def report(canaries: Canaries) -> dict[str, Any]:
-    """For a failure's message."""
-    return {"hits": sorted(canaries.hits), "searched": dict(canaries.searched), "known": sorted(canaries.known)}
+    return dict.fromkeys((OUTPUT, "table tasks", "S3", PODS, "argv"), name)

@@ -47,17 +47,25 @@ async def frozen_soon() -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]
     await process.wait()
 
 
+@pytest.mark.parametrize("rests", [False, True], ids=["while somebody waits", "while the line rests"])
 async def test_a_frozen_peer_is_noticed(
-    frozen_soon: tuple[int, asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
+    frozen_soon: tuple[int, asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch, rests: bool
 ) -> None:
     """After SIGSTOP no byte comes and no connection breaks; keepalive ends it, and who waits hears Unavailable.
 
-    The bar is 30 s; here the interval is a tenth of the real one, so that the same count of misses takes a tenth.
+    Where nobody waited yet, it counts from the next use on. The bar is 30 s; here the interval is a tenth of the real
+    one, so that the same count of misses takes a tenth. At rest the interval is the real one.
     """
     assert KEEPALIVE_S * (KEEPALIVES_MISSED + 1) <= 0.9 * NOTICED_S
     monkeypatch.setattr("orchestrator.adapters.ssh.KEEPALIVE_S", KEEPALIVE_S / 10)
     port, process = frozen_soon
     session = await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", port, pinned=None, timeout_s=SOON_S)
+    if rests:
+        with pytest.raises(Unavailable, match="no answer"):  # the line is used, and rests again
+            await session.run("anything", timeout_s=0.1)
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(KEEPALIVE_S / 10)
+        assert not session.closed
     waiting = asyncio.create_task(session.run("anything", timeout_s=60))
     await asyncio.sleep(0)
     os.kill(process.pid, signal.SIGSTOP)

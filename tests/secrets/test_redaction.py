@@ -74,11 +74,20 @@ def test_a_keys_lines_are_hidden_without_their_newlines(cut: slice) -> None:
     [
         (f"token {TOKEN} refused", f"token {HIDDEN} refused"),
         (f"Authorization: Bearer {TOKEN}", f"Authorization: Bearer {HIDDEN}"),
+        ("AUTHORIZATION: BEARER abcdefghijkl", f"AUTHORIZATION: BEARER {HIDDEN}"),
+        ("authorization: Basic dXNlcjpwYXNzd29yZA== refused", f"authorization: Basic {HIDDEN} refused"),
+        ('{"Authorization": "basic dXNlcjpwYXNzd29yZA=="}', f'{{"Authorization": "basic {HIDDEN}"}}'),
+        ("'proxy-authorization', 'BASIC dXNlcjpwYXNzd29yZA'", f"'proxy-authorization', 'BASIC {HIDDEN}'"),
+        ("basic information, and Basic functionality", "basic information, and Basic functionality"),
         ("postgresql://user:pa55word@db:5432/x refused", f"postgresql://user:{HIDDEN}@db:5432/x refused"),
         (
             "PUT http://s3/b/k?X-Amz-Credential=AKIA%2F2026&X-Amz-Signature=0123abcd&x=1",
             f"PUT http://s3/b/k?X-Amz-Credential={HIDDEN}&X-Amz-Signature={HIDDEN}&x=1",
         ),
+        ("put /k?X-AMZ-SIGNATURE=0123abcd&x=1", f"put /k?X-AMZ-SIGNATURE={HIDDEN}&x=1"),
+        ("x-amz-credential: x-amz-credential%3dAKIA%2f2026", f"x-amz-credential: x-amz-credential%3d{HIDDEN}"),
+        (f"KEY:\n{KEY.lower()}end", f"KEY:\n{HIDDEN}\nend"),
+        ("RPA_ABCDEFGHIJKLMNOPQRSTUVWXYZ SB_SECRET_ABCDEFGHIJKLMNOP", f"{HIDDEN} {HIDDEN}"),
         (f"key:\n{KEY}end", f"key:\n{HIDDEN}\nend"),
         ("rpa_ABCDEFGHIJKLMNOPQRSTUVWXYZ", HIDDEN),
         ("http://host:8080/path says no", "http://host:8080/path says no"),
@@ -96,16 +105,12 @@ def test_a_structure_keeps_its_shape() -> None:
     """Numbers stay numbers; keys are text too; by name only where asked for."""
     hidden = Redactor([CANARY])
     given = {"a": [1, 2.5, None, True, (CANARY,)], CANARY: {"b": CANARY.encode()}, "api_key": "x", "token_jti": "j"}
-    assert (
-        hidden.redact(given)
-        == {
-            "a": [1, 2.5, None, True, [HIDDEN]],
-            HIDDEN: {"b": hidden.redact(str(CANARY.encode())[2:-1])},
-            "api_key": "x",
-            "token_jti": "j",
-        }
-        or True
-    )
+    assert hidden.redact(given) == {
+        "a": [1, 2.5, None, True, [HIDDEN]],
+        HIDDEN: {"b": HIDDEN},
+        "api_key": "x",
+        "token_jti": "j",
+    }
     cleaned = hidden.redact(given, by_name=True)
     assert CANARY not in json.dumps(cleaned)
     assert (cleaned["api_key"], cleaned["token_jti"]) == (HIDDEN, "j")

@@ -1,12 +1,13 @@
 """The environment: everything that is wrong with it at once, each with what, why and fix, and no secret shown."""
 
 import os
+import traceback
 
 import asyncssh
 import pytest
 
 from orchestrator.needs import MISSING
-from orchestrator.redaction import redact
+from orchestrator.redaction import Redactor, redact
 from orchestrator.settings import SettingsError, load, usable
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")
@@ -62,6 +63,66 @@ def test_a_database_url_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.Mo
         load()
     monkeypatch.setenv("DATABASE_URL", "host=db dbname=x")
     load()
+
+
+PASSWORD = "hunter2/hunter2 it's"
+ENCODED = "hunter2%2Fhunter2%20it%27s"
+
+
+@pytest.mark.parametrize(
+    ("before", "written", "after"),
+    [
+        ("postgresql://me:", ENCODED, "@host/db"),
+        ("postgresql://me:", "hunter2?hunter2 it's".replace(" ", "%20"), "@host/db"),
+        ("postgresql://host/db?password=", ENCODED, ""),
+        ("postgresql://host/db?sslpassword=", ENCODED, "&application_name=x"),
+        ("host=db password='", r"hunter2/hunter2 it\'s", "' dbname=x"),
+        ("host=db password=", r"hunter2/hunter2\ it\'s", " dbname=x"),
+        ("host = db dbname = x sslpassword = '", r"hunter2/hunter2 it\'s", "'"),
+    ],
+)
+def test_a_database_password_is_hidden_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, before: str, written: str, after: str
+) -> None:
+    """As libpq reads it, and as it was written; the rest of the connection string is no secret."""
+    monkeypatch.setenv("DATABASE_URL", f"{before}{written}{after}")
+    hidden = Redactor(load().secrets())
+    for said in (written, PASSWORD.replace("/", "?") if "?hunter2" in written else PASSWORD):
+        assert "hunter2" not in hidden.redact(f"said {said} here")
+    assert hidden.redact("the host db, application_name x") == "the host db, application_name x"
+    monkeypatch.setenv("DATABASE_URL", "host=db user=postgres password=postgres")
+    assert Redactor(load().secrets()).redact("user postgres") == "user postgres"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "host=db password=my hunter2hunter2",
+        "host=db password='hunter2hunter2",
+        "host=db password=a hunter2hunter2=b",
+        "host=db port=hunter2hunter2",
+        "postgresql://me:my hunter2hunter2@host/db",
+        "postgresql://me:hunter2%zzhunter2@host/db",
+        "postgresql://me:hunter2/hunter2@host/db",
+        "postgresql://me:2/hunter2hunter2@host/db",
+        "postgresql://me:my@hunter2hunter2@host/db",
+        "postgresql://me:my?a@hunter2hunter2@host/db",
+        "postgresql://me:2/a?hunter2hunter2@host/db",
+        "postgresql://host?password=hunter2hunter2@b",
+    ],
+)
+def test_a_connection_string_that_libpq_would_quote_is_refused_unquoted(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """What of it is the password nobody can tell; libpq's complaint has shown it."""
+    monkeypatch.setenv("DATABASE_URL", given)
+    with pytest.raises(SettingsError) as caught:
+        load()
+    (problem,) = caught.value.problems
+    assert problem.what == "DATABASE_URL cannot be used"
+    assert problem.fix
+    assert "hunter2" not in str(problem)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_handlers_are_given_the_variables_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

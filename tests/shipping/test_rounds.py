@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import cast
 
 import asyncssh
+import pytest
 
 from orchestrator.core.model import Worker
 from orchestrator.core.states import FailureCode, Stage, State
 from orchestrator.log_rounds import LogRounds
+from orchestrator.ports import HostKeyChanged
 from orchestrator.shipping import Shipper
 from tests.shipping.logs import Hauling
 
@@ -21,7 +23,8 @@ async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling)
     worker = replace(hauling.worker, host_key=" ".join(stranger.split()[:2]))
     hauling.write("agent", 100)
     store, term = hauling.rig.store, hauling.rig.term
-    rounds = LogRounds(store, hauling.shipper())
+    wakes: list[str] = []
+    rounds = LogRounds(store, hauling.shipper(), lambda: wakes.append("late"))
     for _ in range(3):
         rounds.begin(term, [worker], ())
         async with asyncio.timeout(SOON_S):
@@ -35,6 +38,7 @@ async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling)
     assert stranger.split()[1] in told[0]["evidence"]["error"]
     assert found["worker"]["metadata"]["logs_late"].startswith("HostKeyChanged")
     assert (found["worker"]["status"], hauling.sshd.commands) == ("active", [])
+    assert wakes == ["late"]  # the loop looks at the list, once: the pod may be shown at another address
 
 
 async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(hauling: Hauling) -> None:
@@ -56,3 +60,25 @@ async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(h
             while rounds._under_way:
                 await asyncio.sleep(0)
         assert len(looks) == wanted
+
+
+async def test_logs_go_on_from_a_new_address_of_the_same_machine_and_of_no_other(hauling: Hauling) -> None:
+    """The pinned key holds there too: a stranger at the new address is refused, the pod itself is not."""
+    hauling.write("agent", 100)
+    rig, sshd, shipper = hauling.rig, hauling.sshd, hauling.shipper()
+    assert await shipper.ship(rig.term, hauling.worker) == 100
+    hauling.write("agent", 50)
+    await sshd.stop()
+    own, sshd.port = sshd.host_keys, 0
+    sshd.host_keys = [asyncssh.generate_private_key("ssh-ed25519")]
+    await sshd.start()
+    where, asked = {"ssh_host": "127.0.0.1", "ssh_port": sshd.port}, len(sshd.commands)
+    moved = await rig.move(hauling.worker.id, from_states=[State.ACTIVE], fields=where)
+    with pytest.raises(HostKeyChanged):
+        await shipper.ship(rig.term, moved)
+    await sshd.stop()
+    assert len(sshd.commands) == asked
+    sshd.host_keys = own
+    await sshd.start()
+    assert await shipper.ship(rig.term, moved) == 50
+    assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()

@@ -21,7 +21,7 @@ from orchestrator.core.states import ExitCause, FailureCode, Stage, State, Waiti
 from orchestrator.ports import BadArgument, PortError, Unavailable
 from orchestrator.teardown import Teardown
 from tests.bringup.rig import Rig
-from tests.bringup.sshd import pem_of
+from tests.bringup.sshd import Sshd, pem_of
 from tests.core import build
 from tests.shipping.logs import Hauling
 
@@ -127,6 +127,12 @@ async def test_a_failed_worker_is_not_waited_for(hauling: Hauling) -> None:
     assert seconds(worker.deadline_at, worker.stage_since) == 60
 
 
+async def test_the_end_of_a_stuck_worker_says_for_how_long_a_task_may_stand_still(hauling: Hauling) -> None:
+    """Which of its tasks did is asked of the database, when they are taken from it."""
+    await teardown(hauling, task_stuck_s=900).begin(hauling.rig.term, end(hauling, ExitCause.TASK_STUCK))
+    assert (await now(hauling)).metadata["stuck_s"] == 900
+
+
 async def test_a_flush_says_how_much_is_left_and_its_deadline_stays(hauling: Hauling) -> None:
     """S3 is away: each try fails, the clock runs from the first one, and the row says what lies on the pod still."""
     hauling.write("agent", 1_000)
@@ -227,6 +233,69 @@ async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> No
     assert (ended["exit_class"], ended["done"]["reason"], ended["done"]["status"]) == ("ended", "SIGTERM received", 0)
 
 
+async def failed_early(rig: Rig) -> tuple[Worker, Sshd, Teardown]:
+    """A worker that a sick GPU ended before anything was sent there; its pod, and a new process's teardown."""
+    worker, sshd = await rig.worker(ails={"xid": "79"})
+    await rig.bring_up().climb(rig.term, worker)
+    ended = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
+    assert (ended.stage, ended.nonce, ended.host_key) == (Stage.DRAINING, None, sshd.host_key)
+    lines = SshLines(AsyncSshShell(pem_of(rig.key)))
+    parts = Teardown(
+        rig.store,
+        Provider([]),  # type: ignore[arg-type]  # nothing is deleted here
+        look=partial(last_look.look, lines),
+        finish_logs=nothing_to_finish,
+        policy=build.policy(),
+    )
+    return ended, sshd, parts
+
+
+async def nothing_to_finish(_term: int, _worker: Worker, _reachable: bool) -> None:
+    raise AssertionError("no agent ever wrote a log there")
+
+
+async def test_a_pod_that_failed_before_its_agent_leaves_a_last_look(rig: Rig) -> None:
+    """What its GPUs, its cgroup, its disk and its kernel show; taken once, and of an agent nothing is said."""
+    worker, sshd, parts = await failed_early(rig)
+    for _ in range(2):
+        await parts.flush(rig.term, Flush(worker.id, True, "it failed"), worker)
+        row = await rig.row(worker.id)
+        worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
+    kept = row["metadata"]["last_snapshot"]
+    assert (row["stage"], kept["known"]) == (Stage.DELETING, True)
+    assert kept["agent"] == {"exit_class": "unknown", "pid": None, "done": None}
+    assert (kept["gpus"][0]["name"], len(kept["kernel"])) == ("NVIDIA GeForce RTX 4090", 1)
+    assert "Xid (PCI:0000:01:00): 79" in kept["kernel"][0]
+    assert kept["disk"]
+    assert set(kept["cgroup"]) == set(last_look.COUNTERS)
+    assert sum("=== gpus_status" in command for command in sshd.commands) == 1
+
+
+@pytest.mark.parametrize("how", ["gone", "another key"])
+async def test_a_last_look_that_sees_nothing_does_not_keep_a_pod_without_an_agent(rig: Rig, how: str) -> None:
+    """One try, within the look's bounds; why there is nothing is kept."""
+    worker, sshd, parts = await failed_early(rig)
+    await sshd.stop()
+    if how == "another key":
+        sshd.host_keys = [asyncssh.generate_private_key("ssh-ed25519")]
+        await sshd.start()
+    asked = len(sshd.commands)
+    await parts.flush(rig.term, Flush(worker.id, True, "it failed"), worker)
+    row = await rig.row(worker.id)
+    kept = row["metadata"]["last_snapshot"]
+    assert (row["stage"], kept["known"], len(sshd.commands)) == (Stage.DELETING, False, asked)
+    assert kept["why"].startswith("Refused" if how == "gone" else "HOST_KEY_CHANGED")
+
+
+async def test_a_pod_that_ssh_never_reached_is_not_looked_at(rig: Rig) -> None:
+    """On to the delete at once."""
+    worker, sshd, parts = await failed_early(rig)
+    handshakes = sshd.handshakes
+    await parts.flush(rig.term, Flush(worker.id, False, "nobody ever got in"), replace(worker, host_key=None))
+    row = await rig.row(worker.id)
+    assert (row["stage"], "last_snapshot" in row["metadata"], sshd.handshakes) == (Stage.DELETING, False, handshakes)
+
+
 async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is there, and the reason; an agent that left no word was killed."""
     monkeypatch.setattr(last_look, "SMI_S", 1)
@@ -270,6 +339,24 @@ async def test_the_look_is_kept_before_the_agent_is_stopped_and_not_taken_anew(h
     await hauling.sshd.stop()
     await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "gone"), await now(hauling))
     assert await last_snapshot(hauling) == first
+
+
+async def test_how_an_agent_was_is_not_taken_from_a_look_after_its_stop(
+    hauling: Hauling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look hung, and the agent was stopped all the same: the second sees the machine alone."""
+    monkeypatch.setattr(last_look, "LOOK_S", 1)
+    hauling.write("agent", 10)
+    parts = teardown(hauling, blobs=DEAD_S3)
+    await parts.begin(hauling.rig.term, end(hauling))
+    known = []
+    for tool in ("sleep 100", "exit 1"):
+        hauling.rig.install(hauling.sshd, "df", tool)
+        with pytest.raises(Unavailable):
+            await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "done"), await now(hauling))
+        known.append((await last_snapshot(hauling))["known"])
+    assert known == [False, True]
+    assert (await last_snapshot(hauling))["agent"] is None
 
 
 async def test_an_unreachable_pod_leaves_unknown_with_the_reason(hauling: Hauling) -> None:

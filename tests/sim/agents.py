@@ -59,7 +59,7 @@ class Agent:
         self.done = False
         self._ending: str | None = None
         self._wanted = protocol.RUN
-        self._claim_no = 0
+        self._claim_no = 1
         self._wake: asyncio.Event | None = None
 
     @property
@@ -78,6 +78,9 @@ class Agent:
         self.loop.create_task(self._live())
         for stream in protocol.STREAMS:
             self.log(stream, "started")
+        lives_s = self._world.faults.lives_s()
+        if lives_s is not None:
+            self._world.kernel.after(lives_s, self.loop.kill)
 
     def end(self, why: str) -> None:
         """SIGTERM, or a last word from the orchestrator."""
@@ -125,39 +128,61 @@ class Agent:
 
     async def _work(self) -> None:
         while self._ending is None and self._wanted == protocol.RUN:
-            self._claim_no += 1
-            answer = await self._until_answered(
-                protocol.CLAIM, p_claim_no=self._claim_no, p_batch=self._config["batch"], p_wait_s=0
-            )
-            self._obey(answer)
-            tasks = [Held(t["id"], t["attempt"], t["params"], t["task_type"]) for t in answer.get("tasks", ())]
-            tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
-            for held in tasks:
-                self.held[held.id] = held
-                self._world.claimed(self, held)
-            for held in tasks:
-                await self._carry(held)
+            tasks = await self._claim()
             if not tasks:
                 await self._pause(PAUSE_S)
+            while tasks:
+                for held in tasks[:-1]:
+                    await self._carry(held)
+                tasks = await self._carry(tasks[-1], last=True)
 
-    async def _carry(self, held: Held) -> None:
+    async def _claim(self) -> list[Held]:
+        asked = {"p_claim_no": self._claim_no, "p_batch": self._config["batch"], "p_wait_s": 0}
+        return self._claimed(await self._until_answered(protocol.CLAIM, **asked))
+
+    def _claimed(self, answer: dict[str, Any]) -> list[Held]:
+        self._claim_no += 1
+        self._obey(answer)
+        tasks = [Held(t["id"], t["attempt"], t["params"], t["task_type"]) for t in answer.get("tasks", ())]
+        tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
+        for held in tasks:
+            self.held[held.id] = held
+            self._world.claimed(self, held)
+        return tasks
+
+    async def _carry(self, held: Held, *, last: bool = False) -> list[Held]:
+        """Run it and say how it ended; with the end of a claim's last one comes what is claimed next."""
         if self._ending is not None:
-            return
+            return []
         outcome = await self._run(held)
         if outcome == "stopped":
-            return
-        token = {"p_task_id": held.id, "p_attempt": held.attempt}
+            return []
+        following: list[Held] = []
         if held.fenced:
             pass
         elif outcome == "ok":
-            await self._report(
-                held, protocol.COMPLETE, **token, p_output_location=None, p_result_data={"by": self.nonce[:8]}
-            )
+            following = await self._complete(held, claims=last)
         else:
             failure: dict[str, Any] = {"code": outcome.upper(), "message": outcome, "point": "Processing"}
             failure |= {"exit_class": "exception", "retryable": outcome != "fatal"}
-            await self._report(held, protocol.FAIL, **token, p_failure=failure)
+            await self._report(held, protocol.FAIL, p_task_id=held.id, p_attempt=held.attempt, p_failure=failure)
         self.held.pop(held.id, None)
+        return following
+
+    async def _complete(self, held: Held, *, claims: bool) -> list[Held]:
+        data = {"by": self.nonce[:8]}
+        alone = int(held.id[-1], 16) % 2 == 0  # as one that leaves an output
+        claims = claims and not alone and self._ending is None and self._wanted == protocol.RUN
+        if claims:
+            ended = {"task_id": held.id, "attempt": held.attempt, "result_data": data}
+            asked = {"p_results": [ended], "p_claim_no": self._claim_no, "p_batch": self._config["batch"]}
+            try:
+                return self._claimed(await self._call(protocol.COMPLETE_AND_CLAIM, **asked))
+            except PortError:
+                pass  # each is said again by itself
+        token = {"p_task_id": held.id, "p_attempt": held.attempt}
+        await self._report(held, protocol.COMPLETE, **token, p_output_location=None, p_result_data=data)
+        return await self._claim() if claims else []
 
     async def _run(self, held: Held) -> str:
         if held.task_type not in self._config["handlers"]:

@@ -246,8 +246,14 @@ class Pair:
             cause = dice.choice([*list(ExitCause), None])
             fields |= {"exit_cause": cause, "failure_code": dice.choice((None, "POD_MISSING", "NO_CAPACITY"))}
         if dice.random() < 0.2:
+            fields |= {"ssh_host": "10.0.0.1", "ssh_port": dice.choice((1, 2))}
+        if dice.random() < 0.2:
             listed_at = (self.now - timedelta(seconds=dice.choice((1, 20)))).isoformat()
-            fields |= {"metadata": {"listed_at": listed_at}, "reserved_usd": 0.3, "budget": {"hourly_usd": 4.0}}
+            fields |= {
+                "metadata": {"listed_at": listed_at, "stuck_s": 40},
+                "reserved_usd": 0.3,
+                "budget": {"hourly_usd": 4.0},
+            }
         stage = dice.choice((None, dice.choice(LADDER).stage)) if to is None else None
         await self.call(
             "fleet_move",
@@ -314,7 +320,12 @@ class Pair:
             if what == "complete" and dice.random() < 0.3:
                 ended = {t["id"]: t["attempts"] for t in dice.sample(held, min(2, len(held)))} | {task_id: attempt}
                 said = [{"task_id": t, "attempt": n, "result_data": {"r": 2}} for t, n in ended.items()]
-                await self.call("worker_complete_many", **who, p_results=said)
+                if dice.random() < 0.5:
+                    await self.call("worker_complete_many", **who, p_results=said)
+                else:
+                    number = max(1, row["claim_no"] + dice.choice((1, 1, 0, -1)))
+                    following = {"p_claim_no": number, "p_batch": dice.randint(1, 3)}
+                    await self.call("worker_complete_and_claim", **who, p_results=said, **following)
             elif what == "complete":
                 await self.call("worker_complete", **token, p_output_location="s3://b/k", p_result_data={"r": 1})
             elif what == "fail":

@@ -13,6 +13,7 @@ HANGS_S = 45.0  # a call that hangs, and what waits for it
 LASTS_S = 105.0  # the longest outage or frozen orchestrator, and then a call that hangs
 CALM, BURST = 1.0, 8.0  # times the rates below
 OFTEN = (0.0, 1.0, 1.0, 3.0)
+FRAIL = 0.2  # of the seeds: in these agents die young, until nothing goes wrong any more
 RATES = {"db": 0.01, "cloud": 0.08, "ssh": 0.04, "s3": 0.1, "rpc": 0.06}  # of calls, on an ordinary day
 
 
@@ -23,6 +24,8 @@ class Faults:
         self.dice = random.Random(f"faults of {seed}")
         self._weather = random.Random(f"weather of {seed}")
         self._how_often: dict[str, float] = {}
+        self._frailty = random.Random(f"frailty of {seed}")
+        self.frail = self._frailty.random() < FRAIL
         self.count: Counter[str] = Counter()
         self.active = True
         self.level = CALM
@@ -49,6 +52,14 @@ class Faults:
             return False
         self.note(name)
         return True
+
+    def lives_s(self) -> float | None:
+        """For how long an agent that is launched now lives; None: as long as it is let."""
+        if not self.active or not self.frail:
+            return None
+        lives_s = self._frailty.uniform(5, 60)
+        self.note("agent_died_young", lives_s + HANGS_S)
+        return lives_s
 
     def fate(self, link: str) -> str:
         """What becomes of a call over a link; "ok" mostly."""

@@ -23,6 +23,7 @@ STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from t
 RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
 FORGIVEN_S = 3600.0  # after a refusal an offer is probed for so long
 OVERDUE_S = 120.0
+LATE_S = 40.0  # writes that were late on the wire
 CALM_S = 20.0  # over the flush's own deadline
 UNLED_S = 3.5
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
@@ -69,6 +70,10 @@ class Laws:
             for name in ("waiting_on", "deadline_at", "next_attempt_at"):
                 if new[name] is None:
                     self.broken("I7", f"{new['id']} is {new['status']} with no {name}")
+        if (new["status"], new["stage"]) == ("spawning", "intent"):
+            climb_s = (new["deadline_at"] - new["created_at"]).total_seconds()
+            if climb_s > self._world.policy.spawning_timeout_s + LATE_S:
+                self.broken("I7", f"{new['id']} is told {climb_s:.0f} s for its climb")
         if new["stage"] not in STAGES.get(new["status"], (new["stage"],)):
             self.broken("I7", f"{new['id']} is {new['status']} and at {new['stage']}")
         if old is None:
@@ -164,10 +169,10 @@ class Laws:
         term, leads = args.get("p_term"), self._world.db.leases.get(FLEET, {}).get("term")
         if term is not None and function != "fleet_resign" and term != leads:
             self.broken("fence", f"{function} was carried out for term {term}, and {leads} leads")
-        if function == "worker_complete" and answer["outcome"] == "ok":
-            self._accepted[args["p_task_id"]] += 1
-            if self._accepted[args["p_task_id"]] > 1:
-                self.broken("I3", f"a second completion of task {args['p_task_id']} was accepted")
+        for task_id in _completed(function, args, answer):
+            self._accepted[task_id] += 1
+            if self._accepted[task_id] > 1:
+                self.broken("I3", f"a second completion of task {task_id} was accepted")
         if function == "fleet_log_lost":
             self._given_up(self._world.db.workers[args["p_worker_id"]])
         if function == "fleet_log_begin":
@@ -314,3 +319,13 @@ class Laws:
                             self.broken("I5", f"{piece['key']} is not what was written")
                     if known is not None and known < len(content):
                         self.broken("I5", f"{len(content) - known} bytes of {stream}.log of {agent.worker_id} are lost")
+
+
+def _completed(function: str, args: Mapping[str, Any], answer: Any) -> list[str]:
+    """The tasks that this call completed."""
+    said = []
+    if function == "worker_complete":
+        said = [(args["p_task_id"], answer["outcome"])]
+    elif "p_results" in args:
+        said = [(one["task_id"], outcome) for one, outcome in zip(args["p_results"], answer["outcomes"], strict=True)]
+    return [task_id for task_id, outcome in said if outcome == "ok"]

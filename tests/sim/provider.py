@@ -4,6 +4,7 @@ The unmodified SDK and the orchestrator's own adapter stand in front of it: what
 """
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class SimPod:
     lies: int = 0  # deletes that will be answered and not carried out
     files: dict[str, bytearray] = field(default_factory=dict)
     agents: dict[str, Any] = field(default_factory=dict)  # nonce -> Agent
+    stopped: set[str] = field(default_factory=set)  # nonces of launches that were stopped, for good
 
     @property
     def worker_id(self) -> str | None:
@@ -226,8 +228,7 @@ class Provider:
         assigned = now + dice.uniform(1, 20)
         running = assigned + dice.uniform(2, 30)
         ssh = running + dice.uniform(0.5, 6)
-        taken = {pod.address for pod in self.pods.values() if pod.exists()}
-        free = [address for address in ADDRESSES if address not in taken]  # those of earlier pods among them
+        free = self._free()
         pod = SimPod(
             id=f"pod{number}",
             name=name,
@@ -251,6 +252,16 @@ class Provider:
             self._sicken(pod, self._faults.one_of(SICK))
         self.pods[pod.id] = pod
         return pod
+
+    def _free(self) -> list[tuple[str, int]]:
+        """Addresses that nobody has; those of earlier pods among them."""
+        taken = {pod.address for pod in self.pods.values() if pod.exists()}
+        return [address for address in ADDRESSES if address not in taken]
+
+    def move(self, pod: SimPod, dice: random.Random) -> None:
+        """Give the pod's SSH another address; it is the same machine, with the same key."""
+        before, pod.address = pod.address, dice.choice(self._free())
+        self._world.say(f"provider: SSH of {pod.id} moved from {before} to {pod.address}")
 
     def _sicken(self, pod: SimPod, how: str) -> None:
         never, pod.sick = 1e12, how

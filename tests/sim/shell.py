@@ -51,10 +51,11 @@ class SimShell:
 
 
 class SimSession:
-    """One connection; it ends with its pod, and sometimes before."""
+    """One connection; it ends with its pod, or when that moves to another address, and sometimes before."""
 
     def __init__(self, world: "World", loop: SimLoop, pod: SimPod) -> None:
         self._world, self._loop, self._pod, self._closed = world, loop, pod, False
+        self._address = pod.address
 
     @property
     def host_key(self) -> str:
@@ -103,7 +104,8 @@ class SimSession:
 
     async def _ask(self, answer: Callable[[], Any], timeout_s: float) -> Any:
         def on_the_pod() -> Any:
-            if self._closed or not self._pod.runs(self._world.kernel.now):
+            gone = not self._pod.runs(self._world.kernel.now) or self._pod.address != self._address
+            if self._closed or gone:
                 self._closed = True
                 raise Unavailable("the connection is gone")
             return answer()
@@ -131,7 +133,9 @@ class SimSession:
         if " start --run-dir " in command:
             return self._start(RUN.findall(command)[-1], json.loads(stdin))
         if " stop --run-dir " in command:
-            agent = self._pod.agents.get(RUN.findall(command)[-1])
+            nonce = RUN.findall(command)[-1]
+            self._pod.stopped.add(nonce)
+            agent = self._pod.agents.get(nonce)
             if agent is not None:
                 agent.end("SIGTERM received")
             return _said("")
@@ -141,6 +145,8 @@ class SimSession:
 
     def _start(self, nonce: str, config: dict[str, Any]) -> Completed:
         agent = self._pod.agents.get(nonce)
+        if nonce in self._pod.stopped:
+            return Completed(1, b'{"error": "this launch was stopped", "code": "NO_PROCESS"}', b"")
         if agent is None:
             agent = Agent(self._world, self._pod, nonce, config, pid=100 + len(self._pod.agents))
             self._pod.agents[nonce] = agent

@@ -14,6 +14,7 @@ from tests.sim.world import World
 LIMIT_S = 7200.0  # of the liveness phase
 SETTLE_S = 5.0
 FLICKERS = 0.2  # of the seeds: in these the database never stays for long
+MOVES = 0.25  # of the seeds: in these the provider gives a pod's SSH another address, now and then and to the end
 DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that only it can do
 KINDS = ("ok",) * 16 + ("fail", "fatal", "stuck", "crash")
 
@@ -31,6 +32,7 @@ class Story:
         self._ids = random.Random(f"tasks of {world.seed}")
         self._flicker = random.Random(f"flicker of {world.seed}")
         self._deploys = random.Random(f"release of {world.seed}")
+        self._moves = random.Random(f"addresses of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
 
@@ -45,6 +47,8 @@ class Story:
         self._submit()
         if self._deploys.random() < DEPLOYS:
             self._kernel.after(self._deploys.uniform(60, 250), self._deploy)
+        if self._moves.random() < MOVES:
+            self._kernel.after(self._moves.uniform(20, 90), self._move_ssh)
         ends_s = dice.uniform(300, 600)
         self._kernel.after(dice.expovariate(1 / 6), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
@@ -259,6 +263,15 @@ class Story:
             agent.loop.freeze(self._faults.one_of((5.0, 40.0, 100.0, 200.0)))
         else:
             agent.cut_until_s = self._kernel.now + self._faults.between(5, 120)
+
+    def _move_ssh(self) -> None:
+        """A pod's SSH is somewhere else, as after a restart, and the list shows it; this is forgiven nobody."""
+        pods = [pod for pod in self._world.provider.own() if pod.dead_s is None]
+        if pods:
+            pod = self._moves.choice(pods)
+            self._faults.count["ssh_moved"] += 1
+            self._world.provider.move(pod, self._moves)
+        self._kernel.after(self._moves.uniform(40, 120), self._move_ssh)
 
     def _lie(self) -> None:
         pods = list(self._world.provider.own())

@@ -134,7 +134,7 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
     (task_id,) = await door.submit(pool, task_type="gated", params={**Gate(tmp_path, "a").params, "says": "late"})
     frozen = await agents.rent(pool, heartbeat_s=0.5, lease_s=2)
     handler, helper = await Gate(tmp_path, "a").begun()
-    everything = (frozen.pid, handler, helper)
+    everything = (helper, handler, frozen.pid)  # each goes on before who may end it
     _signal(signal.SIGSTOP, everything)
     try:
         async with asyncio.timeout(10):

@@ -93,6 +93,18 @@ async def test_who_is_not_who_it_says_hears_why(door: Door, callers: list[Caller
     assert replies[3].json()["outcome"] == protocol.OK
 
 
+async def test_nobody_is_answered_for_another_launch_of_the_same_worker(db: Noted, callers: list[Caller]) -> None:
+    """A revoked token and an earlier launch in the moment of the live one's beat: each hears what it hears alone."""
+    live = callers[0]
+    same = [live, replace(live, jti="revoked"), replace(live, nonce="of an earlier launch"), *callers[1:3]]
+    ok, revoked, earlier, *others = await beat(same)
+    assert ok.json()["outcome"] == protocol.OK
+    assert (revoked.status_code, revoked.json()["code"]) == (400, protocol.BAD_TOKEN)
+    assert (earlier.json()["outcome"], earlier.json()["wanted"]) == (protocol.FENCED, protocol.STOP)
+    assert [reply.json()["outcome"] for reply in others] == [protocol.OK] * 2
+    assert db.together == [{caller.id for caller in callers[1:3]}]
+
+
 async def test_nonsense_in_one_beat_is_its_own_affair(callers: list[Caller]) -> None:
     """The others are heard although it spoils the statement for all."""
     first, *others = await beat(callers, p_logs={"agent": -1})

@@ -23,6 +23,11 @@ ARGS: dict[str, dict[str, Any]] = {
     protocol.HEARTBEAT: {"p_tasks": [], "p_health": {}, "p_logs": {}},
     protocol.COMPLETE: {"p_task_id": TASK, "p_attempt": 1, "p_output_location": None, "p_result_data": None},
     protocol.COMPLETE_MANY: {"p_results": [{"task_id": TASK, "attempt": 1, "result_data": None}]},
+    protocol.COMPLETE_AND_CLAIM: {
+        "p_results": [{"task_id": TASK, "attempt": 1, "result_data": None}],
+        "p_claim_no": 1,
+        "p_batch": 1,
+    },
     protocol.FAIL: {"p_task_id": TASK, "p_attempt": 1, "p_failure": {"code": "X"}},
     protocol.RELEASE: {"p_task_id": TASK, "p_attempt": 1, "p_reason": "test"},
     protocol.GRANTS: {"p_items": []},

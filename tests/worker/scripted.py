@@ -17,6 +17,7 @@ from orchestrator.bundle import build_bundle
 from worker import protocol
 
 PATIENCE_S = 10.0  # for something that should happen well within a second
+MANY = {protocol.COMPLETE_MANY, protocol.COMPLETE_AND_CLAIM}  # what an older gateway does not know
 TOKEN = "the-worker-token-of-this-test"
 
 
@@ -38,7 +39,7 @@ class Orchestrator:
         self.led: bool | None = None  # whether somebody leads; None: a database that does not say
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
         self.refuse_results = False  # answer every completion with a 413
-        self.knows_many = True  # an older gateway knows no completion of many
+        self.knows_many = True  # an older gateway knows no completion of many, and none that claims
         self.bucket_away = False  # answer every completion with a 503
         self.lose_replies_to: list[
             str
@@ -125,6 +126,9 @@ class Orchestrator:
             return {
                 protocol.REGISTER: self._register, protocol.HEARTBEAT: self._heartbeat,
                 protocol.COMPLETE: self._complete, protocol.COMPLETE_MANY: self._complete_many,
+                protocol.COMPLETE_AND_CLAIM: lambda args: (
+                    self._complete_many(args) | self._claim({**args, "p_wait_s": 0}, lambda: False)
+                ),
                 protocol.FAIL: self._fail, protocol.RELEASE: self._release, protocol.GRANTS: self._grants,
             }[function](args)  # fmt: skip
 
@@ -158,7 +162,11 @@ class Orchestrator:
         return {"outcome": "ok"}
 
     def _complete_many(self, args: dict[str, Any]) -> dict[str, Any]:
-        each = [{"p_task_id": one["task_id"], "p_result_data": one["result_data"]} for one in args["p_results"]]
+        each = [
+            {"p_task_id": one["task_id"], "p_attempt": one["attempt"], "p_output_location": None,
+             "p_result_data": one["result_data"]}
+            for one in args["p_results"]
+        ]  # fmt: skip
         return {"outcome": "ok", "outcomes": [self._complete(one)["outcome"] for one in each]}
 
     def _fail(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -224,13 +232,13 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
             return
-        if orchestrator.refuse_results and function in {protocol.COMPLETE, protocol.COMPLETE_MANY}:
+        if orchestrator.refuse_results and function in {protocol.COMPLETE, *MANY}:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
             return
-        if function == protocol.COMPLETE_MANY and not orchestrator.knows_many:
+        if function in MANY and not orchestrator.knows_many:
             self._reply(404, {"code": "PGRST202", "message": "no such function", "details": None, "hint": None})
             return
-        if orchestrator.bucket_away and function == protocol.COMPLETE:
+        if orchestrator.bucket_away and function in {protocol.COMPLETE, *MANY}:
             with orchestrator.changed:
                 orchestrator.calls.append((function, args))
                 orchestrator.changed.notify_all()

@@ -217,6 +217,25 @@ def test_stop_ends_even_a_frozen_agent(orchestrator: Orchestrator, pod: Pod, gat
     assert pod.stop(grace_s=0.3) == {"stopped": True}  # and again is fine
 
 
+def test_a_start_that_comes_after_the_stop_starts_nothing(orchestrator: Orchestrator, pod: Pod) -> None:
+    """A call that hung on its way must not bring up an agent, or a line of log, on a pod that is being deleted."""
+    assert pod.stop() == {"stopped": True}
+    status, line = pod.agent("start", stdin=json.dumps(pod.config(HANDLERS)))
+    assert (status, line["code"]) == (1, "NO_PROCESS")
+    assert "was stopped" in line["error"]
+    assert not (pod.run / "logs" / "agent.log").exists()
+    assert orchestrator.calls == []
+
+
+def test_a_stop_that_the_set_up_outlives_is_seen_by_the_agent(orchestrator: Orchestrator, pod: Pod) -> None:
+    """Whatever the set-up command makes of its end, no agent comes after it."""
+    stopped_meanwhile = f"touch {pod.run}/stopped"
+    status, line = pod.agent("start", stdin=json.dumps(pod.config(HANDLERS, setup_command=stopped_meanwhile)))
+    assert (status, line["code"]) == (1, "NO_PROCESS")
+    assert pod.agent("probe")[1]["alive"] is False
+    assert orchestrator.calls == []
+
+
 @pytest.mark.parametrize(("status", "code"), [(404, protocol.UNKNOWN_WORKER), (403, protocol.BAD_TOKEN)])
 def test_final_refusal_ends_the_agent(orchestrator: Orchestrator, pod: Pod, gate: Gate, status: int, code: str) -> None:
     """A worker that is unknown, or whose token was revoked, ends its handler and itself, and asks no more."""
@@ -272,7 +291,7 @@ def test_result_is_kept_while_the_orchestrator_is_away(orchestrator: Orchestrato
     assert orchestrator.completion("patient")["p_result_data"] == {"through": True}
     orchestrator.submit("next", "quick")
     orchestrator.completion("next")
-    assert orchestrator.count(protocol.COMPLETE) == 2
+    assert orchestrator.count(protocol.COMPLETE) + orchestrator.count(protocol.COMPLETE_AND_CLAIM) == 2
 
 
 def test_result_is_kept_while_the_bucket_is_away(orchestrator: Orchestrator, pod: Pod) -> None:
@@ -355,7 +374,8 @@ def test_fenced_result_is_dropped(orchestrator: Orchestrator, pod: Pod, gate: Ga
     orchestrator.submit("fresh", "quick")
     orchestrator.completion("fresh")
     assert "stale" not in orchestrator.completed
-    assert [call["p_task_id"] for call in orchestrator.said(protocol.COMPLETE)] == ["stale", "fresh"]
+    said = [call["p_results"] for call in orchestrator.said(protocol.COMPLETE_AND_CLAIM)]
+    assert [[one["task_id"] for one in results] for results in said] == [["stale"], ["fresh"]]
     assert pod.events("task_reported")[0]["outcome"] == "fenced"
 
 

@@ -27,6 +27,7 @@ def gated(params, task):
 def slow(params, task):
     time.sleep(2.1)
 """
+CLAIMS = {protocol.CLAIM, protocol.COMPLETE_AND_CLAIM}
 HANDLERS = {name: f"work:{name}" for name in ("quick", "big", "bad", "gated", "slow")}
 
 
@@ -55,16 +56,33 @@ def test_quick_results_go_together(orchestrator: Orchestrator, pod: Pod) -> None
     submit(orchestrator, *["quick"] * 40)
     all_reported(orchestrator, pod, 40)
     assert [orchestrator.completion(f"quick-{n}")["p_result_data"] for n in range(40)] == [{"n": n} for n in range(40)]
-    assert orchestrator.count(protocol.COMPLETE_MANY) < 15
-    assert orchestrator.count(protocol.COMPLETE) <= 1
+    assert orchestrator.count(protocol.COMPLETE_MANY) + orchestrator.count(protocol.COMPLETE_AND_CLAIM) < 15
+    assert orchestrator.count(protocol.COMPLETE) == 0
 
 
-def test_a_single_result_goes_alone(orchestrator: Orchestrator, pod: Pod) -> None:
-    """One task a claim is one completion, at once."""
+def test_a_result_brings_the_next_task(orchestrator: Orchestrator, pod: Pod) -> None:
+    """One task a claim is one call a task, and a claim that waits when there is none left."""
+    pod.start(HANDLERS)
+    submit(orchestrator, "quick", "quick", "big", "quick")
+    all_reported(orchestrator, pod, 4)
+    said = [[one["task_id"] for one in call["p_results"]] for call in orchestrator.said(protocol.COMPLETE_AND_CLAIM)]
+    assert said == [["quick-0"], ["quick-1"], ["quick-3"]]
+    assert [one["p_task_id"] for one in orchestrator.said(protocol.COMPLETE)] == ["big-2"]
+    numbers = [call["p_claim_no"] for name, call in orchestrator.calls if name in CLAIMS]
+    assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+
+
+def test_what_a_lost_answer_brought_is_not_lost(orchestrator: Orchestrator, pod: Pod) -> None:
+    """The result is said again alone, and the claim repeated under its number."""
+    orchestrator.lose_replies_to.extend([protocol.COMPLETE_AND_CLAIM] * 2)  # once more on a new connection
     pod.start(HANDLERS)
     submit(orchestrator, "quick", "quick")
     all_reported(orchestrator, pod, 2)
-    assert (orchestrator.count(protocol.COMPLETE), orchestrator.count(protocol.COMPLETE_MANY)) == (2, 0)
+    assert len(pod.events("task_claimed")) == 2
+    (first, again) = [one["outcome"] for one in pod.events("task_reported")]
+    assert (first, again) == ("already", "ok")
+    lost = orchestrator.said(protocol.COMPLETE_AND_CLAIM)[0]["p_claim_no"]
+    assert lost in [call["p_claim_no"] for call in orchestrator.said(protocol.CLAIM)]
 
 
 def test_failures_and_large_results_go_alone(orchestrator: Orchestrator, pod: Pod) -> None:
@@ -103,7 +121,7 @@ def test_what_the_one_call_leaves_open_is_said_of_each(orchestrator: Orchestrato
     orchestrator.refuse_results = trouble == "refused"
     orchestrator.knows_many = trouble != "unknown"
     if trouble == "lost":
-        orchestrator.lose_replies_to.append(protocol.COMPLETE_MANY)
+        orchestrator.lose_replies_to.extend((protocol.COMPLETE_MANY, protocol.COMPLETE_AND_CLAIM))
     elif trouble == "fenced":
         orchestrator.fenced.add("quick-1")
     pod.start(HANDLERS, batch=3)

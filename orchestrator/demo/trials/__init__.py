@@ -5,8 +5,10 @@
     scene.py     a trial under way: the stack, its orchestrators, and ways to do harm
     witness.py   looks at the rows all the while: sentences that name a cause, waits that nobody ends
     verdict.py   the invariants, judged when all is over
+    canaries.py  the stack's secrets, looked for in all that it leaves
     trial.py     what a trial is, and how one is run
     kinds.py     a trial for every kind in the emulator's table of faults
+    codes.py     … for what an operator, the market or a machine's history brings about
     harms.py     pods, agents, orchestrators, Postgres, S3 and money taken away
     table.py     the table, for a terminal and for docs/faults.md
     __main__.py  `./run faults`

@@ -11,6 +11,7 @@ import click
 
 from orchestrator.demo.main import INTERRUPTED, only_demo
 from orchestrator.demo.stack import ROOT
+from orchestrator.demo.trials.codes import CODES
 from orchestrator.demo.trials.ground import Ground
 from orchestrator.demo.trials.harms import HARMS
 from orchestrator.demo.trials.kinds import KINDS
@@ -18,7 +19,7 @@ from orchestrator.demo.trials.table import document, show
 from orchestrator.demo.trials.trial import Result, Trial, run
 
 SIDE_BY_SIDE = 4  # most of a trial is waiting
-TRIALS = (*HARMS, *KINDS)
+TRIALS = (*HARMS, *KINDS, *CODES)
 DOCUMENT = ROOT / "docs" / "faults.md"
 
 

@@ -12,6 +12,7 @@ from psycopg import sql
 from orchestrator.demo.stack import BUCKET, Servers
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.emulator.s3 import EmbeddedS3
+from orchestrator.emulator.supabase import create_roles
 from orchestrator.migrate import migrate
 
 TEMPLATE = "trial_template"
@@ -32,6 +33,7 @@ class Ground:
             await self._exits.enter_async_context(self.s3)
             await self.s3.create_bucket(BUCKET)
             await self._execute(sql.SQL("create database {}").format(sql.Identifier(TEMPLATE)))
+            await create_roles(self.postgres.url_of(TEMPLATE))  # for trials over Supabase's transport
             await migrate(self.postgres.url_of(TEMPLATE))
         except BaseException:
             await self._exits.aclose()

@@ -11,19 +11,22 @@ from typing import Any, Literal
 
 import httpx
 
+from orchestrator.core.states import ExitCause, FailureCode
 from orchestrator.demo.trials.scene import NotWithin, Row, Scene
 from orchestrator.demo.trials.trial import TASKS, Act, Trial
+from orchestrator.demo.trials.verdict import NAMED_S
 from orchestrator.diagnostics.errors import NO_DATABASE
 from orchestrator.ports import LEASE_TTL_S
 
 OUTAGE_S = 8.0
 LIE_S = 25.0
+BACKED_OFF_S = 120.0  # the pause after a second loss, and the way of a pod that was gone meanwhile
 FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a word
 HAND_OVER_S = 2.0  # … and for one that says goodbye
 LEADER = "select holder, term from fleet_lease"
 RESCUED = "its task queued again, another pod takes it"
 UNSHOWN = "have not shown since"
-SILENT = "NO_HEARTBEAT|heartbeat: silent for"
+SILENT = "NO_HEARTBEAT/UNREACHED|nothing more was heard of it|heartbeat: silent for"
 LATE_LOGS = "logs are late|logs, which are late"
 LEADERLESS = "is silent for|leader: none"
 FOLLOWED = r"\(term 2\)"
@@ -52,6 +55,18 @@ def ssh(mode: str) -> Act:
             await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": "normal"})
 
     return act
+
+
+async def moved(scene: Scene) -> None:
+    """A busy pod's SSH moves to another port, as after a restart; its worker must be told of there."""
+    busy = await scene.busy()
+    scene.strike()
+    port = (await scene.stack.control("POST", f"pods/{busy['pod']}/ports", {}))["port"]
+    followed = "select 1 from workers where id = %s and ssh_port = %s"
+    began = time.monotonic()
+    await scene.until(followed, busy["worker"], port)
+    scene.figure("followed", time.monotonic() - began, NAMED_S)
+    await scene.named()
 
 
 def agent(number: signal.Signals) -> Act:
@@ -89,7 +104,9 @@ async def poisoned(scene: Scene) -> None:
         )
         await scene.kill_pod(row["pod"], "exit")
         await scene.until(
-            "select 1 from tasks where task_type = 'hang' and (status = 'Failed' or attempts > %s)", row["attempts"]
+            "select 1 from tasks where task_type = 'hang' and (status = 'Failed' or attempts > %s)",
+            row["attempts"],
+            timeout_s=BACKED_OFF_S,
         )
     await scene.named()
 
@@ -234,8 +251,8 @@ async def provider_away(scene: Scene) -> None:
 
 
 def _pod(name: str, harm: str, says: str, act: Act, **more: Any) -> Trial:
-    more = {"keeps_logs": False, **more}
-    return Trial(name, harm, RESCUED, says, act, spares=False, **more)
+    more = {"keeps_logs": False, "ends_as": (FailureCode.NO_HEARTBEAT,), **more}
+    return Trial(name, harm, RESCUED, says, act, **more)
 
 
 def _ssh(mode: str, harm: str, outcome: str = "the work goes on, the log comes later", says: str = LATE_LOGS) -> Trial:
@@ -249,25 +266,30 @@ def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: in
 HARMS: tuple[Trial, ...] = (
     Trial("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
     _pod("pod_vanishes", "a busy pod's machine is gone", f"POD_MISSING|{UNSHOWN}", killed("vanish"), quick=True,
-         settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
-    _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit")),
+         ends_as=(FailureCode.POD_MISSING,), settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
+    _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit"),
+         ends_as=(FailureCode.POD_EXITED,)),
     _pod("pod_freezes", "a busy pod stands still", SILENT, killed("freeze")),
-    _pod("agent_killed", "SIGKILL to the agent of a busy pod", f"{SILENT}|NO_PROCESS|agent_crashed",
+    _pod("agent_killed", "SIGKILL to the agent of a busy pod", "NO_HEARTBEAT/KILLED: Its agent was killed",
          agent(signal.SIGKILL), keeps_logs=True, quick=True),
-    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", SILENT, agent(signal.SIGSTOP), keeps_logs=True),
+    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", "NO_HEARTBEAT/RUNNING: Its agent's process still runs",
+         agent(signal.SIGSTOP), keeps_logs=True),
     _ssh("refused", "a busy pod's sshd is away for 8 s"),
     _ssh("silent", "a busy pod's sshd says nothing for 8 s"),
     _ssh("dropped", "a busy pod's commands are cut after 0.2 s, for 8 s", "none is run there: its logs come by SFTP",
          "verified"),
+    Trial("ports_change", "a busy pod's SSH moves to another port", "followed there: the work and its log go on",
+          "SSH moved from", moved, tasks=TASKS * 2),
     Trial("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
           "WORKER_LOST", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
-          spares=False, keeps_logs=False, pods=8, quick=True),
+          ends_as=(FailureCode.POD_EXITED,), keeps_logs=False, pods=8, quick=True, limit_s=180),
     Trial("stuck", "a task that makes no progress", "ended by the clock; the others are done",
           "task_stuck", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
           others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1,
-          spares=False),
+          ends_as=(ExitCause.TASK_STUCK,)),
     Trial("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
-          f"POD_MISSING|BALANCE|{UNSHOWN}", broke, spares=False, keeps_logs=False, pods=8, limit_s=180),
+          "BALANCE", broke, ends_as=(FailureCode.NO_HEARTBEAT, FailureCode.BALANCE), keeps_logs=False, pods=8,
+          limit_s=180),
     Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
           UNSHOWN, for_long, tasks=TASKS * 3, pods=4),
     _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted,
@@ -287,5 +309,6 @@ HARMS: tuple[Trial, ...] = (
           own_servers=True, tasks=TASKS * 2, quick=True),
     Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
     Trial("provider_away", "RunPod cut off while an agent dies", "the task is rescued; nothing ends meanwhile",
-          "no list of pods", provider_away, spares=False, tasks=TASKS * 2),
+          "no list of pods.*no connection, or it was cut", provider_away, ends_as=(FailureCode.NO_HEARTBEAT,),
+          tasks=TASKS * 2),
 )  # fmt: skip

@@ -32,8 +32,9 @@ BUSY = """
 """
 EXPLAINED = """
     select id, fleet_explain(%s, id) as found, fleet_worker(%s, id) as history from workers
-     where status <> 'terminated' or terminated_at > now() - interval '5 s' order by id
+     where status <> 'terminated' or terminated_at > now() - %s * interval '1 s' order by id
 """
+LATELY_S, EVER_S = 5, 86_400  # since a worker's end
 UNDER_WAY = "select 1 from tasks where status = 'Complete' offset 2"
 
 
@@ -101,13 +102,13 @@ class Scene:
         _, out, err = await self.stack.run("explain", subject, overrides={"COLUMNS": "500", "NO_COLOR": "1"})
         return f"{out}\n{err}"
 
-    async def explain_workers(self) -> Mapping[str, Sequence[str]]:
-        """The lines of `explain` and `timeline` for each worker that lives or has just ended, by the same functions."""
+    async def explain_workers(self, ended_s: int = LATELY_S) -> Mapping[str, Sequence[str]]:
+        """The lines of `explain` and `timeline` for each worker that lives or ended lately, by the same functions."""
         if self._policy is None:
             environment: dict[str, Any] = {name.lower(): value for name, value in self.stack.environment.items()}
             self._policy = Settings(**environment).policy()
         told: dict[str, Sequence[str]] = {}
-        for row in await self.rows(EXPLAINED, FLEET, FLEET):
+        for row in await self.rows(EXPLAINED, FLEET, FLEET, ended_s):
             found, now = row["found"], datetime.fromisoformat(row["found"]["now"])
             lines = show.worker(workers.explained(found, self._policy), now).plain.splitlines()
             told[row["id"]] = [*lines, *(f"{e.at:%H:%M:%S} {e.what} {e.note}" for e in entries(row["history"]))]

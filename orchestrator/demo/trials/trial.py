@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import psycopg
 
+from orchestrator.core.states import ExitCause, FailureCode
 from orchestrator.demo.play import submit
 from orchestrator.demo.processes import ChildFailed
-from orchestrator.demo.stack import Stack
+from orchestrator.demo.stack import Stack, Transport
+from orchestrator.demo.trials.canaries import give_password
 from orchestrator.demo.trials.ground import Ground
 from orchestrator.demo.trials.scene import NotWithin, Scene
 from orchestrator.demo.trials.verdict import NAMED_S, judge
@@ -34,6 +36,8 @@ SETTINGS = {
     "ORCHESTRATOR_POLL_SEC": "1",
     "HEARTBEAT_TIMEOUT_SEC": "6",  # a heartbeat every 2 s
     "SPAWNING_TIMEOUT_SEC": "60",
+    "MAX_HOURLY_COST_USD": "2.80",  # four workers: two that work, and two that end or come meanwhile
+    "DAILY_BUDGET_USD": "0.40",  # what those four reserve, and as much again
     "DEADMAN_TIMEOUT_SEC": "60",
     "WORKER_HANDLERS": "work=cmd:sh -c 'for i in 1 2 3 4; do echo line $i; sleep 0.2; done',hang=cmd:sleep 600",
     "WORKER_CODE_DIR": "",
@@ -65,12 +69,14 @@ class Trial:
     tasks: int = TASKS
     others: tuple[Mapping[str, Any], ...] = ()  # tasks besides, submitted first
     fails: int = 0  # tasks that must end as Failed
-    spares: bool = True  # no worker may end for a failure
+    ends_as: tuple[FailureCode | ExitCause, ...] = ()  # what failed workers must end as: each of it, and nothing else
+    meets: tuple[FailureCode, ...] = ()  # what an attempt must meet, though its worker goes on
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
     after_s: float = 0  # from the strike until there is anything to see
     limit_s: float = 120
     quick: bool = False  # part of ./run test
+    transport: Transport = "direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +106,10 @@ async def run(trial: Trial, ground: Ground, directory: Path, around: Around | No
     began = time.monotonic()
     async with AsyncExitStack() as exits:
         own = await exits.enter_async_context(Ground(directory / "ground")) if trial.own_servers else ground
-        stack = Stack(directory, boot_s=BOOT_S, servers=await own.servers(trial.name))
+        stack = Stack(directory, boot_s=BOOT_S, servers=await own.servers(trial.name), transport=trial.transport)
         await exits.enter_async_context(stack)
         stack.environment |= SETTINGS | dict(trial.settings)
+        give_password(stack)
         scene = Scene(stack, trial.says)
         exits.push_async_callback(scene.close)
         if around is not None:
@@ -114,7 +121,12 @@ async def run(trial: Trial, ground: Ground, directory: Path, around: Around | No
         exits.push_async_callback(cancelled, watching)
         wrong = await _play(trial, scene)
         judged = await judge(
-            scene, await stack.control("GET", "ledger"), stack.blobs(), spares=trial.spares, keeps_logs=trial.keeps_logs
+            scene,
+            await stack.control("GET", "ledger"),
+            stack.blobs(),
+            ends_as=trial.ends_as,
+            meets=trial.meets,
+            keeps_logs=trial.keeps_logs,
         )
     seen_at = (scene.seen_at or scene.struck_at) + trial.after_s
     named_s = round(scene.witness.named_at - seen_at, 1) if scene.witness.named.is_set() else None

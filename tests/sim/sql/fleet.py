@@ -1,7 +1,7 @@
 """fleet_*: the orchestrator's door. `call` is the whole database as a transport sees it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,9 +17,10 @@ COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "t
 MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s", "billed_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
-         "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "billing_until",
-         "waiting_for")  # fmt: skip
+         "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "ending_since",
+         "billing_until", "waiting_for")  # fmt: skip
 CLIMBS = 100
+TRIED = 100  # attempts of a worker that are looked at
 
 
 class Database(Queue):
@@ -234,10 +235,21 @@ class Database(Queue):
             gone = f"Worker {holder} is gone"
             silent = f"Worker {holder} did not renew its lease, which ended {until}"
             said = {"code": "WORKER_LOST" if worker_id else "LEASE_EXPIRED", "message": gone if worker_id else silent}
-            said |= {"point": "Processing", "exit_class": "lost"}
+            said |= {"point": "Processing", "exit_class": "lost"} | self._stuck(task)
             outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
+
+    def _stuck(self, task: Row) -> Json:
+        """What is said of a task of a worker that was ended as stuck, if it stood still for that long."""
+        worker = self.workers.get(task["worker_id"] or "")
+        if worker is None or worker["exit_cause"] != "task_stuck":
+            return {}
+        still = self.now - (task["progress_at"] or task["generation_started_at"])
+        if still < timedelta(seconds=worker["metadata"].get("stuck_s", 0)):
+            return {}
+        told = f"No progress for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
+        return {"code": "TASK_STUCK", "exit_class": "timeout", "message": told}
 
     def fleet_rescue_overdue(self, p_fleet: str, p_term: int, p_over_s: float) -> Json:
         self._check_term(p_fleet, p_term, "fleet_rescue_overdue")
@@ -266,15 +278,26 @@ class Database(Queue):
     def fleet_worker(self, p_fleet: str, p_worker_id: str) -> Json:
         row = self.workers.get(p_worker_id)
         if row is None or row["fleet"] != p_fleet:
-            return {"worker": None, "events": [], "attempts": [], "tasks": []}
+            return {"worker": None, "events": [], "attempts": [], "tasks": [], "left_out": {}, "states": {}}
         tasks = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id]
         tasks.sort(key=lambda a: (a["started_at"], a["task_id"]))
+        events = [e for e in self.worker_events if e["worker_id"] == p_worker_id]
         return {
             "worker": self._worker_json(row),
-            "events": [jsonable(e) for e in self.worker_events if e["worker_id"] == p_worker_id],
+            "events": jsonable(events),
             "attempts": jsonable(self.attempts_of.get(p_worker_id, [])),
             "tasks": jsonable(tasks),
+            "states": self._states(events),
         }
+
+    def _states(self, events: Sequence[Row]) -> Json:
+        moves = [(e["to_state"], e["at"]) for e in events if e["from_state"] != e["to_state"]]
+        ends = [at for _, at in moves[1:]] + [self.now]
+        seconds: dict[str, float] = {}
+        for (state, at), end in zip(moves, ends, strict=True):
+            if state != "terminated":
+                seconds[state] = seconds.get(state, 0.0) + (end - at).total_seconds()
+        return seconds
 
     # --- what one observation reads
 
@@ -364,15 +387,22 @@ class Database(Queue):
             if seen[worker["pool"]] <= CLIMBS:
                 kept.append(worker)
         kept.sort(key=lambda w: (w["climb_ended_at"], w["id"]))
+        tried, worked = Counter[str](), set[str]()
+        for attempt in self.task_attempts.values():  # in the order in which they began
+            tried[attempt["worker_id"]] += 1
+            if attempt["outcome"] == "complete" and tried[attempt["worker_id"]] <= TRIED:
+                worked.add(attempt["worker_id"])
         return [
             {
                 "worker_id": w["id"],
                 "pool": w["pool"],
                 "at": w["climb_ended_at"].isoformat(),
                 "promoted": w["promoted_at"] is not None,
-                "exit_cause": w["exit_cause"] if w["promoted_at"] is None else None,
-                "failure_code": w["failure_code"] if w["promoted_at"] is None else None,
+                "exit_cause": w["exit_cause"],
+                "failure_code": w["failure_code"],
                 "release": w["release"],
+                "ending_since": None if w["promoted_at"] is None else jsonable(w["ending_since"]),
+                "worked": w["promoted_at"] is not None and w["id"] in worked,
             }
             for w in kept
         ]

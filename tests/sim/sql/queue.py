@@ -270,6 +270,9 @@ class Queue(Tables):
             change["log_bytes"] = worker["log_bytes"] | {p_nonce: p_logs}
         if (worker["agent"] or {}).get("nonce") != p_nonce:
             change["agent"] = (worker["agent"] or {}) | {"nonce": p_nonce}
+        if worker["status"] in ("active", "idle"):
+            change["deadline_at"] = self.now + timedelta(seconds=worker["lease_s"])
+            change["next_attempt_at"] = self.now + timedelta(seconds=worker["heartbeat_s"])
         self.update_worker(worker, change)
         if first:
             self.notify("orchestrator_fleet", p_worker_id)
@@ -336,6 +339,18 @@ class Queue(Tables):
         ]
         return {"outcome": "fenced" if fenced else "ok", "outcomes": [one["outcome"] for one in said]}
 
+    def worker_complete_and_claim(
+        self,
+        p_worker_id: str,
+        p_nonce: str,
+        p_results: list[Mapping[str, Any]],
+        p_claim_no: int,
+        p_batch: int,
+        claims: Any = None,
+    ) -> Json:
+        ended = self.worker_complete_many(p_worker_id, p_nonce, p_results, claims)
+        return ended | self.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, 0, claims)
+
     def give_up(self, task_id: str, outcome: str, failure: Mapping[str, Any], *, counted: bool, backoff: bool) -> str:
         """internal_give_up."""
         task = self.tasks[task_id]
@@ -344,6 +359,9 @@ class Queue(Tables):
             outcome, counted = "released", False
             failure = {"code": "RELEASED", "message": f"Worker {holder['id']} was ended: {holder['exit_cause']}"}
         used, said, status, run_after = task["attempts"] - task["uncounted"], "requeued", "Queued", None
+        if outcome == "lost" and used > 1:
+            earlier = (self.task_attempts.get((task_id, number)) for number in range(1, task["attempts"]))
+            backoff = any(one is not None and one["outcome"] == "lost" for one in earlier)
         if task["cancel_requested_at"] is not None:
             said, status = "cancelled", "Cancelled"
         elif counted and (used >= task["max_attempts"] or failure.get("retryable") is False):
@@ -351,7 +369,8 @@ class Queue(Tables):
         elif backoff:
             digest = hashlib.md5(f"{task_id}{task['attempts']}".encode(), usedforsecurity=False).hexdigest()
             jitter = 0.8 + 0.4 * int(digest[:7], 16) / 268435455.0
-            run_after = self.now + timedelta(seconds=min(30 * 2 ** min(used - 1, 20), 3600) * jitter)
+            pause_s = 30 if outcome == "lost" else min(30 * 2 ** min(used - 1, 20), 3600)
+            run_after = self.now + timedelta(seconds=pause_s * jitter)
         point, code = failure.get("point"), failure.get("code")
         change = {
             "status": status,

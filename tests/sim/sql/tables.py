@@ -121,13 +121,15 @@ class Tables:
             row |= {"state_since": self.now, "state_reason": reason}
             if row["status"] == "terminated":
                 row |= {"terminated_at": self.now, "token_jti": None}
+            elif row["status"] == "terminating":
+                row["ending_since"] = self.now
         if row["stage"] != old["stage"]:
             row["stage_since"] = self.now
         if row["nonce"] != old["nonce"]:
             row |= {"last_heartbeat": None, "claim_no": 0}
         if old["status"] == "spawning" and row["status"] != "spawning":
             self._climbed(row)
-        watched = ("status", "stage", "drain_requested_at", "stop_requested_at")
+        watched = ("status", "stage", "drain_requested_at", "stop_requested_at", "ssh_host", "ssh_port")
         if any(old[name] != row[name] for name in watched):
             self._worker_changed(old, row, reason, actor, term)
         self.watch("workers", old, row)
@@ -178,12 +180,19 @@ class Tables:
     def _worker_changed(self, old: Row | None, new: Row, reason: str, actor: str, term: int | None) -> None:
         if old is not None and old["status"] != new["status"] and new["billing_since"] is not None:
             self._book(old, new)
-        if old is None or old["status"] != new["status"] or old["stage"] != new["stage"]:
-            self._event(old or {"status": None, "stage": None}, new, reason or "changed by hand", actor, term)
+        before = old or {"status": None, "stage": None, "ssh_host": None, "ssh_port": None}
+        where = ("ssh_host", "ssh_port")
+        moved = before["ssh_host"] is not None and any(before[name] != new[name] for name in where)
+        if moved or before["status"] != new["status"] or before["stage"] != new["stage"]:
+            address = ":".join(str(new[name]) for name in where if new[name] is not None) if moved else None
+            self._event(before, new, reason or "changed by hand", actor, term, address)
         self.notify("orchestrator_fleet", new["id"])
 
-    def _event(self, old: Mapping[str, Any], new: Row, reason: str, actor: str, term: int | None) -> None:
+    def _event(
+        self, old: Mapping[str, Any], new: Row, reason: str, actor: str, term: int | None, address: str | None
+    ) -> None:
         detail = {name: new[name] for name in ("exit_cause", "failure_code", "pod_id", "waiting_for")}
+        detail |= {"ssh": address}
         self.add_event(
             new, old["status"], old["stage"], reason, actor, term, {k: v for k, v in detail.items() if v is not None}
         )
