@@ -995,6 +995,7 @@ $$;
 CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_nestloop TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1004,35 +1005,35 @@ declare
     v_attempts int;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_retention');
-    delete from public.decisions d where d.id in (
-        select o.id from public.decisions o
-         where o.fleet = p_fleet and o.at < v_now - interval '30 days'
-           and exists (select from public.decisions n where n.fleet = o.fleet and n.pool = o.pool and n.id > o.id)
-         limit c_bite);
+    delete from public.decisions d where d.ctid = any (array(
+        select o.ctid from public.decisions o
+          join (select n.pool, max(n.id) as id from public.decisions n where n.fleet = p_fleet group by n.pool) newest
+            on newest.pool = o.pool and newest.id > o.id
+         where o.fleet = p_fleet and o.at < v_now - interval '30 days' limit c_bite));
     get diagnostics v_decisions = row_count;
-    delete from public.worker_events e where e.id in (
-        select o.id from public.worker_events o join public.workers w on w.id = o.worker_id
+    delete from public.worker_events e where e.ctid = any (array(
+        select o.ctid from public.worker_events o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet
            and o.at < v_now - interval '7 days'  -- by its index: the rest is not looked at
            and (w.terminated_at < v_now - interval '90 days'
-                or o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle')) limit c_bite);
+                or o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle')) limit c_bite));
     get diagnostics v_events = row_count;
-    delete from public.worker_attempts a where a.id in (
-        select o.id from public.worker_attempts o join public.workers w on w.id = o.worker_id
-         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite);
+    delete from public.worker_attempts a where a.ctid = any (array(
+        select o.ctid from public.worker_attempts o join public.workers w on w.id = o.worker_id
+         where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite));
     get diagnostics v_attempts = row_count;
     delete from public.log_objects l where l.ctid = any (array(
         select o.ctid from public.log_objects o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite));
     with hours as (
-        select c.worker_id, c.fleet, c.kind, date_trunc('hour', c.from_at, 'UTC') as began, array_agg(c.id) as ids,
+        select c.worker_id, c.fleet, c.kind, date_trunc('hour', c.from_at, 'UTC') as began, array_agg(c.ctid) as places,
                sum(c.to_at - c.from_at) as took, sum(c.usd) as usd
           from public.costs c
          where c.fleet = p_fleet and c.to_at > v_now - interval '3 hours' and c.to_at < date_trunc('hour', v_now, 'UTC')
            and date_trunc('hour', c.to_at, 'UTC') = date_trunc('hour', c.from_at, 'UTC')
          group by 1, 2, 3, 4 having count(*) > 1
     ), gone as (
-        delete from public.costs c using hours h where c.id = any (h.ids)
+        delete from public.costs c where c.ctid = any (array(select unnest(h.places) from hours h))
     )
     insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
     select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
