@@ -145,6 +145,7 @@ $$;
 CREATE FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_nestloop TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -310,6 +311,7 @@ $$;
 CREATE FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_nestloop TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -623,6 +625,7 @@ $$;
 CREATE FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time zone, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET enable_nestloop TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -807,6 +810,7 @@ $$;
 CREATE FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_nestloop TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
