@@ -584,8 +584,8 @@ async def test_reports_do_not_rest_on_statistics(fleet: Fleet, hand: AsyncConnec
               insert into tasks (task_type, status, pool, max_attempts)
               select 'any', 'Complete', 'default', 3 from generate_series(1, 20000);
               insert into task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome)
-              select id, 1, 'w-' || 1 + row_number() over () %% 3000, 'n', 1, %(now)s - interval '1 h', %(now)s, 'complete'
-                from tasks;"""
+              select id, 1, 'w-' || 1 + row_number() over () %% 3000, 'n', 1, %(now)s - interval '1 h', %(now)s,
+                     'complete' from tasks;"""
     tables = ("costs", "task_attempts", "tasks", "workers")
     await hand.execute("set session_replication_role = replica")  # rows as they are, without what triggers make of them
     async with AsyncClientCursor(hand) as cursor:  # several statements with parameters
