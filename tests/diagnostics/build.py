@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -18,6 +19,7 @@ GPU = "NVIDIA GeForce RTX 4090"
 POD: Mapping[str, Any] = {"pod_id": "pod-1", "price_usd_per_hour": 0.72}
 
 
+@cache
 def policy(**settings: Any) -> Policy:
     """What the environment would give."""
     return Settings(**settings).policy()
