@@ -326,7 +326,7 @@ async def test_both_kinds_of_key_open(postgrest: EmbeddedPostgrest, database: st
 
 async def test_a_project_that_never_was_is_unavailable() -> None:
     """Opening does not wait; calling says so in time."""
-    db = await SupabaseDb.open("http://127.0.0.1:1", "sb_secret_x", call_timeout_s=0.5)
+    db = await SupabaseDb.open("http://127.0.0.1:1", "sb_secret_x", call_timeout_s=3)  # amid a wait
     with pytest.raises(Unavailable, match="fleet_describe: no connection"):
         await db.call("fleet_describe")
     await db.close()
