@@ -13,7 +13,7 @@ ORDER = (
     *("bringup", "shipping", "secrets", "guide", "incidents", "e2e", "service", "faults", "chaos"),
 )
 TESTS = Path(__file__).parent
-gc.set_threshold(50_000, *gc.get_threshold()[1:])  # tests make many objects that stay: looking at each 700 is a twentieth of the time
+gc.set_threshold(50_000, *gc.get_threshold()[1:])  # looking at each 700 is a twentieth of the time
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root
 
