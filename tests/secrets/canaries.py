@@ -179,8 +179,8 @@ async def plant(scene: Scene, canaries: Canaries) -> Mapping[str, str]:
         log.write(json.dumps({"message": urllib.parse.quote(value, safe="")}) + "\n")
     await scene.rows("update tasks set result_data = jsonb_build_object('x', %s::text) returning 1", encoded)
     await scene.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
-    pod = (await scene.stack.control("GET", "ledger"))["pods"][0]
-    (Path(pod["home"]) / "left.txt").write_text(encoded)
+    homes = [Path(pod["home"]) for pod in (await scene.stack.control("GET", "ledger"))["pods"]]
+    (next(home for home in homes if home.exists()) / "left.txt").write_text(encoded)  # one that never ran has none
     sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(20)", value)
     try:
         async with asyncio.timeout(10):  # its command line may be empty for a moment after it has begun
