@@ -200,7 +200,7 @@ async def moody(postgrest: EmbeddedPostgrest, database: str) -> AsyncIterator[tu
     """PostgREST behind a relay that can answer in its place."""
     async with Relay("127.0.0.1", urlsplit(postgrest.url).port or 0) as relay:
         url = f"http://127.0.0.1:{relay.port}"
-        db = await SupabaseDb.open(url, postgrest.service_role_key, call_timeout_s=2, poll_s=0.05)
+        db = await SupabaseDb.open(url, postgrest.service_role_key, call_timeout_s=5, poll_s=0.05)
         yield relay, db
         await db.close()
 
