@@ -17,7 +17,7 @@ RESCUED = "its tasks are queued again; another is started"
 MEND_KEY = 'set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
 IMAGE = "set RUNPOD_WORKER_IMAGE to an image that "
 AGAIN = "it goes back to the queue, after a pause, until its attempts are used up"
-RESCUED = "it goes back to the queue, the attempt counted: at once when the first is lost, then after a pause"
+REQUEUED = "it goes back to the queue, the attempt counted: at once when the first is lost, then after a pause"
 
 # fmt: off
 BRING_UP: Mapping[str, Sentence] = MappingProxyType({
@@ -136,13 +136,13 @@ TASKS: Mapping[str, Sentence] = MappingProxyType({
     "RELEASED": ("The worker gave the task back before it began: it was told to go.",
                  NOBODY, "it goes back to the queue at once, and the attempt does not count", "none needed; " + LOGS),
     "WORKER_LOST": ("The worker that held it is gone.",
-                    NOBODY, RESCUED,
+                    NOBODY, REQUEUED,
                     "python -m orchestrator explain <worker>"),
     "LEASE_EXPIRED": ("The worker that held it stopped renewing its lease.",
-                      NOBODY, RESCUED,
+                      NOBODY, REQUEUED,
                       "python -m orchestrator explain <worker>"),
     "TASK_STUCK": ("It made no progress for TASK_STUCK_TIMEOUT_SEC, although its worker lives.",
-                   OPERATOR, RESCUED, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
+                   OPERATOR, REQUEUED, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC"),
     "OUTPUT_MISSING": ("The task says that it is complete, but its output is not in the bucket.",
                        OPERATOR, AGAIN, "let the handler upload through task.upload(); see S3_BUCKET"),
     "INPUTS_TOO_LARGE": ("Its params and the results of the tasks that it depends on are more than a claim can carry.",

@@ -65,6 +65,21 @@ def test_the_example_environment_explains_each_name() -> None:
         assert not re.search(r"(?:^[A-Z0-9_]+=.*\n){4}", paragraphs, re.MULTILINE), "too many share a comment"
 
 
+def test_no_constant_is_set_twice() -> None:
+    """The later one would hold for those, too, who meant the earlier; no linter tells."""
+    for part in ("orchestrator", "worker", "scripts", "bench", "tests"):
+        for path in (ROOT / part).rglob("*.py"):
+            names = [
+                name.id
+                for statement in ast.parse(path.read_text()).body
+                if isinstance(statement, ast.Assign | ast.AnnAssign)
+                for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            ]
+            assert sorted(names) == sorted(set(names)), path
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "worker").glob("*.py")), ids=lambda path: path.name)
 def test_the_agent_imports_nothing_but_the_standard_library(path: Path) -> None:
     """worker/ runs on whatever Python the pod has, with nothing installed."""
