@@ -138,8 +138,9 @@ async def test_a_server_that_stops_answers_who_waits(door: Door, postgres: Embed
     await db.close()
 
 
-async def test_a_caller_who_hangs_up_takes_no_task_along(door: Door) -> None:
-    """Its wait ends with the connection, and the next task goes to somebody who is there."""
+@pytest.mark.parametrize("woken", [False, True])
+async def test_a_caller_who_hangs_up_takes_no_task_along(door: Door, woken: bool) -> None:
+    """Its wait ends with the connection, and the next task goes to somebody who is there; a wake-up changes nothing."""
     gone, here = await door.worker(pool="hang-up"), await door.worker(pool="hang-up")
     async with httpx.AsyncClient(base_url=door.client.base_url) as client:
         body = {"p_worker_id": gone.id, "p_nonce": gone.nonce, "p_claim_no": 1, "p_batch": 1, "p_wait_s": WAIT_S}
@@ -147,9 +148,11 @@ async def test_a_caller_who_hangs_up_takes_no_task_along(door: Door) -> None:
         path = f"/rest/v1/rpc/{protocol.CLAIM}"
         lost = asyncio.create_task(client.post(path, json=body, headers=headers, timeout=WAIT_S))
         await door.until(lambda: door.signal.waiting == 1)
+        if woken:
+            door.signal.notify_worker(gone.id)  # it claims once more before it is known to have gone
         lost.cancel()
         await asyncio.gather(lost, return_exceptions=True)
-    await door.until(lambda: door.signal.waiting == 0)
+    await door.until(lambda: gone.id in door.unanswered)
     (task_id,) = await door.submit("hang-up")
     (task,) = (await here.claim(wait_s=WAIT_S))["tasks"]
     assert task["id"] == task_id
