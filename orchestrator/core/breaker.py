@@ -1,12 +1,14 @@
 """How many bring-ups of a pool may begin now, by how the last ones ended.
 
     halted    the provider refused for a reason that somebody must mend (balance, quota, key, request): wait, try one
-    open      too many failed, climbing or soon after: one canary at a time until one succeeds
+    open      too many failed, climbing or soon after: one canary at a time until one succeeds, more and more rarely
     unproven  a release that nothing was ever promoted with, where another was: one canary before the fan-out
     paced     the newest climb failed: one new worker in PACE_S
 
 Everything follows from the ended climbs, so a new leader judges alike. The breaker opens at the climb with which the
 failure rate of FAILURE_WINDOW_MINUTES passed MAX_WORKER_FAILURE_RATE, and a success closes it; time alone does not.
+Each canary of a night is rented for nothing, so the pause before the next grows with the time that it has been open: a
+mended pool loses half of its outage again at most. A new release, which may be the cure, is tried at once.
 
 A promoted worker is on probation until it has completed a task, or for as long as that window where there is none. One
 that fails before counts as a failed climb, at the moment at which it fell, and its promotion as no success: an image
@@ -24,7 +26,9 @@ from enum import StrEnum
 from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapshot
 from orchestrator.core.states import FAILURES, FailureCode
 
-PACE_S = 10.0  # between two spawns after a failure, and between a failed canary and the next
+PACE_S = 10.0  # between two spawns after a failure, and at least between a failed canary and the next
+CANARY_SHARE = 0.5  # of the time that the breaker has been open: the pause before the next canary
+CANARY_MAX_S = 300.0  # and no longer
 HALT_S = 30.0  # after a refusal that somebody must mend; doubles
 HALT_MAX_S = 600.0
 OF_THE_ACCOUNT = frozenset({FailureCode.QUOTA, FailureCode.BALANCE, FailureCode.API_AUTH})  # hold for every pool
@@ -61,10 +65,10 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     halt = _halt(pool, snapshot)
     if halt:
         return halt if halt.limit == 0 else Brake(halt.kind, canary, halt.why, None)
-    if opened := _opened(tried, snapshot, policy, spawning):
+    release = policy.release(pool)
+    if opened := _opened(tried, release, snapshot, policy, spawning):
         return opened
     pace = _pace(pool, snapshot, climbs, policy)
-    release = policy.release(pool)
     if snapshot.proven and release not in snapshot.proven:
         if pace and pace.limit == 0:
             return pace
@@ -85,31 +89,45 @@ def _lasted(climb: EndedClimb, until: datetime, policy: Policy) -> bool:
     return climb.worked or until - climb.at >= timedelta(seconds=policy.failure_window_s)
 
 
-def _opened(tried: Sequence[EndedClimb], snapshot: Snapshot, policy: Policy, spawning: int) -> Brake | None:
+def _opened(
+    tried: Sequence[EndedClimb], release: str, snapshot: Snapshot, policy: Policy, spawning: int
+) -> Brake | None:
     """The open breaker: one canary, which spawns or is on probation, and a pause before the next."""
-    why, trial = _judgement(tried, snapshot.now, policy)
-    if why is None:
+    judged = _judgement(tried, snapshot.now, policy)
+    if judged is None:
         return None
+    why, trial = judged.why, judged.trial
     if trial:
         until = trial.at + timedelta(seconds=policy.failure_window_s)
         proof = f"canary {trial.worker_id} has to complete a task or to live until {until:%H:%M:%S}"
         return Brake(Brakes.OPEN, 0, f"{why}, {proof}", until)
-    next_at = tried[-1].at + timedelta(seconds=PACE_S)
+    last = tried[-1]
+    open_s = (last.at - judged.since).total_seconds() if last.release == release else 0.0
+    next_at = last.at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * open_s), CANARY_MAX_S))
     if not spawning and next_at > snapshot.now:
         return Brake(Brakes.OPEN, 0, f"{why}, next canary {next_at:%H:%M:%S}", next_at)
     return Brake(Brakes.OPEN, max(0, 1 - spawning), f"{why}, one canary at a time", None)
 
 
-def _judgement(tried: Sequence[EndedClimb], now: datetime, policy: Policy) -> tuple[str | None, EndedClimb | None]:
-    """Why the breaker is open, if it is, and the promoted worker that is on probation for it, if there is one."""
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """An open breaker."""
+
+    why: str
+    since: datetime
+    trial: EndedClimb | None  # the promoted worker that is on probation for it, if there is one
+
+
+def _judgement(tried: Sequence[EndedClimb], now: datetime, policy: Policy) -> _Judgement | None:
+    """What the ended climbs, oldest first, come to; None: the breaker is closed."""
     window = timedelta(seconds=policy.failure_window_s)
-    why, trial, fell = None, None, 0
+    opened, fell = None, 0
     for last, climb in enumerate(tried):
         if climb.promoted:
             if not fell or _lasted(climb, climb.ending_since or now, policy):
-                why, trial, fell = None, None, 0
-            elif climb.ending_since is None:
-                trial = climb
+                opened, fell = None, 0
+            elif climb.ending_since is None and opened:
+                opened = replace(opened, trial=climb)
             continue
         recent = [c for c in tried[: last + 1] if climb.at - c.at <= window]
         failed = [c for c in recent if not c.promoted]
@@ -119,7 +137,8 @@ def _judgement(tried: Sequence[EndedClimb], now: datetime, policy: Policy) -> tu
             fell = max(fell, fallen)  # what opened it is to be disproved, however a canary fails
             within += f", {fallen} of them soon after promotion" if fallen else ""
             why = f"breaker open, {within} ({climb.failure_code or climb.exit_cause})"
-    return why, trial
+            opened = replace(opened, why=why) if opened else _Judgement(why, climb.at, None)
+    return opened
 
 
 def _halt(pool: Pool, snapshot: Snapshot) -> Brake | None:

@@ -50,7 +50,13 @@ BLOCKS: tuple[tuple[re.Pattern[str], str, str, str], ...] = tuple(
             "python -m orchestrator list --all, then explain one that failed",
         ),
         (
-            r"breaker|canary|bring-up|on probation",
+            r"breaker",
+            ORCHESTRATOR,
+            "one is tried after the other, ever more rarely, until one succeeds",
+            "python -m orchestrator list --all, then explain one that failed; once mended, spawn tries one at once",
+        ),
+        (
+            r"canary|bring-up|on probation",
             ORCHESTRATOR,
             "the next one is tried, and a success lets all go",
             "python -m orchestrator list --all, then explain one that failed",

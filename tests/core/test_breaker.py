@@ -60,6 +60,31 @@ def test_an_open_breaker_says_so() -> None:
     assert made.verdicts[0].retry_at == ago(-6)
 
 
+@pytest.mark.parametrize(
+    ("open_s", "newest_s", "pause_s", "of_now"),
+    [
+        (0, 1, 10, True),
+        (20, 1, 10, True),
+        (100, 1, 50, True),
+        (100, 49, 50, True),
+        (590, 1, 295, True),
+        (5_000, 1, 300, True),
+        (5_000, 299, 300, True),
+        (5_000, 1, 10, False),  # the last canary was of another release: what is there now may be the cure
+    ],
+)
+def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
+    open_s: float, newest_s: float, pause_s: float, of_now: bool
+) -> None:
+    """Half of the time since the breaker opened, in bounds: each canary of a night is rented for nothing."""
+    newest = climbed(newest_s, release="image@" if of_now else "image@old")
+    seen = wanting(*failures(5, newest_s=newest_s + open_s), newest)
+    (verdict,) = plan(seen, policy()).verdicts
+    assert verdict.retry_at == ago(newest_s - pause_s)
+    assert spawns(seen) == 0
+    assert spawns(replace(seen, now=ago(newest_s - pause_s))) == 1
+
+
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
     """Failures that left the window still stand for what nobody has disproved."""
     long_ago = failures(5, newest_s=3000)
@@ -210,8 +235,8 @@ def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
         (climbed(30, promoted=True), 0),  # on probation: it is the canary
         (climbed(30, promoted=True, worked=True), 4),
         (climbed(301, promoted=True), 4),  # there was no task for it: it has lived
-        (fell(30, 20), 1),  # the next one
-        (fell(30, 20, exit_cause=ExitCause.MANUAL), 1),  # that says nothing
+        (fell(230, 30), 1),  # the next one
+        (fell(230, 30, exit_cause=ExitCause.MANUAL), 1),  # that says nothing
     ],
 )
 def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedClimb, count: int) -> None:

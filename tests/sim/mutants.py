@@ -160,7 +160,7 @@ MUTANTS = (
            "    command = launch.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"
            "    done = await run(session, command, stdin=config, timeout_s=timeout_s)"),
     Mutant("a canary that has gone is still waited for", "I2", "orchestrator/core/breaker.py",
-           "            elif climb.ending_since is None:", "            else:"),
+           "            elif climb.ending_since is None and opened:", "            elif opened:"),
     Mutant("SQL: a stale term may write", "fence", f"{SQL}/fleet.py",
            "        if term is None or known != term:", "        if term is None:"),
     Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
