@@ -405,6 +405,7 @@ $$;
 CREATE FUNCTION public.fleet_heartbeats(p_beats jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_beat record;
@@ -958,6 +959,7 @@ $$;
 CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -970,6 +972,7 @@ $$;
 CREATE FUNCTION public.fleet_rescue_overdue(p_fleet text, p_term bigint, p_over_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1285,6 +1288,7 @@ $$;
 CREATE FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -2071,7 +2075,6 @@ $$;
 CREATE FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
-    SET enable_sort TO 'off'
     AS $$
 declare
     c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
@@ -2094,7 +2097,8 @@ begin
      cross join lateral (
            select count(*) as n, min(c.place) as place, min(c.created_at) as created_at from (
                select ~t.priority as place, t.created_at from public.tasks t
-                where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now limit c_due) c) d
+                where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now
+                order by t.run_after limit c_due) c) d  -- ordered: by its own index, and not through the whole queue
      where pg_snapshot_xmax(r.seen) <= pg_snapshot_xmax(pg_current_snapshot());  -- not restored from another server
     if not found or v_due = c_due then
         place := c_least;
@@ -2341,15 +2345,24 @@ $$;
 CREATE FUNCTION public.internal_settle_dependants(p_ids uuid[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
     AS $$
 declare
+    c_slice constant int := 1000;
     v_ended uuid[] := p_ids;
     v_dependants uuid[];
 begin
     while v_ended is not null loop
         select array_agg(l.id) into v_dependants from (
             select t.id from public.tasks t
-             where t.blocked and t.status = 'Queued' and t.depends_on && v_ended
+             where t.blocked and t.status = 'Queued' and t.id = any (array(
+                       select w.id
+                         from (select array_agg(e.id) as ids
+                                 from unnest(v_ended) with ordinality e (id, n) group by (e.n - 1) / c_slice) s
+                        cross join lateral (
+                              select w.id from public.tasks w
+                               where w.blocked and w.status = 'Queued' and w.depends_on && s.ids) w))
              order by t.id for update) l;
         exit when v_dependants is null;
         perform set_config('orchestrator.settling', 'on', true);
@@ -2363,10 +2376,11 @@ $$;
 CREATE FUNCTION public.internal_settle_new(p_ids uuid[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 begin
     perform from public.tasks d
-      where d.id in (select unnest(t.depends_on) from public.tasks t where t.id = any (p_ids))
+      where d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (p_ids)))
       order by d.id for share;
     perform public.internal_settle(p_ids);
 end
@@ -2622,6 +2636,7 @@ $$;
 CREATE FUNCTION public.internal_tasks_added() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_waiting uuid[];
@@ -2640,8 +2655,7 @@ begin
        from (select distinct a.pool from added a
               where a.status = 'Queued'
                 and (a.depends_on = '{}'
-                     or exists (select from public.tasks t where t.id = a.id and t.status = 'Queued' and not t.blocked))
-            ) p;
+                     or (select t.status = 'Queued' and not t.blocked from public.tasks t where t.id = a.id))) p;
     return null;
 end
 $$;
@@ -2937,6 +2951,7 @@ $$;
 CREATE FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -2986,6 +3001,7 @@ $$;
 CREATE FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3022,6 +3038,7 @@ $$;
 CREATE FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3143,6 +3160,7 @@ $$;
 CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3245,6 +3263,7 @@ $_$;
 CREATE FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $_$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3336,6 +3355,7 @@ $$;
 CREATE FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);

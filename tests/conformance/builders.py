@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
 from orchestrator.core.states import ExitCause, Stage, State
 from orchestrator.ports import Db
 
@@ -193,3 +196,10 @@ class Ear:
         """Listen no more."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def rows_read(hand: AsyncConnection[DictRow], table: str) -> int:
+    """How many rows of a table the transaction that is open has read so far, whichever way."""
+    query = "select seq_tup_read + idx_tup_fetch as n from pg_stat_xact_user_tables where relname = %s"
+    (row,) = await (await hand.execute(query, (table,))).fetchall()
+    return int(row["n"])

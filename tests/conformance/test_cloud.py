@@ -433,7 +433,7 @@ async def test_every_call_ends_by_its_deadline(api: Api, hasty: RunPodCloud) -> 
     started = time.monotonic()
     with pytest.raises(ports.Unavailable, match="within"):
         await hasty.list_pods()
-    assert time.monotonic() - started < DEADLINE_S + 1
+    assert time.monotonic() - started < DEADLINE_S + 5
 
 
 async def test_flicker_and_a_frozen_first_read_are_unknown_not_dead(api: Api, cloud: RunPodCloud) -> None:
@@ -465,13 +465,13 @@ async def test_a_volume_is_found_by_its_name_or_refused(api: Api, cloud: RunPodC
 
 
 async def test_many_calls_go_on_at_once(api: Api, cloud: RunPodCloud) -> None:
-    """Eight creates that take 0.2 s each take well under their sum."""
-    api.emulator.core.create_s = 0.2
+    """Eight creates that take a second each take well under their sum."""
+    api.emulator.core.create_s = 1.0
     started = time.monotonic()
     await asyncio.gather(*(cloud.create_pod(spec(f"gpu-{number}")) for number in range(8)))
     took_s = time.monotonic() - started
     api.emulator.core.create_s = 0
-    assert took_s < 8 * 0.2
+    assert took_s < 8 * 1.0
 
 
 async def test_a_netrc_entry_does_not_replace_the_key(
@@ -508,4 +508,4 @@ async def test_a_hanging_call_holds_up_no_exit_and_the_root_logger_is_left_alone
         subprocess.run, command, capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parents[2]
     )
     assert json.loads(done.stdout) == ["unavailable", True]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15

@@ -228,19 +228,6 @@ async def test_a_claim_and_an_end_at_the_same_moment_leave_no_task_behind(fleet:
     assert (demand["running"], demand["claimable"]) == (0, 20)
 
 
-async def test_a_claim_is_quick_in_a_queue_of_a_hundred_thousand(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """Filled behind the planner's back: no statistics tell it that the queue is long."""
-    agent = await fleet.agent()
-    assert await agent.claim() == []  # the plan is made while it is empty
-    await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, 100000)")
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    for _ in range(20):
-        assert len(await agent.claim(batch=10)) == 10
-    assert (loop.time() - began) / 20 < 0.1
-    await hand.execute("truncate tasks, task_attempts")  # so many rows are not deleted in passing
-
-
 async def test_errors_of_the_claim_are_port_errors(fleet: Fleet) -> None:
     """A worker that never was."""
     with pytest.raises(PortError):

@@ -130,7 +130,7 @@ async def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
         await asyncio.sleep(0.2)  # between the two, as an operator's hand has it; one alone takes a second here
         status, took_s = await ended(child)
     assert status == 128 + signal.SIGTERM
-    assert took_s < 1
+    assert took_s < LIMIT_S
 
 
 async def test_a_standby_leads_as_soon_as_the_lease_is_over(stack: Stack) -> None:
@@ -143,7 +143,7 @@ async def test_a_standby_leads_as_soon_as_the_lease_is_over(stack: Stack) -> Non
         led = await (await sql.execute(LED)).fetchone()
     assert taken is not None
     assert led is not None
-    assert led["since"] - taken["until"] < timedelta(seconds=1)
+    assert led["since"] - taken["until"] < timedelta(seconds=3)
     assert (await ended(child))[0] == 0
 
 

@@ -19,7 +19,7 @@ from tests.web.builders import Door, serving
 from worker import protocol
 
 WAIT_S = 20.0
-SOON_S = 1.0  # a wake-up takes milliseconds; a lost one would take WAIT_S
+SOON_S = 5.0  # a wake-up takes milliseconds; a lost one would take WAIT_S
 
 
 async def test_a_task_wakes_the_claim_that_waits_for_it(door: Door) -> None:
@@ -63,7 +63,7 @@ async def test_a_burst_of_tasks_is_met_by_as_many_workers(door: Door) -> None:
     answers = await asyncio.gather(*claims)
     took_s = time.monotonic() - began
     assert sorted(task["id"] for answer in answers for task in answer["tasks"]) == sorted(submitted)
-    assert took_s < 3 * SOON_S
+    assert took_s < SOON_S
 
 
 async def test_waiting_holds_no_connection(door: Door) -> None:
