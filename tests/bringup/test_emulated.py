@@ -31,7 +31,7 @@ ENDLESS = {  # what a system without deadlines would wait for until somebody loo
     "agent_dies": "NO_PROCESS",
     "agent_cut_off": "NO_HEARTBEAT",
 }
-SHORT_S = {"pod_running": 2.0, "ssh_details": 1.0, "tcp": 1.0, "gpu_inventory": 3.0, "heartbeat": 1.5}
+SHORT_S = {"pod_running": 6.0, "ssh_details": 1.0, "tcp": 1.0, "gpu_inventory": 3.0, "heartbeat": 1.5}
 
 
 class Account:
