@@ -7,8 +7,8 @@
 
 Everything follows from the ended climbs, so a new leader judges alike. The breaker opens at the climb with which the
 failure rate of FAILURE_WINDOW_MINUTES passed MAX_WORKER_FAILURE_RATE, and a success closes it; time alone does not.
-Each canary of a night is rented for nothing, so the pause before the next grows with the time that it has been open: a
-mended pool loses half of its outage again at most. A new release, which may be the cure, is tried at once.
+Each canary of a night is rented for nothing, so the pause before the next grows with the time that its release has
+been tried in vain: a mended pool loses half of its outage again at most. A new release may be the cure, and begins anew.
 
 A promoted worker is on probation until it has completed a task, or for as long as that window where there is none. One
 that fails before counts as a failed climb, at the moment at which it fell, and its promotion as no success: an image
@@ -27,7 +27,7 @@ from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapsh
 from orchestrator.core.states import FAILURES, FailureCode
 
 PACE_S = 10.0  # between two spawns after a failure, and at least between a failed canary and the next
-CANARY_SHARE = 0.5  # of the time that the breaker has been open: the pause before the next canary
+CANARY_SHARE = 0.5  # of the time that this release has been tried in vain: the pause before the next canary
 CANARY_MAX_S = 300.0  # and no longer
 HALT_S = 30.0  # after a refusal that somebody must mend; doubles
 HALT_MAX_S = 600.0
@@ -101,9 +101,9 @@ def _opened(
         until = trial.at + timedelta(seconds=policy.failure_window_s)
         proof = f"canary {trial.worker_id} has to complete a task or to live until {until:%H:%M:%S}"
         return Brake(Brakes.OPEN, 0, f"{why}, {proof}", until)
-    last = tried[-1]
-    open_s = (last.at - judged.since).total_seconds() if last.release == release else 0.0
-    next_at = last.at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * open_s), CANARY_MAX_S))
+    tries = [climb.at for climb in tried if climb.release == release and climb.at >= judged.since]
+    vain_s = (tries[-1] - tries[0]).total_seconds() if tries else 0.0
+    next_at = tried[-1].at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * vain_s), CANARY_MAX_S))
     if not spawning and next_at > snapshot.now:
         return Brake(Brakes.OPEN, 0, f"{why}, next canary {next_at:%H:%M:%S}", next_at)
     return Brake(Brakes.OPEN, max(0, 1 - spawning), f"{why}, one canary at a time", None)

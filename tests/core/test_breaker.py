@@ -85,6 +85,14 @@ def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
     assert spawns(replace(seen, now=ago(newest_s - pause_s))) == 1
 
 
+def test_the_pause_begins_anew_with_each_release() -> None:
+    """Who deploys one cure after the other does not wait for the outage before them."""
+    earlier = [replace(climb, release="image@old") for climb in failures(5, newest_s=5_000)]
+    first, second = climbed(30, release="image@"), climbed(1, release="image@")
+    assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).verdicts[0].retry_at == ago(1 - 10)
+    assert plan(wanting(*earlier, first, second), policy()).verdicts[0].retry_at == ago(1 - 14.5)
+
+
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
     """Failures that left the window still stand for what nobody has disproved."""
     long_ago = failures(5, newest_s=3000)

@@ -160,8 +160,8 @@ MUTANTS = (
            "    command = launch.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"
            "    done = await run(session, command, stdin=config, timeout_s=timeout_s)"),
     Mutant("the pause before a canary has no bound", "I2", "orchestrator/core/breaker.py",
-           "timedelta(seconds=min(max(PACE_S, CANARY_SHARE * open_s), CANARY_MAX_S))",
-           "timedelta(seconds=max(PACE_S, 60 * open_s))"),
+           "timedelta(seconds=min(max(PACE_S, CANARY_SHARE * vain_s), CANARY_MAX_S))",
+           "timedelta(seconds=max(PACE_S, 60 * vain_s))"),
     Mutant("SQL: a stale term may write", "fence", f"{SQL}/fleet.py",
            "        if term is None or known != term:", "        if term is None:"),
     Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
