@@ -8,7 +8,7 @@
 Everything follows from the ended climbs, so a new leader judges alike. The breaker opens at the climb with which the
 failure rate of FAILURE_WINDOW_MINUTES passed MAX_WORKER_FAILURE_RATE, and a success closes it; time alone does not.
 Each canary of a night is rented for nothing, so the pause before the next grows with the time that its release has
-been tried in vain: a mended pool loses half of its outage again at most. A new release may be the cure, and begins anew.
+been tried in vain: a mended pool loses half of its outage again at most. A new release may be the cure: it begins anew.
 
 A promoted worker is on probation until it has completed a task, or for as long as that window where there is none. One
 that fails before counts as a failed climb, at the moment at which it fell, and its promotion as no success: an image
