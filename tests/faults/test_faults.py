@@ -85,7 +85,7 @@ def test_a_pod_without_a_live_row_is_seen() -> None:
 
 
 def test_a_failure_by_another_name_is_seen() -> None:
-    """None where none may be; each as one of the codes, and each of the codes by some worker."""
+    """None where none may be; each as one of the codes, and each by some worker that some worker must end as."""
     both = (FailureCode.ECC, FailureCode.HOST_AVOIDED)
     assert misnamed({}, ()) == []
     assert misnamed({"gpu-1": "ECC", "gpu-2": "HOST_AVOIDED", "gpu-3": "ECC"}, both) == []
@@ -93,6 +93,10 @@ def test_a_failure_by_another_name_is_seen() -> None:
     assert misnamed({"gpu-1": "ECC", "gpu-2": "DISK"}, both) == [
         "gpu-2 ended as DISK",
         "no worker ended as HOST_AVOIDED",
+    ]
+    assert misnamed({}, (), [FailureCode.CREATE_UNKNOWN]) == []
+    assert misnamed({"gpu-1": "CREATE_UNKNOWN", "gpu-2": "ECC"}, (), [FailureCode.CREATE_UNKNOWN]) == [
+        "gpu-2 ended as ECC"
     ]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from orchestrator.core.states import FailureCode
+from orchestrator.demo.trials.harms import ASKING
 from orchestrator.demo.trials.kinds import MENDED_LATER, REPLACED, WAVE, until_named
 from orchestrator.demo.trials.scene import NotWithin, Scene
 from orchestrator.demo.trials.trial import Trial
@@ -62,13 +63,15 @@ async def met_again(scene: Scene) -> None:
 CODES: tuple[Trial, ...] = (
     Trial("intent_unasked", "a worker is asked for while nobody leads", "given up by the next leader; the work goes on",
           "WAITING ON orchestrator: its pod to be asked for", unasked, ends_as=(FailureCode.INTENT_STALE,),
+          may_end_as=ASKING,
           settings={"SPAWNING_TIMEOUT_SEC": str(SPAWNING_S)}),
     Trial("create_unauthorized", "401 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
           faults=({"kind": "unauthorized", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
     Trial("create_forbidden", "403 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
           faults=({"kind": "forbidden", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
     Trial("setup_command", "WORKER_SETUP_COMMAND=false", "mended, redeployed, and on it goes", "SETUP_FAILED",
-          misconfigured, settings={"WORKER_SETUP_COMMAND": "false"}, ends_as=(FailureCode.SETUP_FAILED,), pods=8),
+          misconfigured, settings={"WORKER_SETUP_COMMAND": "false"}, ends_as=(FailureCode.SETUP_FAILED,),
+          may_end_as=ASKING, pods=8),
     Trial("dry_market", "no stock of either GPU type for 20 s", "few calls; rented when there is stock", "NO_CAPACITY",
           dry, faults=({"kind": "no_capacity"},), ends_as=(FailureCode.NO_CAPACITY,), limit_s=180,
           settings={"RUNPOD_GPU_TYPE": "NVIDIA GeForce RTX 4090,NVIDIA L40S", "SPAWNING_TIMEOUT_SEC": str(SPAWNING_S)}),

@@ -30,6 +30,7 @@ SILENT = "NO_HEARTBEAT/UNREACHED|nothing more was heard of it|heartbeat: silent 
 LATE_LOGS = "logs are late|logs, which are late"
 LEADERLESS = "is silent for|leader: none"
 FOLLOWED = r"\(term 2\)"
+ASKING = (FailureCode.CREATE_UNKNOWN,)  # of an orchestrator that ends between "it is asked for" and the create call
 OUTLIVED = "agents wait, nothing is lost or done twice"
 
 
@@ -260,7 +261,7 @@ def _ssh(mode: str, harm: str, outcome: str = "the work goes on, the log comes l
 
 
 def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: int = 1, **more: Any) -> Trial:
-    return Trial(name, harm, outcome, says, act, orchestrators=count, **more)
+    return Trial(name, harm, outcome, says, act, orchestrators=count, may_end_as=ASKING, **more)
 
 
 HARMS: tuple[Trial, ...] = (

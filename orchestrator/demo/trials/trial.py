@@ -69,7 +69,8 @@ class Trial:
     tasks: int = TASKS
     others: tuple[Mapping[str, Any], ...] = ()  # tasks besides, submitted first
     fails: int = 0  # tasks that must end as Failed
-    ends_as: tuple[FailureCode | ExitCause, ...] = ()  # what failed workers must end as: each of it, and nothing else
+    ends_as: tuple[FailureCode | ExitCause, ...] = ()  # what failed workers must end as: each of it
+    may_end_as: tuple[FailureCode, ...] = ()  # … and may, if the harm meets them at that moment; as nothing else
     meets: tuple[FailureCode, ...] = ()  # what an attempt must meet, though its worker goes on
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
@@ -125,6 +126,7 @@ async def run(trial: Trial, ground: Ground, directory: Path, around: Around | No
             await stack.control("GET", "ledger"),
             stack.blobs(),
             ends_as=trial.ends_as,
+            may_end_as=trial.may_end_as,
             meets=trial.meets,
             keeps_logs=trial.keeps_logs,
         )

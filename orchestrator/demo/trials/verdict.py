@@ -49,7 +49,14 @@ WORKERS = "select id, pod_id, extract(epoch from terminated_at)::float as ended 
 
 
 async def judge(
-    scene: Scene, ledger: Mapping[str, Any], blobs: Blobs, *, ends_as: Codes, meets: Codes, keeps_logs: bool
+    scene: Scene,
+    ledger: Mapping[str, Any],
+    blobs: Blobs,
+    *,
+    ends_as: Codes,
+    may_end_as: Codes,
+    meets: Codes,
+    keeps_logs: bool,
 ) -> "Judged":
     """Every invariant, and that what happened to workers has its name; `keeps_logs` is asked where no host was lost."""
     tasks, [doubled] = (await scene.rows(TASKS))[0], await scene.rows(DOUBLED)
@@ -73,7 +80,7 @@ async def judge(
         wrong[f"{logs.declared_lost} log byte(s) declared lost, and no host was"] = logs.declared_lost
     failed, met = await scene.rows(FAILED_WORKERS, sorted(FAILURES)), await scene.rows(MET)
     failed_as = {row["id"]: row["code"] for row in failed}
-    wrong |= dict.fromkeys(misnamed(failed_as, ends_as), True)
+    wrong |= dict.fromkeys(misnamed(failed_as, ends_as, may_end_as), True)
     wrong |= dict.fromkeys(unexplained(failed_as, await scene.explain_workers(EVER_S)), True)
     wrong |= {f"no attempt met {code}": code not in {row["code"] for row in met} for code in meets}
     hourly_usd, daily_usd = committed(await scene.rows(RESERVED), await scene.rows(BOOKED))
@@ -98,9 +105,10 @@ class Judged:
         self.pods, self.unowned_s, self.declared_lost, self.wrong = pods, unowned_s, declared_lost, wrong
 
 
-def misnamed(failed: Mapping[str, str], ends_as: Codes) -> list[str]:
-    """What is wrong with how workers (id -> code) failed: each as one of the codes, and each of the codes by one."""
-    strange = [f"{worker} ended as {code}" for worker, code in sorted(failed.items()) if code not in ends_as]
+def misnamed(failed: Mapping[str, str], ends_as: Codes, may_end_as: Codes = ()) -> list[str]:
+    """What is wrong with how workers (id -> code) failed: each as one of the codes, and each of `ends_as` by one."""
+    known = {*ends_as, *may_end_as}
+    strange = [f"{worker} ended as {code}" for worker, code in sorted(failed.items()) if code not in known]
     return strange + [f"no worker ended as {code}" for code in ends_as if code not in failed.values()]
 
 
