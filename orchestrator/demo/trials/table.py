@@ -19,7 +19,8 @@ tasks, does the harm in the middle, and judges when all is over: no task lost or
 a live row for more than 120 s, no worker asked for twice, no log byte missing (or declared lost where no host was), a
 reason for every event, nobody waiting past a deadline, no write of a term that was over, no more reserved and spent
 than the budgets allow, none of the stack's secrets in its output, rows, objects or files on pods; whoever failed ended
-under the code that the harm must have, nobody under another, and `explain` says what it means. This file is what
+under a code that the harm must have, or may have at its moment (an orchestrator killed between the record of a create
+and the call leaves a CREATE_UNKNOWN), nobody under another, and `explain` says what it means. This file is what
 `./run faults --write` saw last; *recovered* is the time from the harm to the end of the last task, *named* the time
 from what could first be seen of it until a row, and `explain` or `timeline` of it, said what is wrong: at most 10 s, in
 every line, long before a deadline passes; the sentence is the first that fits.
