@@ -6,12 +6,11 @@ where the list shows it.
 """
 
 from datetime import datetime, timedelta
-from math import ceil
 
 from orchestrator.core import succession
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
 from orchestrator.core.model import DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
-from orchestrator.core.presence import FRESH_S, LISTING_LAG_S, PAGE_PODS
+from orchestrator.core.presence import LISTING_LAG_S, fresh_for_s
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
@@ -257,10 +256,10 @@ def _absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime) -
     A list that is old proves nothing of now: then the next one decides.
     """
     gone = snapshot.absent.get(worker.pod_id or worker.id)
-    pages = max(1, ceil(len(snapshot.pods or ()) / PAGE_PODS))
-    if gone is None or snapshot.now - gone.until > timedelta(seconds=FRESH_S * pages):
+    if gone is None or (snapshot.now - gone.until).total_seconds() > fresh_for_s(len(snapshot.pods or ())):
         return False
-    return gone.lists > 1 and gone.until - max(gone.since, after) >= timedelta(seconds=age_s)
+    seen_s = min(gone.watched_s, (gone.until - max(gone.since, after)).total_seconds())
+    return gone.lists > 1 and seen_s >= age_s
 
 
 def _speaks(worker: Worker, snapshot: Snapshot) -> bool:

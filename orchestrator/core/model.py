@@ -238,6 +238,7 @@ class Absence:
     lists: int
     since: datetime  # the first of them
     until: datetime  # the newest: what has happened since is not known
+    watched_s: float  # of the time between, where no list was long in coming: one that went unread may have shown it
     shown: datetime | None = None  # the last one that did show it, as far as this process knows
 
 

@@ -6,12 +6,13 @@ A single list proves nothing: the provider's listing lags behind creates by seco
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import ceil
 
 from orchestrator.core.model import Absence, Pod, Worker
 from orchestrator.core.states import Stage
 
 PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
-FRESH_S = 10.0  # per page: how old a list may be that shows that a pod is not there
+FRESH_S = 10.0  # per page
 LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
 FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # later ones are reached by listed pods only
 
@@ -25,10 +26,16 @@ class Presence:
     seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list that showed it
 
 
+def fresh_for_s(pods: int) -> float:
+    """How old a list of so many pods may be that shows that another is not there."""
+    return FRESH_S * max(1, ceil(pods / PAGE_PODS))
+
+
 def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet_id: str, now: datetime) -> Presence:
     """`before` brought up to date with one more complete list."""
     listed = tuple(pods)
     rows = tuple(workers)
+    fresh_s = fresh_for_s(len(listed))
     present = {pod.id for pod in listed}
     names = {pod.worker_id for pod in listed if pod.fleet_id == fleet_id}
     seen = {w.pod_id: now if w.pod_id in present else before.seen.get(w.pod_id) for w in rows if w.pod_id}
@@ -41,8 +48,11 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
         if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
             earlier = before.absent.get(key)
-            lists, since = (earlier.lists + 1, earlier.since) if earlier else (1, now)
-            absent[key] = Absence(lists, since, now, shown.get(key))
+            if earlier is None:
+                absent[key] = Absence(1, now, now, 0, shown.get(key))
+            else:
+                watched_s = earlier.watched_s + min((now - earlier.until).total_seconds(), fresh_s)
+                absent[key] = Absence(earlier.lists + 1, earlier.since, now, watched_s, shown.get(key))
     owned = {worker.pod_id or worker.id for worker in rows}
     orphans = {
         pod.id: before.orphan_since.get(pod.id, now)

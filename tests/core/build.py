@@ -132,7 +132,7 @@ def pod_of(one: Worker, **changes: Any) -> Pod:
 
 
 def absent(seconds: float, lists: int = 2) -> Absence:
-    return Absence(lists, ago(seconds), NOW)
+    return Absence(lists, ago(seconds), NOW, seconds)
 
 
 def cooling(offer: Offer, seconds: float, **changes: Any) -> OfferState:
