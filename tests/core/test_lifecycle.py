@@ -559,6 +559,22 @@ def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
 
 
+def test_of_a_time_without_lists_little_is_watched() -> None:
+    """Two minutes in which the database was away: lists that nobody read may have shown the pod (seed 13274)."""
+    one = busy("gpu-1", last_heartbeat=ago(600))
+    seen = fold(Presence(), [pod_of(one)], [one], "test", ago(131))
+    first = fold(seen, [], [one], "test", ago(130))
+    second = fold(first, [], [one], "test", ago(10))
+    third = fold(second, [], [one], "test", NOW)
+    assert [p.absent["pod-gpu-1"].watched_s for p in (first, second, third)] == [0, 10, 20]
+    others = [replace(pod_of(idle("gpu-2", 5)), id=f"pod-{n}") for n in range(101)]
+    assert fold(first, others, [one], "test", ago(10)).absent["pod-gpu-1"].watched_s == 20
+    unknown = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(900))
+    for watched_s, action in ((59, type(None)), (60, Bury)):
+        gone = replace(absent(300), watched_s=watched_s)
+        assert isinstance(only(snapshot(unknown, pods=(), absent={"gpu-1": gone})), action)
+
+
 def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> None:
     """Two lists a second apart prove a second, however long no list has come since."""
     one, gone = busy("gpu-1", last_heartbeat=ago(60)), absent(11)
