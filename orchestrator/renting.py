@@ -12,7 +12,7 @@ import structlog
 from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import budget
-from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool
+from orchestrator.core.model import DATABASE, Offer, Pod, PodSpec, Policy, Pool
 from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import (
     ApiAuth,
@@ -78,7 +78,7 @@ class Renter:
             "gpu_type": offer.gpu_type,
             "data_center": offer.data_center,
             "release": self._policy.release(pool),
-            "metadata": {"offer": offer.key},
+            "metadata": {"offer": offer.key, DATABASE: self.database_id},
         } | budget.reservation(usd_per_hour, self._policy)
         asking = await self._store.move(
             term,

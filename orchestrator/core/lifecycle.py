@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from orchestrator.core import succession
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
-from orchestrator.core.model import DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
+from orchestrator.core.model import DATABASE, DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
 from orchestrator.core.presence import LISTING_LAG_S, fresh_for_s
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
@@ -178,7 +178,7 @@ def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Po
         if worker.tasks_running and not failed and here_s < policy.drain_grace_s:
             return None
         why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
-        return Flush(worker.id, _reachable(worker, pod), why)
+        return _flush(worker, pod, snapshot, why)
     return _flushing(worker, pod, snapshot, policy)
 
 
@@ -192,11 +192,19 @@ def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     tries = int(worker.metadata.get(UNREACHED) or 0)
     if tries >= UNREACHED_TRIES and flushing_s >= UNREACHED_S:
         return Flush(worker.id, False, f"{tries} tries in {flushing_s:.0f} s reached nobody at its pod")
-    return Flush(worker.id, _reachable(worker, pod), "flush again")
+    return _flush(worker, pod, snapshot, "flush again")
+
+
+def _flush(worker: Worker, pod: Pod | None, snapshot: Snapshot, why: str) -> Flush | None:
+    """Flush, unless only a pod list can tell whether the pod belongs to this database."""
+    if snapshot.pods is None:
+        return Flush(worker.id, _was_met(worker), why) if _asked_for_here(worker, snapshot) else None
+    return Flush(worker.id, pod is not None and pod.status is PodStatus.RUNNING and _was_met(worker), why)
 
 
 def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     sent = worker.waiting_on is WaitingOn.PROVIDER
+    unlisted = snapshot.pods is None
     if not sent and worker.pod_id is not None and snapshot.now < worker.next_attempt_at:
         return None
     if pod is not None:
@@ -204,8 +212,9 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
             return _still_listed(worker, snapshot, policy)
         return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
     strange = any(pod.id == worker.pod_id for pod in snapshot.strangers)  # the row is a copy of another database's
-    if worker.pod_id is not None and not sent and not strange:
-        return Delete(worker.id, worker.pod_id, "not listed; deleted all the same")
+    if worker.pod_id is not None and not sent and not strange and (not unlisted or _asked_for_here(worker, snapshot)):
+        why = "no list of pods; deleted all the same" if unlisted else "not listed; deleted all the same"
+        return Delete(worker.id, worker.pod_id, why)
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")
     outlived = worker.metadata.get(DELETES) or STILL_LISTED in (worker.waiting_for or "")
@@ -268,10 +277,19 @@ def _speaks(worker: Worker, snapshot: Snapshot) -> bool:
     return heard is not None and gone is not None and heard > gone.since
 
 
-def _reachable(worker: Worker, pod: Pod | None) -> bool:
+def _was_met(worker: Worker) -> bool:
     """Whether there may be something to fetch: an agent was launched, or SSH once let us in and it was our pod."""
-    met = worker.nonce or (worker.host_key and worker.failure_code is not FailureCode.POD_MISMATCH)
-    return pod is not None and pod.status is PodStatus.RUNNING and bool(met)
+    return bool(worker.nonce or (worker.host_key and worker.failure_code is not FailureCode.POD_MISMATCH))
+
+
+def _asked_for_here(worker: Worker, snapshot: Snapshot) -> bool:
+    """Whether the row itself says that this database's orchestrator asked for the pod.
+
+    A copy of another database has rows that name the pods of that database. A list shows whose they are; without a
+    list, only a row that this database has marked may lead to its pod.
+    """
+    known = snapshot.database_id is not None and worker.metadata.get(DATABASE) == snapshot.database_id
+    return worker.pod_id is None or known
 
 
 _STEPS = {State.SPAWNING: _spawning, State.ACTIVE: _ready, State.IDLE: _ready, State.TERMINATING: _terminating}

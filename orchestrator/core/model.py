@@ -14,6 +14,7 @@ from orchestrator.core.hearing import Hearing
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
+DATABASE = "database_id"  # in a row's metadata: the database whose orchestrator asked for its pod
 LACKS = "lacks"  # in a row's metadata: a type of task that its release has no handler for, and the leader's has
 DELETES = "deletes"  # in a row's metadata: how often its pod's deletion was asked for, from the second time on
 UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod

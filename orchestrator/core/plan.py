@@ -14,26 +14,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling
-from orchestrator.core.actions import Action, Adopt, Bury, Plan, Readdress, Settle, Spawn, Terminate, Verdict, Wait
+from orchestrator.core.actions import (
+    Action,
+    Adopt,
+    Bury,
+    Climb,
+    Create,
+    Plan,
+    Readdress,
+    Rescue,
+    Settle,
+    Spawn,
+    Terminate,
+    Verdict,
+    Wait,
+)
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import FAILURES, State
 
 ROWS_PER_TICK = 30  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
+# A create whose reply is lost is found only by a list, and a bring-up reads its pod from one.
+NEED_A_LIST = (Spawn, Create, Climb)
 WRITTEN = (Adopt, Bury, Readdress, Settle, Spawn, Terminate, Wait)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """What to do now. With no list of pods, only what does not depend on the provider."""
+    """Decide what to do now. Without a pod list: deadlines, budgets, idle timeouts and operator requests only."""
     if snapshot.pods is None:
-        return Plan(tuple(rescue.plan(snapshot, policy)), tuple(_undecided(snapshot, policy)))
+        snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists prove nothing about the present
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
     verdicts = []
-    late = (f"judged by an old list: no list of pods since ({snapshot.unlisted})",) if snapshot.unlisted else ()
+    late = _without_a_list(snapshot)
     for changes, verdict in sizes(snapshot, policy, actions):
         actions += changes
         verdicts.append(replace(verdict, blocked=(*verdict.blocked, *late)))
+    if snapshot.pods is None:
+        # The first list is under way for a few seconds: it may show pods to adopt before their deadlines are judged.
+        failed = snapshot.unlisted is not None
+        actions = [a for a in actions if isinstance(a, Rescue) or (failed and not isinstance(a, NEED_A_LIST))]
     return Plan(tuple(_bounded(actions)), tuple(verdicts))
 
 
@@ -50,12 +70,11 @@ def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list
     return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
 
 
-def _undecided(snapshot: Snapshot, policy: Policy) -> Iterable[Verdict]:
-    """That nothing is decided about pods is a decision too: each pool stays as it is."""
-    for pool in policy.pools:
-        here = [w for w in snapshot.workers if w.pool == pool.name and w.state is not State.TERMINATING]
-        why = f"nobody comes or goes: no list of pods from the provider ({snapshot.unlisted or 'none came yet'})"
-        yield Verdict(pool.name, f"unchanged = {len(here)}", len(here), {"live": len(here)}, (why,))
+def _without_a_list(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return what the decision says about a pod list that is missing or old."""
+    if snapshot.pods is None:
+        return (f"no pod is created: no list of pods from the provider ({snapshot.unlisted or 'none came yet'})",)
+    return (f"judged by an old list: no list of pods since ({snapshot.unlisted})",) if snapshot.unlisted else ()
 
 
 def in_transition(snapshot: Snapshot) -> bool:

@@ -223,15 +223,6 @@ def test_who_is_free_stays_for_what_a_lost_worker_ran() -> None:
     assert ended(healthy) == ["gpu-2"]
 
 
-def test_nothing_that_needs_the_provider_happens_without_its_list() -> None:
-    """No list of pods means unknown, not empty: no spawn, no end, only the rescue of tasks."""
-    seen = replace(snapshot(busy("gpu-1", last_heartbeat=ago(900)), claimable=50, expired_leases=1), pods=None)
-    made = plan(replace(seen, unlisted="502 from the provider"), policy())
-    assert [type(a).__name__ for a in made.actions] == ["Rescue"]
-    assert made.verdicts[0].target == 1
-    assert "502 from the provider" in made.verdicts[0].blocked[0]
-
-
 def test_planning_is_deterministic() -> None:
     """The same snapshot and policy give the same plan."""
     seen = snapshot(idle("gpu-2", 700), busy("gpu-1"), spawning("gpu-3"), claimable=40, running=1)
