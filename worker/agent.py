@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 BATCH_S = 2.0  # after a claim of several: what has not begun by then is handed back
 EMPTY_PAUSE_S = 0.2  # after an empty answer that came at once; doubles up to EMPTY_PAUSE_MAX_S
 EMPTY_PAUSE_MAX_S = 2.0
+UNSERVED_PAUSE_S = 30.0  # before the next claim of a pod that could not wait for a service any longer
+REASON_CHARS = 1_000
 CRASHED = 1
 
 
@@ -207,8 +209,20 @@ class Agent:
             outcome = cancelled("before it began")
         else:
             outcome = self._runner.run(held)
-        if outcome.kind != "stopped":
+        if outcome.kind == "unserved":
+            self._hand_back(held, outcome.why)
+        elif outcome.kind != "stopped":
             self._reports.add(held, outcome)
+
+    def _hand_back(self, held: Held, why: str) -> None:
+        """Release a task that an outage kept this pod from finishing: the attempt does not count."""
+        args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": why[:REASON_CHARS]}
+        with contextlib.suppress(Refused):  # it has been logged, and the lease runs out
+            self._reports.until_answered(protocol.RELEASE, args, held)
+        if not self.life.ending:
+            self._journal.log("task_unserved", task=held.id, attempt=held.attempt, why=why)
+            self.life.let_go(held)
+            self.life.pause(UNSERVED_PAUSE_S)
 
     def _farewell(self) -> None:
         """Hand back what is still held, so that another worker can have it at once."""

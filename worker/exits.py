@@ -14,7 +14,10 @@ SHELL_SIGNAL = 128  # a shell's exit status for a child that a signal ended is t
 
 
 class Outcome:
-    """The end of one attempt: a result, a failure, or neither (`dropped`: fenced; `stopped`: to be handed back)."""
+    """The end of one attempt: a result, a failure, or neither.
+
+    `dropped`: fenced. `stopped`: to be handed back. `unserved`: to be handed back, because a service was away too long.
+    """
 
     def __init__(
         self,
@@ -23,8 +26,10 @@ class Outcome:
         location: str | None = None,
         result: dict[str, Any] | None = None,
         failure: dict[str, Any] | None = None,
+        why: str = "",
     ) -> None:
-        self.kind = kind  # done | failed | dropped | stopped
+        self.kind = kind  # done | failed | dropped | stopped | unserved
+        self.why = why
         self.location = location
         self.result = result
         self.failure = failure

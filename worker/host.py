@@ -155,6 +155,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "traceback": text[-TRACEBACK_CHARS:],
         "retryable": bool(getattr(error, "retryable", True)),
         "point": "Completion" if isinstance(error, TransferError) else "Processing",
+        "outage": isinstance(error, TransferError) and error.outage,
     }
 
 

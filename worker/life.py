@@ -31,6 +31,7 @@ class Held:
         self.progress: dict[str, Any] | None = None
         self.cancelled = False
         self.fenced = False
+        self.store_away = False  # its end could not be delivered, because the store does not answer the orchestrator
 
     @property
     def unwanted(self) -> bool:

@@ -64,6 +64,9 @@ EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled"
 # Failure codes that both sides of a completion know.
 OUTPUT_MISSING = "OUTPUT_MISSING"  # point Completion: the store does not have what was reported
 
+# With HTTP 503, from the gateway: the store does not answer, so nobody knows whether the output is there. Ask again.
+OUTPUT_UNKNOWN = "OUTPUT_UNKNOWN"
+
 # Log streams of one launch, append-only files in <run dir>/logs/<stream>.log; heartbeats report {stream: bytes}.
 STREAMS = ("agent", "handler", "system")
 

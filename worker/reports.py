@@ -12,7 +12,8 @@ import time
 from . import protocol
 from .exits import cancelled, failed
 from .http1 import Unreachable
-from .rpc import AGAIN_S, CALL_S, NotYet, Refused, Rpc, backoff_s
+from .rpc import AGAIN_S, CALL_S, NotYet, Refused, Rpc, StoreAway, backoff_s
+from .waits import STORE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,15 +87,14 @@ class Reports:
                     return None
             try:
                 return self._rpc.call(function, args, deadline_s=FAREWELL_CALL_S if farewell else CALL_S)
-            except NotYet:
+            except NotYet as error:
                 tries += 1
+                self._say_undelivered(held, tries, error)
                 self._life.pause(min(backoff_s(tries), AGAIN_S))
             except Unreachable as error:
                 tries += 1
                 self._journal.log("call_unanswered", function=function, tries=tries, why=str(error))
-                if held:  # seen by whoever asks how far the task is, and no standstill
-                    why = self._journal.clean(str(error), limit=PROGRESS_CHARS)
-                    held.progress = {"fraction": 1.0, "message": f"ended, and not yet heard: try {tries}: {why}"}
+                self._say_undelivered(held, tries, error)
                 self._life.pause(min(backoff_s(tries), 0.5 if farewell else 8.0))
             except Refused as error:
                 self.refused(function, error)
@@ -102,6 +102,18 @@ class Reports:
                     raise
                 self._life.pause(backoff_s(tries := tries + 1))
         return None
+
+    def _say_undelivered(self, held: Held | None, tries: int, error: Exception) -> None:
+        """Say in the progress that the task has ended: each try is a sign of life, and no standstill."""
+        if held is None:
+            return
+        why = self._journal.clean(str(error), limit=PROGRESS_CHARS)
+        held.progress = {"fraction": 1.0, "message": f"ended, and not yet heard: try {tries}: {why}"}
+        held.store_away = isinstance(error, StoreAway)
+        if held.store_away:
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            before = self._life.health.get(STORE) or {}
+            self._life.health[STORE] = {"since": before.get("since", now), "why": why}
 
     def refused(self, function: str, error: Refused) -> None:
         """Note a refusal; one that holds for ever ends the agent."""
@@ -149,6 +161,9 @@ class Reports:
                 self._journal.log("task_dropped", **_about(held, outcome))
             else:
                 self._undelivered(held, outcome)
+                return
+        finally:
+            self._life.health.pop(STORE, None)
         self._life.let_go(held)
 
     def _heard(self, held: Held, outcome: Outcome, said: str | None) -> None:
@@ -158,7 +173,8 @@ class Reports:
 
     def _undelivered(self, held: Held, outcome: Outcome) -> None:
         self._journal.log("task_undelivered", **_about(held, outcome), why=self._life.ending)
-        self._life.let_go(held)  # not handed back: its lease runs out
+        if not held.store_away or self._life.forsaken:  # otherwise the farewell hands it back, and nothing is counted
+            self._life.let_go(held)  # its lease runs out
 
     def _deliver(self, held: Held, outcome: Outcome) -> dict[str, Any] | None:
         """The answer to the task's end; a result that is not taken is a failure instead. Raises Refused."""

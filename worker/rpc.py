@@ -35,6 +35,10 @@ class NotYet(Unreachable):
     """Heard, and nothing is done yet: the orchestrator must look first. Ask the same again soon."""
 
 
+class StoreAway(Unreachable):
+    """Heard, and the store does not answer the orchestrator: it cannot say whether the output is there. Ask again."""
+
+
 class Rpc:
     """One thread's line to the orchestrator."""
 
@@ -77,8 +81,12 @@ class Rpc:
         if final or (status in REFUSALS and code):
             self._life.heard()
             raise Refused(code, str(answer.get("message") or ""))
+        why = f"HTTP {status} {code}: {answer.get('message')}"
+        if code == protocol.OUTPUT_UNKNOWN:
+            self._life.heard()
+            raise StoreAway(why)
         self._life.unheard()
-        raise Unreachable(f"HTTP {status} {code}: {answer.get('message')}")
+        raise Unreachable(why)
 
     def close(self) -> None:
         self._connection.close()

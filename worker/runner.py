@@ -17,6 +17,7 @@ from .exits import Outcome, failed
 from .http1 import Interrupted, Unreachable
 from .rpc import AGAIN_S, NotYet, Refused, Rpc
 from .usercode import unpack
+from .waits import Waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,12 +103,18 @@ class Runner:
         child.send({
             "op": "run", "handler": handler, "task": held.task, "dir": folder, "patience_s": self._config.deadman_s,
         })  # fmt: skip
-        message, outcome = self._attend(child, held, time.monotonic() + timeout_s, timeout_s)
+        waits = Waits(held, self._life, self._journal)
+        try:
+            message, outcome = self._attend(child, held, waits, timeout_s)
+        finally:
+            waits.end()
         if outcome is not None:
             child.end(KILL_CANCELLED_S if held.cancelled else KILL_GRACE_S)
             return outcome
         if message and message["op"] == "done":
             return Outcome("done", location=message["output_location"], result=message["result_data"])
+        if message and message.get("outage"):
+            return Outcome("unserved", why=message["message"])
         status = child.end() if message is None else message.get("status")
         log, kills_now = self._log_since(log_from), exits.oom_kills(self._config.system_root)
         fresh_kills = None if kills is None or kills_now is None else kills_now - kills
@@ -124,29 +131,41 @@ class Runner:
         )  # fmt: skip
 
     def _attend(
-        self, child: Child, held: Held, deadline: float, timeout_s: float
+        self, child: Child, held: Held, waits: Waits, timeout_s: float
     ) -> tuple[dict[str, Any] | None, Outcome | None]:
-        """Serve the child until its last message (None: it died), or until the attempt must end (the outcome)."""
+        """Serve the child until its last message (None: it died), or until the attempt must end (the outcome).
+
+        What it waits for outside the pod does not count towards `timeout_s`.
+        """
+        began = time.monotonic()
         while True:
+            left_s = began + timeout_s + waits.stood_s() - time.monotonic()
             if held.fenced:
                 return None, Outcome("dropped")
             if self._life.ending:
                 return None, Outcome("stopped")
             if held.cancelled:
                 return None, exits.cancelled("on request")
-            if time.monotonic() >= deadline:
+            if left_s <= 0:
                 return None, failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
-            for message in child.receive(min(POLL_S, deadline - time.monotonic(), self._beside()), self._life):
-                if message["op"] == "progress":
-                    if message["task"] != held.id:
-                        continue  # a thread that an earlier task left behind
-                    held.progress = self._progress(message)
+            for message in child.receive(min(POLL_S, left_s, self._beside()), self._life):
+                if message["op"] in {"progress", "service"}:
+                    self._note(message, held, waits)
                 elif message["op"] == "grants":
                     child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
                 else:
                     return message, None
             if child.closed:
                 return None, None
+
+    def _note(self, message: dict[str, Any], held: Held, waits: Waits) -> None:
+        """Take in what the child says of its progress or of its transfers."""
+        if message["task"] != held.id:
+            return  # a thread that an earlier task left behind
+        if message["op"] == "service":
+            waits.told(message)
+        else:
+            waits.progressed(self._progress(message))
 
     def _progress(self, message: dict[str, Any]) -> dict[str, Any]:
         text = message["message"]

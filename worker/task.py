@@ -30,7 +30,7 @@ class Task:
         self.dir = Path(request["dir"])  # the current directory too; removed afterwards
         self.cancelled = False
         self.outputs: list[dict[str, Any]] = []  # what was uploaded: name, location, bytes
-        self._door = transfers.Door(channel, patience_s=request["patience_s"])
+        self._door = transfers.Door(channel, self.id, self.dir, patience_s=request["patience_s"])
         self._prefix: str = given["output_prefix"]
         self.dependencies = [Dependency(one, self) for one in given.get("dependencies") or ()]
         self._channel = channel

@@ -45,6 +45,8 @@ class Orchestrator:
             str
         ] = []  # act on the next call to each, but cut the connection instead of answering
         self.break_uploads = 0  # answer that many PUTs with a 503
+        self.store_says: tuple[int, str] | None = None  # answer every PUT and GET with this status and S3 code
+        self.store_asked = 0  # PUTs and GETs
         self.granted: dict[int, list[dict[str, Any]]] = {}  # by claim number
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
@@ -253,6 +255,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self._body()
+        if self._store_is_down():
+            return
         if self.orchestrator.break_uploads:
             self.orchestrator.break_uploads -= 1
             self._reply(503, {"Code": "SlowDown"})
@@ -260,7 +264,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.orchestrator.objects[self._key()] = body
         self._reply(200, {}, ETag=f'"{hashlib.md5(body).hexdigest()}"')  # noqa: S324 what S3 does
 
+    def _store_is_down(self) -> bool:
+        orchestrator = self.orchestrator
+        with orchestrator.changed:
+            orchestrator.store_asked += 1
+            orchestrator.changed.notify_all()
+        if orchestrator.store_says is None:
+            return False
+        status, code = orchestrator.store_says
+        self._reply(status, {"Code": code})
+        return True
+
     def do_GET(self) -> None:
+        if self._store_is_down():
+            return
         body = self.orchestrator.objects.get(self._key())
         if body is None:
             self._reply(404, {"Code": "NoSuchKey"})
