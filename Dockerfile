@@ -1,5 +1,6 @@
 # The orchestrator alone: no GPU, no handlers' libraries. Build context is the repository.
-FROM python:3.12-slim
+# The digest is that of the multi-platform index in docker-library/repo-info (repos/python/remote/3.12-slim.md).
+FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PYTHONPATH=/app
 WORKDIR /app

@@ -93,7 +93,7 @@ def test_the_agent_imports_nothing_but_the_standard_library(path: Path) -> None:
     assert imported - set(sys.stdlib_module_names) <= {"worker"}
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, "requirements-lock.txt"])
 def test_locked_requirements_are_hashed_and_name_no_place(name: str) -> None:
     """Every requirement is exact and hashed; no index, host or path stands in the file."""
     text = (ROOT / name).read_text()
