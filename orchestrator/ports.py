@@ -54,6 +54,10 @@ class DatabaseAuth(BadToken):
     """The database, or the door in front of it, refuses the key that we have, or the role that we call as."""
 
 
+class TooManyConnections(Unavailable):
+    """The database, or the pooler in front of it, has no connection left: it will, once other clients close theirs."""
+
+
 class SchemaMismatch(PortError):
     """The database lacks a function this version calls, or is newer than this version."""
 

@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 from orchestrator.adapters.arguments import check_names, plain
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
-from orchestrator.ports import DatabaseAuth, PortError, Unavailable
+from orchestrator.ports import DatabaseAuth, PortError, TooManyConnections, Unavailable
 
 CHANNELS = (TASKS, FLEET, ASKS)
 ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
@@ -56,7 +56,9 @@ BROKEN = (None, "57P01", "57P02")  # the connection is gone: cut, or ended by a 
 CLAIMS = "the claims"  # no argument can have this name
 ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
 CONNECT_TIMEOUT_S = 10
-PASSING = ("starting up", "shutting down", "recovery mode", "too many", "remaining connection slots")  # not about us
+PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")  # the refusal is not about us
+# What PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer say when they have no connection left.
+FULL = ("too many", "remaining connection slots", "max clients", "max client connections", "no more connections allowed")
 RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
 POOL_SHARE = 0.9  # of a call's time; what is left is for asking why the pool has no connection
 HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
@@ -163,8 +165,8 @@ class PostgresDb:
             knocking = self._knocking = asyncio.create_task(_heard(self._conninfo), name="database_knock")
         await asyncio.wait({knocking}, timeout=limit.left_s)
         why = knocking.result() if knocking.done() else None
-        if isinstance(why, DatabaseAuth):
-            return DatabaseAuth(f"{function}: {why}")
+        if isinstance(why, DatabaseAuth | TooManyConnections):
+            return type(why)(f"{function}: {why}")
         said = f": {why}" if why else ""
         return Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s{said}")
 
@@ -213,11 +215,16 @@ class PostgresDb:
 
 
 async def knock(url: str) -> None:
-    """Connect once: a pool would try for its whole timeout, and then not say why. Raises Unavailable, DatabaseAuth."""
+    """Connect once: a pool would try for its whole timeout, and then not say why.
+
+    Raises Unavailable, TooManyConnections or DatabaseAuth.
+    """
     try:
         connection = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S)
     except psycopg.Error as error:
         text = " ".join(str(error).split())
+        if any(words in text.lower() for words in FULL):
+            raise TooManyConnections(f"no connection left: {text}") from None
         if "FATAL:" in text and not any(word in text for word in PASSING):
             raise DatabaseAuth(f"{text}; fix: {HOW}") from None
         raise Unavailable(text) from None

@@ -30,6 +30,12 @@ NO_DATABASE = Kind(
 )
 OLD_SCHEMA = Kind("E011", 4, "the database's schema is not this version's", "python -m orchestrator migrate")
 DATABASE_AUTH = Kind("E012", 4, "the database refuses us", 'psql "$DATABASE_URL" -c "select current_user"')
+CONNECTION_LIMIT = Kind(
+    "E013",
+    1,
+    "the database has no connection left",
+    "wait for the old process to end, stop other clients, or raise the pool size (Supabase: Settings, Database)",
+)
 PROVIDER_AUTH = Kind("E020", 4, "RunPod refuses the API key", "set RUNPOD_API_KEY to a key that may manage pods")
 NO_PROVIDER = Kind("E021", 1, "RunPod does not answer", 'curl -i "${RUNPOD_API_BASE_URL:-https://api.runpod.io}"')
 NO_BUCKET = Kind("E030", 1, "the log bucket does not answer", "check S3_ENDPOINT_URL, S3_BUCKET and the AWS_… keys")
@@ -83,6 +89,7 @@ _KIND_OF: tuple[tuple[type[ports.PortError], Kind], ...] = (
     (ports.BadArgument, BAD_ARGUMENT),
     (ports.NotFound, LOG_OBJECT_GONE),
     (ports.UnknownWorker, NO_WORKER),
+    (ports.TooManyConnections, CONNECTION_LIMIT),
     (ports.Unavailable, NO_DATABASE),
 )
 
