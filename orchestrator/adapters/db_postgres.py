@@ -58,7 +58,7 @@ ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jw
 CONNECT_TIMEOUT_S = 10
 PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")  # the refusal is not about us
 # What PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer say when they have no connection left.
-FULL = ("too many", "remaining connection slots", "max clients", "max client connections", "no more connections allowed")
+FULL = ("too many", "remaining connection slots", "max clients", "max client conn", "no more connections")
 RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
 POOL_SHARE = 0.9  # of a call's time; what is left is for asking why the pool has no connection
 HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
