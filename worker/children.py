@@ -52,8 +52,9 @@ class Child:
         finally:
             theirs.close()
         self.pid = self._process.pid
-        os.makedirs(run.at("sessions"), exist_ok=True)
-        run.write(os.path.join("sessions", str(self.pid)), processes.start_time(self.pid) or "")
+        with contextlib.suppress(OSError):  # on a full disk the mark in its environment still tells whose it is
+            os.makedirs(run.at("sessions"), exist_ok=True)
+            run.write(os.path.join("sessions", str(self.pid)), processes.start_time(self.pid) or "")
 
     def send(self, message: dict[str, Any]) -> None:
         """Say something; a child that no longer listens is noticed by `receive`."""
@@ -108,6 +109,6 @@ class Child:
             self._process.wait(EXIT_WAIT_S)
         self._socket.close()
         self.closed = True
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(self._run.at("sessions", str(self.pid)))
         return status

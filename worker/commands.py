@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import threading
+
+from .output import OUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def argv(command: str) -> list[str]:
 def _copy(source: IO[bytes], last: list[bytes]) -> None:
     """Standard output line by line into the log, remembering the last line."""
     for line in iter(lambda: source.readline(LAST_LINE_BYTES), b""):
-        os.write(sys.stdout.fileno(), line)
+        OUT.write(line)  # never raises: a pipe that nobody drains would block the command for good
         if line.strip():
             last[:] = [line]
 

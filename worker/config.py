@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -74,7 +75,12 @@ class RunDir:
     def write(self, name: str, content: str) -> None:
         """Write a file whole, 0600: a reader finds all of it or none."""
         path = self.at(name)
-        fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.replace(f"{path}.tmp", path)
+        try:
+            fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(content)
+            os.replace(f"{path}.tmp", path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{path}.tmp")
+            raise

@@ -100,5 +100,5 @@ def _lease(task_id: str, attempt: int, progress: dict[str, Any] | None) -> dict[
 def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
-    except FileNotFoundError:
+    except OSError:  # removed, or unreadable: a heartbeat is worth more than a size
         return 0

@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 
-from . import processes
+from . import output, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Channel:
 def serve(fd: int) -> int:
     """Run what the agent asks for, one after the other; returns when told to end."""
     host = os.getpid()
+    output.take_over()
     channel, terminate = Channel(socket.socket(fileno=fd)), threading.Event()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write(OOM_SCORE)
@@ -133,7 +134,7 @@ def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) 
         sys.stderr.flush()
         os.chdir("/")
     note(f"task {task.id} attempt {task.attempt} ends: {last['op']}")
-    return last
+    return {**last, "dropped_bytes": output.take_dropped()}
 
 
 def _function(handler: str) -> Any:
@@ -161,4 +162,4 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """A line of our own in handler.log."""
-    os.write(2, f"--- {text}\n".encode("utf-8", "replace"))
+    output.ERR.write(f"--- {text}\n".encode("utf-8", "replace"))

@@ -24,6 +24,7 @@ class Journal:
     def __init__(self, path: str, secrets: Iterable[str]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._lost = 0  # lines that a full disk did not take, told by the next one that it takes
+        self._end_of_torn = b""  # ends a line of which the disk took only the beginning
         self._secrets = sorted({text for text in secrets if len(text) >= MIN_SECRET}, key=len, reverse=True)
 
     def log(self, event: str, **facts: Any) -> None:
@@ -32,11 +33,16 @@ class Journal:
         if self._lost:
             facts["lines_lost"] = self._lost
         line = json.dumps({"at": at, "event": event, **facts}, default=str)
+        data = self._end_of_torn + self.clean(line, limit=MAX_LINE).encode() + b"\n"
         try:
-            os.write(self._fd, self.clean(line, limit=MAX_LINE).encode() + b"\n")
-            self._lost = 0
+            taken = os.write(self._fd, data)
         except OSError:
+            taken = 0
+        if taken == len(data):
+            self._lost, self._end_of_torn = 0, b""
+        else:
             self._lost += 1  # an agent that cannot write its log can still save the work
+            self._end_of_torn = b"\n" if taken else self._end_of_torn
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
         """The text without configured secrets, NULs and lone surrogates, its middle left out beyond `limit`."""

@@ -98,7 +98,7 @@ class Runner:
         return child
 
     def _attempt(self, child: Child, held: Held, handler: str, folder: str) -> Outcome:
-        log_from, kills = os.path.getsize(self._run.log("handler")), exits.oom_kills(self._config.system_root)
+        log_from, kills = self._log_bytes(), exits.oom_kills(self._config.system_root)
         timeout_s = float(held.task.get("timeout_s") or self._config.default_timeout_s)
         child.send({
             "op": "run", "handler": handler, "task": held.task, "dir": folder, "patience_s": self._config.deadman_s,
@@ -111,6 +111,7 @@ class Runner:
         if outcome is not None:
             child.end(KILL_CANCELLED_S if held.cancelled else KILL_GRACE_S)
             return outcome
+        self._note_dropped(held, message or {})
         if message and message["op"] == "done":
             return Outcome("done", location=message["output_location"], result=message["result_data"])
         if message and message.get("outage"):
@@ -184,7 +185,23 @@ class Runner:
             return {"error": str(error), "final": True}
         return {"items": answer.get("items") or [], "refused": answer.get("refused") or []}
 
+    def _note_dropped(self, held: Held, message: dict[str, Any]) -> None:
+        """Declare output that a full disk did not take: in the log, and in each heartbeat from then on."""
+        dropped = message.get("dropped_bytes")
+        if dropped:
+            self._life.health["output_dropped_bytes"] = self._life.health.get("output_dropped_bytes", 0) + dropped
+            self._journal.log("output_dropped", task=held.id, attempt=held.attempt, bytes=dropped)
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.path.getsize(self._run.log("handler"))
+        except OSError:  # the handler removed it
+            return 0
+
     def _log_since(self, offset: int) -> str:
-        with open(self._run.log("handler"), "rb") as file:
-            file.seek(max(offset, os.path.getsize(self._run.log("handler")) - LOG_TAIL_BYTES))
-            return file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
+        try:
+            with open(self._run.log("handler"), "rb") as file:
+                file.seek(max(offset, self._log_bytes() - LOG_TAIL_BYTES))
+                return file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""

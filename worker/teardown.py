@@ -49,7 +49,7 @@ def probe(run_dir: str) -> int:
     run = RunDir(run_dir)
     line = running(run)
     done = None
-    with contextlib.suppress(FileNotFoundError, ValueError), open(run.at(DONE_FILE), encoding="utf-8") as file:
+    with contextlib.suppress(OSError, ValueError), open(run.at(DONE_FILE), encoding="utf-8") as file:
         done = json.load(file)
     print(json.dumps({"alive": line is not None, **(line or {}), "done": done}))
     return 0 if line else 1
@@ -58,10 +58,18 @@ def probe(run_dir: str) -> int:
 def _sessions(run: RunDir) -> list[int]:
     """Sessions of handlers that the agent noted, unless their number has been given to another process since."""
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(run.at("sessions")):
+    try:
+        names = os.listdir(run.at("sessions"))
+    except OSError:
+        return []
+    for name in names:
+        if not name.isdigit():
+            continue  # what a write that a full disk cut short has left behind
+        try:
             with open(run.at("sessions", name), encoding="utf-8") as file:
                 started = file.read() or None
-            if processes.start_time(int(name)) in {None, started}:
-                found.append(int(name))
+        except OSError:
+            continue
+        if processes.start_time(int(name)) in {None, started}:
+            found.append(int(name))
     return found

@@ -17,15 +17,15 @@ def unpack(code_dir: str, sha: str | None) -> str | None:
     import zipfile  # noqa: PLC0415
 
     fresh = tempfile.mkdtemp(prefix="unpacking-", dir=code_dir)
-    with zipfile.ZipFile(os.path.join(code_dir, f"user-{sha}.zip")) as archive:
-        for entry in archive.infolist():
-            path = archive.extract(entry, fresh)
-            if entry.external_attr >> 16 & 0o111 and not entry.is_dir():
-                os.chmod(path, 0o755)  # noqa: S103 zipfile forgets it, and a cmd: handler must stay executable
     try:
+        with zipfile.ZipFile(os.path.join(code_dir, f"user-{sha}.zip")) as archive:
+            for entry in archive.infolist():
+                path = archive.extract(entry, fresh)
+                if entry.external_attr >> 16 & 0o111 and not entry.is_dir():
+                    os.chmod(path, 0o755)  # noqa: S103 zipfile forgets it, and a cmd: handler must stay executable
         os.rename(fresh, target)
     except OSError:
-        shutil.rmtree(fresh)
+        shutil.rmtree(fresh, ignore_errors=True)  # half of it on a full disk is room that others need
         if not os.path.isdir(target):  # otherwise another process was quicker
             raise
     return target
