@@ -12,6 +12,7 @@ from orchestrator.cli_render import Output, ago, octets, plain, span
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import is_live
 from orchestrator.diagnostics.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
+from orchestrator.log_generations import launch_of
 from orchestrator.ports import NotFound, PortError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Reader:
         first, last = attempt["log_first"] or 0, attempt["log_last"]
         self._pieces = await self._ledger()
         for piece in self._pieces:
-            mine = piece["boot_id"] == attempt["nonce"] and piece["stream"] == stream
+            mine = launch_of(piece["boot_id"]) == attempt["nonce"] and piece["stream"] == stream
             begin, end = max(first, piece["first"]), min(last or sys.maxsize, piece["last"] or sys.maxsize)
             if not mine or begin >= end or own.over:
                 continue

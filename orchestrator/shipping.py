@@ -8,6 +8,9 @@ what the next piece is, and a piece's row is written before its upload:
 A crash in between leaves a begun piece, which the next shipment finishes first: from S3 if it had arrived, else from
 the pod, the same range with the same sha256. What went with its host is declared lost, with what is known of its size.
 
+A file that shrank, or whose last bytes are no longer those that were read, begins a new generation
+(log_generations.py): what the old one still held is declared lost, and the new one is shipped from its beginning.
+
 A file only grows, and a worker may live for weeks: what has been in S3 for a while becomes a hole, so that the offsets
 stay and the pod's disk does not fill. Where the pod or its file system cannot do that, the file stays as it is.
 """
@@ -26,6 +29,7 @@ import structlog
 from orchestrator import launch, remote
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
+from orchestrator.log_generations import following, launch_of
 from orchestrator.ports import BlobRefused, Blobs, Lines, LogRange, NotFound, PortError, Session, Store, Unavailable
 from worker.protocol import STREAMS
 
@@ -39,6 +43,7 @@ SHIP_CONNECT_S = 5.0  # … and before, when it comes in a few seconds and what 
 READ_TIMEOUT_S = 30.0
 STOP_GRACE_S = 5.0  # for an agent to give up what it holds; the tasks had the drain before
 LAST_PASSES = 8  # over files that nobody should be writing to any more
+TAIL_BYTES = 256  # of the last piece, read again with the next one: a file that was replaced shows other bytes
 LAUNCHES = 100  # directories looked at on one pod, in case somebody makes more
 log = structlog.get_logger()
 
@@ -53,6 +58,7 @@ class _End:
     cut: int = 0  # where the hole at the file's beginning was last to end
     begun: LogRange | None = None  # a piece without proof of arrival
     closed: bool = False  # declared lost to the end
+    tail: bytes = b""  # what the file held before `last`, as far as this process has read it
 
 
 @dataclass(slots=True)
@@ -66,10 +72,15 @@ class _Ledger:
     @property
     def unfinished(self) -> set[str]:
         """Launches with a piece that has begun, whether or not the pod still shows them."""
-        return {boot_id for (boot_id, _), end in self.ends.items() if end.begun is not None}
+        return {launch_of(boot_id) for (boot_id, _), end in self.ends.items() if end.begun is not None}
 
     def end(self, boot_id: str, stream: str) -> _End:
         return self.ends.setdefault((boot_id, stream), _End())
+
+    def generations(self, launch_id: str, stream: str) -> list[str]:
+        """The names under which a stream of a launch is known, oldest first; at least the launch's own."""
+        known = {name for name, its_stream in self.ends if its_stream == stream and launch_of(name) == launch_id}
+        return sorted(known | {launch_id})
 
 
 class Shipper:
@@ -108,17 +119,53 @@ class Shipper:
             for boot_id in sorted(ledger.launches | ledger.unfinished | _present(worker)):
                 sizes = await self._sizes(worker, boot_id)
                 for stream in STREAMS:
-                    end, size = ledger.end(boot_id, stream), sizes.get(f"{stream}.log", 0)
-                    if end.begun is not None:
-                        shipped += await self._complete(term, worker, end, end.begun)
-                    if size > end.last and not end.closed:
-                        shipped += await self._stream(term, worker, boot_id, stream, size)
-                    if end.shipped - NEAR_BYTES - end.cut >= CUT_BYTES:
-                        await self._cut(worker, boot_id, stream, end)
+                    shipped += await self._ship_stream(term, worker, boot_id, stream, sizes.get(f"{stream}.log", 0))
         except BaseException:  # cancellation too
             self._ledgers.pop(worker.id, None)  # how far it got stands in the database
             raise
         return shipped
+
+    async def _ship_stream(self, term: int, worker: Worker, launch_id: str, stream: str, size: int) -> int:
+        """One file, in its newest generation; the bytes that are proven in S3 by this call."""
+        ledger, shipped = self._ledgers[worker.id], 0
+        *_, name = ledger.generations(launch_id, stream)
+        end = ledger.end(name, stream)
+        if end.begun is not None:
+            shipped += await self._complete(term, worker, end, end.begun)
+        if not end.closed and await self._begins_anew(worker, launch_id, stream, end, size):
+            log.warning("log_restarted", worker=worker.id, stream=stream, shipped=end.shipped, size=size)
+            name = following(name)
+            end = ledger.end(name, stream)
+        if size > end.last and not end.closed:
+            shipped += await self._stream(term, worker, name, stream, size)
+        await self._close_earlier(term, worker, launch_id, stream, size)
+        if end.shipped - NEAR_BYTES - end.cut >= CUT_BYTES:
+            await self._cut(worker, launch_id, stream, end)
+        return shipped
+
+    async def _begins_anew(self, worker: Worker, launch_id: str, stream: str, end: _End, size: int) -> bool:
+        """Whether the file is no longer the one that was read before.
+
+        An empty one waits for its first bytes: they show in the ledger that the old one is over. At the end it counts.
+        """
+        if size < end.last:
+            return size > 0 or worker.state is State.TERMINATING
+        if size == end.last or not end.tail:
+            return False
+        before = await self._read(worker, launch_id, stream, end.last - len(end.tail), end.last)
+        return before != end.tail
+
+    async def _close_earlier(self, term: int, worker: Worker, launch_id: str, stream: str, size: int) -> None:
+        """Declare what earlier generations still held: in the ledger a later one shows that they are over."""
+        ledger = self._ledgers[worker.id]
+        told = worker.log_bytes.get(launch_id, {}).get(stream) or 0
+        for name in ledger.generations(launch_id, stream)[:-1]:
+            end = ledger.end(name, stream)
+            if not end.closed:
+                known = told if told > size else None  # a size that the present file has not reached was the old one's
+                why = f"the file was truncated or replaced on the pod; its size was {known or 'not'} known"
+                await self._declare_stream(term, worker.id, (name, stream), end, known, why)
+                end.closed, end.begun = True, None
 
     async def _stream(self, term: int, worker: Worker, boot_id: str, stream: str, size: int) -> int:
         end = self._ledgers[worker.id].end(boot_id, stream)
@@ -128,6 +175,7 @@ class Shipper:
             content = await self._read(worker, boot_id, stream, first, last)
             if len(content) != last - first:
                 raise Unavailable(f"{stream}.log gave {len(content)} of the bytes {first} to {last}")
+            end.tail = content[-TAIL_BYTES:]
             digest, packed = await asyncio.to_thread(_packed, content)
             key = f"logs/{worker.id}/{boot_id}/{stream}/{end.seq:08d}-{first}-{last}.log.gz"
             piece = LogRange(worker.id, boot_id, stream, end.seq, first, last, digest, key)
@@ -204,7 +252,9 @@ class Shipper:
         ledger, left = await self._ledger(term, worker.id), 0
         for boot_id in await self._launches(worker):
             sizes = await self._sizes(worker, boot_id)
-            left += sum(sizes.get(f"{name}.log", 0) - ledger.end(boot_id, name).shipped for name in STREAMS)
+            for stream in STREAMS:
+                *_, newest = ledger.generations(boot_id, stream)
+                left += max(0, sizes.get(f"{stream}.log", 0) - ledger.end(newest, stream).shipped)
         waiting_for = {"waiting_for": f"the last {left} bytes of its logs to reach S3"}
         await self._store.move(
             term, worker.id, from_states=[State.TERMINATING], reason="its agent was stopped", fields=waiting_for
@@ -227,14 +277,14 @@ class Shipper:
             for stream in STREAMS:
                 end = ledger.end(boot_id, stream)
                 if not end.closed:
-                    told = worker.log_bytes.get(boot_id, {}).get(stream)
-                    await self._declare_stream(term, worker.id, (boot_id, stream), end, told)
+                    told = worker.log_bytes.get(launch_of(boot_id), {}).get(stream)
+                    why = f"lost with its host; its last heartbeat told of {told if told is not None else 'no'} bytes"
+                    await self._declare_stream(term, worker.id, (boot_id, stream), end, told, why)
 
     async def _declare_stream(
-        self, term: int, worker_id: str, where: tuple[str, str], end: _End, told: int | None
+        self, term: int, worker_id: str, where: tuple[str, str], end: _End, told: int | None, why: str
     ) -> None:
         known = max(end.last, told or 0)
-        why = f"lost with its host; its last heartbeat told of {told if told is not None else 'no'} bytes"
         try:
             if end.begun is not None and await self._has_arrived(end.begun):
                 await self._put(term, end, end.begun, None)
@@ -274,7 +324,7 @@ class Shipper:
             return dict(await session.list(f"{launch.run_dir(boot_id)}/logs", timeout_s=READ_TIMEOUT_S) or {})
 
     async def _read(self, worker: Worker, boot_id: str, stream: str, first: int, last: int) -> bytes:
-        path = f"{launch.run_dir(boot_id)}/logs/{stream}.log"
+        path = f"{launch.run_dir(launch_of(boot_id))}/logs/{stream}.log"
         async with self._session(worker) as session:
             return await session.read(path, first, last - first, timeout_s=READ_TIMEOUT_S) or b""
 
