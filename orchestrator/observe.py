@@ -120,6 +120,7 @@ class Observer:
             expired_leases=half.expired_leases,
             offers=half.offers,
             absent=self._presence.absent,
+            exited=self._presence.ended,
             orphan_since=self._presence.orphan_since,
             in_flight=in_flight,
             climbing=climbing,

@@ -2,7 +2,7 @@
 
     halted    the provider refused for a reason that somebody must mend (balance, quota, key, request): wait, try one
     open      too many failed, climbing or soon after: one canary at a time until one succeeds, more and more rarely
-    unproven  a release that nothing was ever promoted with, where another was: one canary before the fan-out
+    unproven  a release that was never promoted, the first one included: one canary before the fan-out
     paced     the newest climb failed: one new worker in PACE_S
 
 Everything follows from the ended climbs, so a new leader judges alike. The breaker opens at the climb with which the
@@ -69,7 +69,7 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     if opened := _opened(tried, release, snapshot, policy, spawning):
         return opened
     pace = _pace(pool, snapshot, climbs, policy)
-    if snapshot.proven and release not in snapshot.proven:
+    if release not in snapshot.proven:
         if pace and pace.limit == 0:
             return pace
         return Brake(Brakes.UNPROVEN, canary, f"release {release} is not proven, a canary first", None)

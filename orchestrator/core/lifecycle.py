@@ -35,6 +35,7 @@ DEAD = {
     PodStatus.TERMINATED: FailureCode.POD_EXITED,
     PodStatus.ERROR: FailureCode.POD_ERROR,
 }
+LOST = frozenset({FailureCode.POD_MISSING, *DEAD.values()})  # codes that say that the pod no longer runs
 ENDS = (Terminate, Delete, Bury)  # nobody speaks to the pod: a list with another address each time holds none up
 
 
@@ -178,7 +179,7 @@ def _terminating(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Po
         if worker.tasks_running and not failed and here_s < policy.drain_grace_s:
             return None
         why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
-        return _flush(worker, pod, snapshot, why)
+        return _flush(worker, pod, snapshot, policy, why)
     return _flushing(worker, pod, snapshot, policy)
 
 
@@ -192,14 +193,14 @@ def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     tries = int(worker.metadata.get(UNREACHED) or 0)
     if tries >= UNREACHED_TRIES and flushing_s >= UNREACHED_S:
         return Flush(worker.id, False, f"{tries} tries in {flushing_s:.0f} s reached nobody at its pod")
-    return _flush(worker, pod, snapshot, "flush again")
+    return _flush(worker, pod, snapshot, policy, "flush again")
 
 
-def _flush(worker: Worker, pod: Pod | None, snapshot: Snapshot, why: str) -> Flush | None:
+def _flush(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy, why: str) -> Flush | None:
     """Flush, unless only a pod list can tell whether the pod belongs to this database."""
     if snapshot.pods is None:
         return Flush(worker.id, _was_met(worker), why) if _asked_for_here(worker, snapshot) else None
-    return Flush(worker.id, pod is not None and pod.status is PodStatus.RUNNING and _was_met(worker), why)
+    return Flush(worker.id, _was_met(worker) and _may_run(worker, pod, snapshot, policy), why)
 
 
 def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -251,12 +252,28 @@ def _fate(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot,
     """The end of a worker whose pod is lost, if it provably is."""
     if pod is not None:
         code = DEAD.get(pod.status)
-        return Terminate(worker.id, worker.state, cause, code, f"the provider says {pod.status}") if code else None
+        if code is None or not _ended(worker, pod, snapshot, policy):
+            return None
+        return Terminate(worker.id, worker.state, cause, code, f"the provider says {pod.status}")
     if not _absent(worker, snapshot, policy.absence_age_s, worker.created_at) or _speaks(worker, snapshot):
         return None
     why = f"pod {worker.pod_id} is missing from complete lists"
     gone = snapshot.absent[worker.pod_id or worker.id]
     return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, gone.shown or gone.since)
+
+
+def _ended(worker: Worker, pod: Pod, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether a pod that a list shows as ended has ended: one list may be wrong about a worker that is heard.
+
+    A worker that never sent a heartbeat has nothing that speaks against the list.
+    """
+    if worker.last_heartbeat is None:
+        return True
+    ended = snapshot.exited.get(pod.id)
+    if ended is None or ended.lists == 1 or ended.watched_s < policy.absence_age_s:
+        return False
+    heard = max(worker.last_heartbeat, snapshot.knocked.get(worker.id, worker.last_heartbeat))
+    return heard <= ended.since
 
 
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime) -> bool:
@@ -290,6 +307,22 @@ def _asked_for_here(worker: Worker, snapshot: Snapshot) -> bool:
     """
     known = snapshot.database_id is not None and worker.metadata.get(DATABASE) == snapshot.database_id
     return worker.pod_id is None or known
+
+
+def _may_run(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether the pod may run: a single list that lacks it, or shows it as ended, proves nothing.
+
+    Its logs are declared lost when two lists agree for a while, or nobody answers at its address.
+    """
+    if pod is not None and pod.status not in DEAD:
+        return pod.status is PodStatus.RUNNING
+    if worker.failure_code in LOST:
+        return False
+    if pod is not None:
+        return not _ended(worker, pod, snapshot, policy)
+    if worker.pod_id is None or not _asked_for_here(worker, snapshot):
+        return False
+    return not _absent(worker, snapshot, policy.absence_age_s, worker.created_at)
 
 
 _STEPS = {State.SPAWNING: _spawning, State.ACTIVE: _ready, State.IDLE: _ready, State.TERMINATING: _terminating}

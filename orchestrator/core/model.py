@@ -256,6 +256,7 @@ class EndedClimb:
     release: str | None
     ending_since: datetime | None = None  # when a promoted one began to end
     worked: bool = False  # a promoted one has completed a task
+    boot_s: float | None = None  # from the intent to the promotion, of a promoted one
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +311,7 @@ class Snapshot:
     unlisted: str | None = None  # why there is no list of pods, or none newer than `pods`
     database_id: str | None = None  # which database these rows are of
     strangers: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not among `pods`
+    exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists show it as ended
 
     def pause_of(self, pool: str) -> Pause | None:
         """The pause that holds for a pool."""

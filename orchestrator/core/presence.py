@@ -4,15 +4,16 @@ A single list proves nothing: the provider's listing lags behind creates by seco
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import ceil
 
-from orchestrator.core.model import Absence, Pod, Worker
+from orchestrator.core.model import Absence, Pod, PodStatus, Worker
 from orchestrator.core.states import Stage
 
 PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
 FRESH_S = 10.0  # per page
+ENDED = frozenset({PodStatus.EXITED, PodStatus.TERMINATED, PodStatus.ERROR})
 LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
 FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # later ones are reached by listed pods only
 
@@ -24,6 +25,7 @@ class Presence:
     absent: Mapping[str, Absence] = field(default_factory=dict)
     orphan_since: Mapping[str, datetime] = field(default_factory=dict)
     seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list that showed it
+    ended: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> how long lists have shown it as ended
 
 
 def fresh_for_s(pods: int) -> float:
@@ -47,16 +49,20 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
         born = worker.stage_since if worker.stage in FRESH else worker.created_at
         if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
-            earlier = before.absent.get(key)
-            if earlier is None:
-                absent[key] = Absence(1, now, now, 0, shown.get(key))
-            else:
-                watched_s = earlier.watched_s + min((now - earlier.until).total_seconds(), fresh_s)
-                absent[key] = Absence(earlier.lists + 1, earlier.since, now, watched_s, shown.get(key))
+            absent[key] = replace(_longer(before.absent.get(key), now, fresh_s), shown=shown.get(key))
     owned = {worker.pod_id or worker.id for worker in rows}
     orphans = {
         pod.id: before.orphan_since.get(pod.id, now)
         for pod in listed
         if pod.fleet_id == fleet_id and pod.id not in owned and pod.worker_id not in owned
     }
-    return Presence(absent, orphans, shown)
+    ended = {pod.id: _longer(before.ended.get(pod.id), now, fresh_s) for pod in listed if pod.status in ENDED}
+    return Presence(absent, orphans, shown, ended)
+
+
+def _longer(earlier: Absence | None, now: datetime, fresh_s: float) -> Absence:
+    """`earlier` continued by one more list."""
+    if earlier is None:
+        return Absence(1, now, now, 0)
+    watched_s = earlier.watched_s + min((now - earlier.until).total_seconds(), fresh_s)
+    return Absence(earlier.lists + 1, earlier.since, now, watched_s)

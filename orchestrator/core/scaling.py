@@ -4,24 +4,28 @@
                    0, MAX_ACTIVE_GPUS)
 
 Demand is claimable plus running tasks; blocked tasks never scale anything. Up is immediate, as far as pause, breaker,
-offers and budgets let it. Down touches only idle workers (and spawning ones whose work has gone, or that are more than
-the limit), never below the target: those beyond what is needed, or beyond the one that stays warm when nothing is
-needed, after the overcapacity timeout; the last warm one after the idle timeout. Where tasks wait for a handler that
-only the present release has, its first worker comes beyond the target (succession.py).
+offers and budgets let it (sharing.py divides what pools share). Down touches only idle workers, and spawning ones that
+are more than the limit or whose work has gone and whose boot costs more to finish than it can still save. It never goes
+below the target: the workers beyond what is needed, or beyond the one that stays warm when nothing is needed, go after
+the overcapacity timeout; the last warm one after the idle timeout. Where tasks wait for a handler that only the present
+release has, its first worker comes beyond the target (succession.py).
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import ceil
+from statistics import median
 
 from orchestrator.core import breaker, succession
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
 from orchestrator.core.capacity import Market
-from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import READY, ExitCause, Stage, State, WaitingOn
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
+BOOTS = 20  # of the last promoted workers: their median is the usual boot
 
 
 @dataclass(slots=True)
@@ -38,19 +42,39 @@ class Held:
             self.until[why] = until
 
 
-def plan(
-    pool: Pool,
-    snapshot: Snapshot,
-    policy: Policy,
-    market: Market,
-    *,
-    leaving: frozenset[str],
-    lost: frozenset[str] = frozenset(),
-) -> tuple[list[Action], Verdict]:
-    """The spawns and terminations of one pool, with the arithmetic behind them.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a pool has and what it should have."""
 
-    `leaving` end in this tick; those of them who are `lost` finish nothing.
-    """
+    demand: Demand
+    ready: list[Worker]
+    spawning: list[Worker]
+    going: list[Worker]  # terminating, or ended in this tick
+    busy: int
+    running: int  # tasks that count as demand: those of workers that stay
+    wanted: int  # before MAX_ACTIVE_GPUS
+    target: int
+    awaited: str | None  # what waits for a first worker of the present release
+    heir: Worker | None  # that worker, while it spawns
+
+    @property
+    def live(self) -> int:
+        """Workers that are or become capacity."""
+        return len(self.ready) + len(self.spawning)
+
+    @property
+    def missing(self) -> int:
+        """Workers below the target; negative if there are too many."""
+        return self.target - self.live
+
+    @property
+    def asked(self) -> int:
+        """Spawns that are wanted now."""
+        return max(self.missing, 1 if self.awaited and self.heir is None else 0)
+
+
+def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
+    """The size of a pool by the formula; `leaving` end in this tick."""
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
     ready = [w for w in here if w.state in READY]
@@ -59,48 +83,80 @@ def plan(
     going = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
     running = max(0, demand.running - sum(w.tasks_running for w in going))
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
-    target = max(0, min(wanted, pool.max_active))
-    rule = (
-        f"min(max(ceil(({demand.claimable} claimable + {running} running) / {pool.tasks_per_gpu}), "
-        f"{busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
-    )
-    held = Held()
-    if wanted > target:
-        held.note(f"{wanted - target} more wanted, MAX_ACTIVE_GPUS={pool.max_active}")
-    pause = snapshot.pause_of(pool.name)
-    if pause and demand.blocked.get("paused"):
-        held.note(f"{demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
-    recorded = [w for w in spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
-    intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
-    if pause and intents:
-        held.note(f"{intents} intent(s): paused, {pause.reason}", pause.until)
-    missing = target - len(ready) - len(spawning)
-    actions: list[Action] = []
     awaited = succession.awaited(pool, policy, [*here, *going], demand)
     heir = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
-    if awaited:
-        rule += f"; 1 more, {awaited}"
-    if missing > 0 or (awaited and heir is None):
-        spawns = _spawns(pool, snapshot, policy, market, max(missing, 1), len(spawning), held)
-        if awaited is None or heir or (spawns and len(ready) + len(spawning) < pool.max_active):
-            actions += spawns if missing > 0 else [replace(spawn, reason=awaited or spawn.reason) for spawn in spawns]
-        elif spawns or _only_money(pool, snapshot, policy, market, len(spawning)):
-            actions += succession.place(pool, snapshot, policy, ready, awaited)
-    if missing < 0 and not any(isinstance(action, Terminate) for action in actions):
+    target = max(0, min(wanted, pool.max_active))
+    return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, heir)
+
+
+def allowed(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> int:
+    """Of the spawns that are wanted, those that neither a pause nor the breaker holds back."""
+    if mine.asked <= 0 or snapshot.pause_of(pool.name):
+        return 0
+    brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
+    return min(mine.asked, SPAWNS_PER_TICK, brake.limit if brake else SPAWNS_PER_TICK)
+
+
+def plan(
+    pool: Pool,
+    mine: Size,
+    snapshot: Snapshot,
+    policy: Policy,
+    market: Market,
+    *,
+    offers: Sequence[Offer] = (),
+    lost: frozenset[str] = frozenset(),
+) -> tuple[list[Action], Verdict]:
+    """The spawns and terminations of one pool, with the arithmetic behind them.
+
+    `offers` are what is this pool's share of the market in this tick; those who go and are `lost` finish nothing.
+    """
+    demand, target, going = mine.demand, mine.target, mine.going
+    rule = (
+        f"min(max(ceil(({demand.claimable} claimable + {mine.running} running) / {pool.tasks_per_gpu}), "
+        f"{mine.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
+    )
+    if mine.awaited:
+        rule += f"; 1 more, {mine.awaited}"
+    held = _held(pool, mine, snapshot)
+    actions: list[Action] = []
+    if mine.asked > 0:
+        spawns = _spawns(pool, mine, snapshot, policy, market, offers, held)
+        if mine.awaited is None or mine.heir or (spawns and mine.live < pool.max_active):
+            why = None if mine.missing > 0 else mine.awaited
+            actions += [replace(spawn, reason=why) for spawn in spawns] if why else spawns
+        elif spawns or _only_money(pool, mine, snapshot, policy, market):
+            actions += succession.place(pool, snapshot, policy, mine.ready, mine.awaited)
+    if mine.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # What the lost ones ran is queued again in a moment: whoever is free stays for it.
         again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)
-        others = [w for w in spawning if w is not heir]  # who was not begun for the target is not too many for it
-        actions += _terminations(pool, snapshot, policy, ready, others, min(target + again, pool.max_active))
+        others = [w for w in mine.spawning if w is not mine.heir]  # who was not begun for the target is not too many
+        actions += _terminations(pool, snapshot, policy, mine.ready, others, min(target + again, pool.max_active))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
-        "running": running,
+        "running": mine.running,
         "blocked": dict(sorted(demand.blocked.items())),
-        "ready": len(ready),
-        "busy": busy,
-        "spawning": len(spawning),
+        "ready": len(mine.ready),
+        "busy": mine.busy,
+        "spawning": len(mine.spawning),
         "terminating": len(going),
     }
     return actions, Verdict(pool.name, rule, target, inputs, tuple(held.why), held.until)
+
+
+def _held(pool: Pool, mine: Size, snapshot: Snapshot) -> Held:
+    """What the limit and a pause hold back."""
+    held = Held()
+    if mine.wanted > mine.target:
+        held.note(f"{mine.wanted - mine.target} more wanted, MAX_ACTIVE_GPUS={pool.max_active}")
+    pause = snapshot.pause_of(pool.name)
+    if pause and mine.demand.blocked.get("paused"):
+        held.note(f"{mine.demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
+    recorded = [w for w in mine.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
+    intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
+    if pause and intents:
+        held.note(f"{intents} intent(s): paused, {pause.reason}", pause.until)
+    return held
 
 
 def unserved(
@@ -113,7 +169,7 @@ def unserved(
     plans = []
     for name in names:
         pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
-        actions, verdict = plan(pool, snapshot, policy, market, leaving=leaving)
+        actions, verdict = plan(pool, size(pool, snapshot, policy, leaving=leaving), snapshot, policy, market)
         blocked = (f"{tasks[name]} task(s): no pool {name!r} is configured",) if tasks.get(name) else ()
         plans.append((actions, replace(verdict, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
     return plans
@@ -126,36 +182,41 @@ def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
 
 
 def _spawns(
-    pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, missing: int, coming: int, held: Held
+    pool: Pool,
+    mine: Size,
+    snapshot: Snapshot,
+    policy: Policy,
+    market: Market,
+    offers: Sequence[Offer],
+    held: Held,
 ) -> list[Spawn]:
     pause = snapshot.pause_of(pool.name)
     if pause:
-        held.note(f"{missing} spawn(s): paused, {pause.reason}", pause.until)
+        held.note(f"{mine.asked} spawn(s): paused, {pause.reason}", pause.until)
         return []
-    allowed = min(missing, SPAWNS_PER_TICK)
-    brake = breaker.brake(pool, snapshot, policy, coming)
-    if brake and brake.limit < missing:
-        held.note(f"{missing - brake.limit} spawn(s): {brake.why}", brake.until)
-        allowed = min(allowed, brake.limit)
+    brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
+    if brake and brake.limit < mine.asked:
+        held.note(f"{mine.asked - brake.limit} spawn(s): {brake.why}", brake.until)
     for passed_over in market.passed_over(pool):
         held.note(passed_over)
-    spawns: list[Spawn] = []
-    for index in range(allowed):
-        offer = market.choose(pool)
-        if offer is None:
-            _, why, until = market.obstacle(pool)
-            held.note(f"{missing - index} spawn(s): {why}", until)
-            break
-        name = worker_id(policy.fleet_id, pool.name, snapshot.now, index)
-        spawns.append(Spawn(name, pool.name, offer, f"{missing} below target", market.purse.price(pool, offer)))
-    return spawns
+    if len(offers) < allowed(pool, mine, snapshot, policy):
+        _, why, until = market.obstacle(pool)
+        held.note(f"{mine.asked - len(offers)} spawn(s): {why}", until)
+    return [
+        Spawn(
+            worker_id(policy.fleet_id, pool.name, snapshot.now, index),
+            pool.name,
+            offer,
+            f"{mine.asked} below target",
+            market.purse.price(pool, offer),
+        )
+        for index, offer in enumerate(offers)
+    ]
 
 
-def _only_money(pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, coming: int) -> bool:
+def _only_money(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, market: Market) -> bool:
     """Whether a spawn waits for nothing but the budget."""
-    brake = breaker.brake(pool, snapshot, policy, coming)
-    may = snapshot.pause_of(pool.name) is None and (brake is None or brake.limit > 0)
-    return may and market.obstacle(pool)[0] is WaitingOn.BUDGET
+    return allowed(pool, mine, snapshot, policy) > 0 and market.obstacle(pool)[0] is WaitingOn.BUDGET
 
 
 def _terminations(
@@ -165,6 +226,7 @@ def _terminations(
     beyond_limit = len(ready) + len(spawning) - pool.max_active
     last_spawn = snapshot.last_spawn_at.get(pool.name)
     settled = last_spawn is None or snapshot.now - last_spawn >= timedelta(seconds=policy.scale_down_grace_s)
+    boot_s = _usual_boot_s(pool, snapshot) or policy.spawning_grace_s
     out: list[Terminate] = []
     for worker in sorted(spawning, key=lambda w: w.created_at, reverse=True):
         age_s = (snapshot.now - worker.created_at).total_seconds()
@@ -174,7 +236,9 @@ def _terminations(
             why = f"more than MAX_ACTIVE_GPUS={pool.max_active}, and not ready yet"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
         elif age_s >= policy.spawning_grace_s and not worker.metadata.get("asked_for"):
-            why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s"
+            if _is_worth_finishing(worker, age_s, boot_s):
+                continue
+            why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s (usual: {boot_s:.0f} s)"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
     idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]
     beyond_warm = len(ready) - max(target, min(1, pool.max_active))
@@ -191,3 +255,18 @@ def _terminations(
             out.append(Terminate(worker.id, State.IDLE, ExitCause.SCALE_DOWN, None, why))
             beyond_warm -= 1
     return out
+
+
+def _usual_boot_s(pool: Pool, snapshot: Snapshot) -> float | None:
+    """The median boot of the pool's last promoted workers; None: none was promoted lately."""
+    boots = [climb.boot_s for climb in snapshot.ended if climb.pool == pool.name and climb.boot_s is not None]
+    return median(boots[-BOOTS:]) if boots else None
+
+
+def _is_worth_finishing(worker: Worker, age_s: float, boot_s: float) -> bool:
+    """Whether the rest of a boot costs less than the whole boot that it saves when work comes back.
+
+    A boot that takes longer than usual is expected to take half of its age more. Nothing is paid for before there is a
+    pod, so that only then finishing has an advantage over beginning again.
+    """
+    return worker.pod_id is not None and max(boot_s - age_s, age_s / 2) < boot_s

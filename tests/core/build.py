@@ -104,6 +104,7 @@ def busy(name: str, **changes: Any) -> Worker:
 def spawning(name: str, stage: Stage = Stage.POD_RUNNING, **changes: Any) -> Worker:
     has_pod = stage not in (Stage.INTENT, Stage.POD_CREATED)
     changes.setdefault("pod_id", f"pod-{name}" if has_pod else None)
+    changes.setdefault("last_heartbeat", None)
     return worker(name, state=State.SPAWNING, stage=stage, **changes)
 
 
@@ -156,6 +157,7 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
         climbing=frozenset(),
         last_spawn_at={},
         paused={},
+        proven=frozenset({"image@"}),
     )
     return replace(base, **changes)
 

@@ -22,7 +22,7 @@ from orchestrator.core.actions import (
     Wait,
 )
 from orchestrator.core.hearing import Hearing
-from orchestrator.core.model import DELETES, UNREACHED, PodStatus, Snapshot, Worker
+from orchestrator.core.model import DATABASE, DELETES, UNREACHED, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.presence import Presence, fold
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
@@ -202,6 +202,32 @@ def test_a_pod_that_died_ends_its_climb(status: PodStatus, code: FailureCode) ->
 
 
 # --- ready
+
+
+@pytest.mark.parametrize("status", [PodStatus.EXITED, PodStatus.ERROR])
+def test_a_single_list_does_not_end_a_worker_that_still_sends_heartbeats(status: PodStatus) -> None:
+    """A worker ends as exited only after two such lists and an age without a heartbeat in it."""
+    one = busy("gpu-1", last_heartbeat=ago(12))
+    dead = (pod_of(one, status=status),)
+    assert not isinstance(only(snapshot(one, pods=dead)), Terminate)
+    assert not isinstance(only(snapshot(one, pods=dead, exited={"pod-gpu-1": absent(11, lists=1)})), Terminate)
+    heard = replace(one, last_heartbeat=ago(5))
+    assert not isinstance(only(snapshot(heard, pods=dead, exited={"pod-gpu-1": absent(11)})), Terminate)
+    knocked = snapshot(one, pods=dead, exited={"pod-gpu-1": absent(11)}, knocked={"gpu-1": ago(3)})
+    assert not isinstance(only(knocked), Terminate)
+    silent = only(snapshot(one, pods=dead, exited={"pod-gpu-1": absent(11)}))
+    assert isinstance(silent, Terminate)
+    assert silent.cause is ExitCause.POD_LOST
+
+
+def test_lists_that_show_a_pod_as_ended_are_counted_until_one_shows_it_running() -> None:
+    """One list that shows the pod running starts the count from the beginning."""
+    one = busy("gpu-1")
+    seen = Presence()
+    for second, status in enumerate([PodStatus.EXITED, PodStatus.EXITED, PodStatus.RUNNING, PodStatus.EXITED]):
+        seen = fold(seen, (pod_of(one, status=status),), (one,), "test", NOW + timedelta(seconds=second))
+        counted = seen.ended.get("pod-gpu-1")
+        assert (counted.lists if counted else 0) == [1, 2, 0, 1][second]
 
 
 def test_one_incomplete_absence_is_not_death() -> None:
@@ -406,10 +432,35 @@ def test_a_pod_without_an_agent_is_looked_at_if_ssh_was_ever_reached(met: dict[s
 
 def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
     """Nothing can be fetched from a pod that is gone."""
-    one = terminating("gpu-1", exit_cause=ExitCause.POD_LOST)
+    one = terminating("gpu-1", exit_cause=ExitCause.POD_LOST, failure_code=FailureCode.POD_MISSING)
     action = only(snapshot(one, pods=()))
     assert isinstance(action, Flush)
     assert not action.reachable
+
+
+@pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.FLUSHING])
+@pytest.mark.parametrize("listed", [(), (PodStatus.EXITED,)], ids=["missing", "EXITED"])
+def test_one_odd_list_does_not_declare_the_log_of_a_living_pod_lost(
+    stage: Stage, listed: tuple[PodStatus, ...]
+) -> None:
+    """The pod is asked for its logs until its absence or its end is proven, not only until a list looks odd."""
+    ours: dict[str, Any] = {"last_heartbeat": ago(20), "metadata": {DATABASE: "this"}}
+    one = terminating("gpu-1", stage, exit_cause=ExitCause.IDLE_TIMEOUT, stage_since=ago(20), **ours)
+    pods = tuple(pod_of(one, status=status) for status in listed)
+    odd = only(
+        snapshot(
+            one, pods=pods, **{name: {"pod-gpu-1": absent(0, 1)} for name in ("absent", "exited")}, database_id="this"
+        )
+    )
+    assert isinstance(odd, Flush)
+    assert odd.reachable
+    proven = only(
+        snapshot(
+            one, pods=pods, **{name: {"pod-gpu-1": absent(11)} for name in ("absent", "exited")}, database_id="this"
+        )
+    )
+    assert isinstance(proven, Flush)
+    assert not proven.reachable
 
 
 def test_a_flush_is_retried_until_its_deadline_and_then_declared() -> None:

@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
-from orchestrator.core.model import Demand, Pause, Snapshot
+from orchestrator.core.model import Demand, EndedClimb, Pause, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, plan
-from orchestrator.core.states import ExitCause, State
-from tests.core.build import A40, L4, NOW, ago, busy, idle, policy, pool, snapshot, spawning, terminating
+from orchestrator.core.states import ExitCause, Stage, State
+from tests.core.build import A40, L4, NOW, ago, busy, climbed, idle, policy, pool, snapshot, spawning, terminating
 
 
 def spawned(made: Plan) -> list[Spawn]:
@@ -138,13 +138,31 @@ def test_newest_idle_goes_first() -> None:
     assert ended(plan(snapshot(older, newer, busy("gpu-3"), running=1, claimable=3), policy())) == ["gpu-2"]
 
 
-def test_spawning_is_cancelled_only_after_its_grace() -> None:
-    """When the work has gone, a climb is given up, but not before SPAWNING_GRACE_PERIOD_SEC."""
-    young, old = spawning("gpu-1", created_at=ago(100)), spawning("gpu-2", created_at=ago(200))
-    made = plan(snapshot(young, old), policy())
-    assert [(a.worker_id, a.cause) for a in made.actions if isinstance(a, Terminate)] == [
-        ("gpu-2", ExitCause.SCALE_DOWN)
-    ]
+def booted(boot_s: float, count: int = 5) -> tuple[EndedClimb, ...]:
+    return tuple(climbed(600 + n, promoted=True, boot_s=boot_s) for n in range(count, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("worker", "boot_s", "cancelled"),
+    [
+        (spawning("gpu-1", created_at=ago(100)), 40, False),  # not before SPAWNING_GRACE_PERIOD_SEC
+        (spawning("gpu-1", created_at=ago(200)), 300, False),  # 100 s are left of a boot that would cost 300 s again
+        (spawning("gpu-1", created_at=ago(500)), 300, False),  # overdue: 250 s more are expected
+        (spawning("gpu-1", created_at=ago(620)), 300, True),  # so overdue that a new boot is cheaper
+        (spawning("gpu-1", created_at=ago(200)), 60, True),
+        (spawning("gpu-1", created_at=ago(200)), None, False),  # no boot is known: the grace is taken for one
+        (spawning("gpu-1", created_at=ago(370)), None, True),
+        (spawning("gpu-1", Stage.INTENT, created_at=ago(200)), 300, True),  # nothing has been paid for yet
+        (spawning("gpu-1", created_at=ago(620), metadata={"asked_for": True}), 300, False),
+    ],
+)
+def test_a_boot_whose_work_has_gone_is_cancelled_only_if_its_rest_costs_more_than_it_saves(
+    worker: Worker, boot_s: float | None, cancelled: bool
+) -> None:
+    """The rest of a boot is compared with the whole boot that it saves when work comes back."""
+    made = plan(snapshot(worker, ended=booted(boot_s) if boot_s else ()), policy())
+    ends = [(a.worker_id, a.cause) for a in made.actions if isinstance(a, Terminate)]
+    assert ends == ([("gpu-1", ExitCause.SCALE_DOWN)] if cancelled else [])
 
 
 def test_a_lowered_limit_ends_what_is_not_working_yet() -> None:
