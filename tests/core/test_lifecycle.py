@@ -447,18 +447,12 @@ def test_one_odd_list_does_not_declare_the_log_of_a_living_pod_lost(
     ours: dict[str, Any] = {"last_heartbeat": ago(20), "metadata": {DATABASE: "this"}}
     one = terminating("gpu-1", stage, exit_cause=ExitCause.IDLE_TIMEOUT, stage_since=ago(20), **ours)
     pods = tuple(pod_of(one, status=status) for status in listed)
-    odd = only(
-        snapshot(
-            one, pods=pods, **{name: {"pod-gpu-1": absent(0, 1)} for name in ("absent", "exited")}, database_id="this"
-        )
-    )
+    once = {"pod-gpu-1": absent(0, lists=1)}
+    odd = only(snapshot(one, pods=pods, absent=once, exited=once, database_id="this"))
     assert isinstance(odd, Flush)
     assert odd.reachable
-    proven = only(
-        snapshot(
-            one, pods=pods, **{name: {"pod-gpu-1": absent(11)} for name in ("absent", "exited")}, database_id="this"
-        )
-    )
+    twice = {"pod-gpu-1": absent(11)}
+    proven = only(snapshot(one, pods=pods, absent=twice, exited=twice, database_id="this"))
     assert isinstance(proven, Flush)
     assert not proven.reachable
 
