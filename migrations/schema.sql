@@ -1471,6 +1471,30 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_attempts_removed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_highest int;
+begin
+    if tg_op = 'DELETE' then
+        select max(r.attempt) into v_highest
+          from removed r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce where w.status <> 'terminated';
+    elsif tg_op = 'TRUNCATE' then
+        select max(r.attempt) into v_highest
+          from public.task_attempts r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce
+         where w.status <> 'terminated';
+    else
+        v_highest := old.attempt;
+    end if;
+    if v_highest is not null then
+        perform public.internal_raise_floor(v_highest);
+    end if;
+    return null;
+end
+$$;
+
 CREATE FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO ''
@@ -1922,6 +1946,24 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    update public.tasks t
+       set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
+           failure_code = p_code, error_message = left(p_message, 4000)
+     where t.id = p_task_id;
+    return true;
+exception when others then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_passing(sqlstate) then
+        raise;
+    end if;
+    return false;
+end
+$$;
+
 CREATE FUNCTION public.internal_events_are_final() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1998,6 +2040,83 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_plain integer, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_sort TO 'off'
+    AS $$
+declare
+    v_tasks jsonb;
+    v_set text;
+    v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_floor int := (select f.last_value from public.task_attempts_floor f);
+begin
+    v_set := set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
+    with taken as (
+        update public.tasks t
+           set status = 'In Progress', worker_id = p_worker.id, updated_at = p_now,
+               (attempts, uncounted) = (
+                   select n.attempt, t.uncounted + n.attempt - t.attempts - 1
+                     from (select 1 + greatest(t.attempts, v_floor, (select max(a.attempt) from public.task_attempts a
+                                                                      where a.task_id = t.id)) as attempt) n),
+               lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
+               progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
+               failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
+         where t.ctid = any (p_rows)
+        returning t.id, t.task_type, t.params, t.attempts, t.max_attempts, t.timeout_s, t.depends_on, t.priority, t.created_at
+    ), noted as (
+        insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
+        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first from taken k
+    ), counted as (
+        insert into public.task_counts (pool, kind, n)
+        select p_worker.pool, c.kind, -c.n
+          from (values ('plain', p_plain), ('timed', cardinality(p_rows) - p_plain)) c (kind, n) where c.n > 0
+    )
+    select jsonb_agg(jsonb_build_object(
+               'id', k.id, 'task_type', k.task_type, 'params', k.params, 'attempt', k.attempts,
+               'max_attempts', k.max_attempts, 'timeout_s', k.timeout_s,
+               'output_prefix', 'outputs/' || k.id || '/' || k.attempts || '/',
+               'dependencies', case when k.depends_on = '{}' then '[]' else coalesce((
+                   select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
+                                                       'output_location', d.output_location,
+                                                       'result_data', d.result_data) order by n.place)
+                     from unnest(k.depends_on) with ordinality n (id, place)
+                     join public.tasks d on d.id = n.id), '[]') end)
+               order by k.priority desc, k.created_at, k.id)
+      into v_tasks from taken k;
+    v_set := set_config('orchestrator.minded', '', true);
+    return v_tasks;
+end
+$$;
+
+CREATE FUNCTION public.internal_hand_over_singly(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone, INOUT p_passed uuid[], OUT tasks jsonb) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_sort TO 'off'
+    AS $$
+declare
+    v_task record;
+    v_message text;
+begin
+    for v_task in select t.ctid as place, t.id, t.run_after from public.tasks t where t.ctid = any (p_rows)
+                   order by ~t.priority, t.created_at, t.id loop
+        begin
+            tasks := coalesce(tasks, '[]') || public.internal_hand_over(
+                p_worker, p_claim_no, array[v_task.place], (v_task.run_after is null)::int, p_now);
+            continue;
+        exception when others then  -- whatever a user's row, trigger or constraint makes of it
+            if public.internal_is_passing(sqlstate) then
+                raise;
+            end if;
+            v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+        end;
+        if not public.internal_end_unclaimed(v_task.id, 'TASK_UNCLAIMABLE', v_message, p_now) then
+            p_passed := p_passed || v_task.id;
+        end if;
+    end loop;
+end
+$$;
+
 CREATE FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2018,6 +2137,34 @@ begin
         return 'already';
     end if;
     return 'fenced';
+end
+$$;
+
+CREATE FUNCTION public.internal_inputs(p_task_id uuid, p_limit_bytes integer, OUT bytes bigint, OUT code text, OUT message text) RETURNS record
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_needs int;
+begin
+    bytes := 0;
+    select cardinality(t.depends_on), octet_length(t.params::text)
+           + coalesce((select sum(octet_length(d.result_data::text)) from public.tasks d where d.id = any (t.depends_on)), 0)
+      into v_needs, bytes from public.tasks t where t.id = p_task_id;
+    if bytes > p_limit_bytes then
+        code := 'INPUTS_TOO_LARGE';
+        message := format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
+                          v_needs, p_limit_bytes / 1048576);
+    elsif exists (select from public.tasks t where t.id = p_task_id and public.internal_is_unreadable(t.params))
+       or exists (select from public.tasks t join public.tasks d on d.id = any (t.depends_on)
+                   where t.id = p_task_id and public.internal_is_unreadable(d.result_data)) then
+        code := 'INPUTS_UNREADABLE';
+        message := 'Its params or the results of the tasks that it depends on are nested deeper than 64 levels, '
+                   'or have a number of more than 4000 digits';
+    end if;
+exception when program_limit_exceeded or statement_too_complex or numeric_value_out_of_range then
+    code := 'INPUTS_TOO_LARGE';
+    message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s', sqlerrm);
 end
 $$;
 
@@ -2054,6 +2201,13 @@ CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
     select nullif(current_setting('request.method', true), '') is not null
 $$;
 
+CREATE FUNCTION public.internal_is_passing(p_sqlstate text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select left(p_sqlstate, 2) in ('08', '25', '40', '53', '55', '57', '58')
+$$;
+
 CREATE FUNCTION public.internal_is_pod() RETURNS boolean
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2063,6 +2217,21 @@ begin
     return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
 end
 $$;
+
+CREATE FUNCTION public.internal_is_unreadable(p_value jsonb) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+declare
+    c_digits constant int := 4000;  -- Python refuses 4,301 of them
+begin
+    if p_value @? 'strict $.**{65}' then
+        return true;
+    end if;
+    return octet_length(p_value::text) > c_digits
+       and p_value @? 'strict $.** ? (@.type() == "number" && (@ >= 1e4000 || @ <= -1e4000))';
+end
+$_$;
 
 CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -2165,6 +2334,18 @@ CREATE FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) RETURNS
     AS $$
     select to_jsonb(d) from public.decisions d
      where d.fleet = p_fleet and d.pool = p_pool order by d.id desc limit 1
+$$;
+
+CREATE FUNCTION public.internal_raise_floor(p_attempt integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    -- Without the lock the lower of two values could be written last.
+    perform pg_advisory_xact_lock(hashtextextended('orchestrator attempts floor', 0));
+    perform setval('public.task_attempts_floor', p_attempt)
+       from public.task_attempts_floor f where p_attempt > f.last_value;
+end
 $$;
 
 CREATE FUNCTION public.internal_raise_mark(p_pool text, p_now timestamp with time zone, p_anew boolean) RETURNS void
@@ -2399,6 +2580,32 @@ CREATE FUNCTION public.internal_shares(p_since timestamp with time zone, p_until
        and x.seconds > 0
 $$;
 
+CREATE FUNCTION public.internal_sift(p_rows tid[], p_limit_bytes integer, p_now timestamp with time zone, INOUT p_passed uuid[], OUT fit tid[], OUT plain integer) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_sort TO 'off'
+    AS $$
+declare
+    v_task record;
+    v_inputs record;
+    v_bytes bigint := 0;
+begin
+    plain := 0;
+    for v_task in select t.ctid as place, t.id, t.run_after from public.tasks t where t.ctid = any (p_rows)
+                   order by ~t.priority, t.created_at, t.id loop
+        select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes);
+        if v_inputs.code is null then
+            v_bytes := v_bytes + v_inputs.bytes;
+            exit when v_bytes > p_limit_bytes;
+            fit := fit || v_task.place;
+            plain := plain + (v_task.run_after is null)::int;
+        elsif not public.internal_end_unclaimed(v_task.id, v_inputs.code, v_inputs.message, p_now) then
+            p_passed := p_passed || v_task.id;
+        end if;
+    end loop;
+end
+$$;
+
 CREATE FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) RETURNS TABLE(today_usd numeric, committed_usd numeric, hourly_usd numeric)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2511,89 +2718,63 @@ declare
     v_rows tid[];
     v_plain int;
     v_heavy boolean;
-    v_first tid;
     v_tasks jsonb;
-    v_set text;
-    v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_passed uuid[] := '{}';  -- tasks that can neither be claimed nor ended
     c_least constant int := -2147483648;
     -- Single claims between two tries to raise the mark; of n at once, by the root of n fewer: a try costs what reading past
     -- the tasks of that many claims does.
     c_raise_every constant int := 32;
     c_lowered constant int := 64;  -- marks; more than that are not read again and again
-    c_light constant int := 2000;  -- bytes of params, as stored: a hundred times that is a small answer
+    c_light_bytes constant int := 2000;  -- of params, as stored and as text: a hundred times that is a small answer
     c_bytes constant int := 33554432;  -- of an answer: what an agent reads, and what is made well within a call's deadline
+    c_looks constant int := 20;  -- a claim that found only tasks to end comes to nothing; the next one goes on
 begin
     select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
-    loop
+    for v_look in 1..c_looks loop
         select array_agg(l.ctid), count(*) filter (where l.run_after is null), bool_or(l.heavy)
           into v_rows, v_plain, v_heavy from (
-            select q.ctid, q.run_after, q.depends_on <> '{}' or pg_column_size(q.params) > c_light as heavy
+            select q.ctid, q.run_after,
+                   case when q.depends_on <> '{}' or pg_column_size(q.params) > c_light_bytes then true
+                        else octet_length(q.params::text) > c_light_bytes or public.internal_is_unreadable(q.params) end as heavy
               from public.tasks q
              where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
                and (q.run_after is null or q.run_after <= p_now)
                and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
+               and q.id <> all (v_passed)
              order by ~q.priority, q.created_at, q.id
              limit p_batch for update skip locked) l;
-        exit when not v_heavy;
         if v_heavy then
-            v_first := v_rows[1];
-            select array_agg(f.ctid), count(*) filter (where f.run_after is null) into v_rows, v_plain from (
-                select t.ctid, t.run_after, sum(octet_length(t.params::text)
-                           + coalesce((select sum(octet_length(d.result_data::text))
-                                         from public.tasks d where d.id = any (t.depends_on)), 0))
-                           over (order by ~t.priority, t.created_at, t.id) as upto
-                  from public.tasks t where t.ctid = any (v_rows)) f where f.upto <= c_bytes;
-            exit when v_rows is not null;
-            -- No claim can carry it, and every worker's next one would begin with it again.
-            update public.tasks t
-               set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
-                   failure_code = 'INPUTS_TOO_LARGE',
-                   error_message = format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
-                                          cardinality(t.depends_on), c_bytes / 1048576)
-             where t.ctid = v_first;
+            select s.p_passed, s.fit, s.plain into v_passed, v_rows, v_plain
+              from public.internal_sift(v_rows, c_bytes, p_now, v_passed) s;
+            continue when v_rows is null;
+        elsif v_rows is null then
+            -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task
+            -- waits for ever for that: it is looked everywhere before a worker is sent away.
+            if v_from.place = c_least
+               or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0) <= 0 then
+                return null;
+            end if;
+            perform public.internal_raise_mark(p_worker.pool, p_now, true);
+            v_from.place := c_least;
+            v_from.created_at := '-infinity';
             continue;
         end if;
-        -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task waits
-        -- for ever for that: it is looked everywhere before a worker is sent away.
-        if v_from.place = c_least
-           or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0) <= 0 then
-            return null;
+        begin
+            v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, v_plain, p_now);
+        exception when others then  -- one of them is the cause, and it is found without the others
+            if public.internal_is_passing(sqlstate) then
+                raise;
+            end if;
+            v_tasks := null;
+        end;
+        if v_tasks is null then
+            select s.p_passed, s.tasks into v_passed, v_tasks
+              from public.internal_hand_over_singly(p_worker, p_claim_no, v_rows, p_now, v_passed) s;
         end if;
-        perform public.internal_raise_mark(p_worker.pool, p_now, true);
-        v_from.place := c_least;
-        v_from.created_at := '-infinity';
+        exit when v_tasks is not null;
     end loop;
-    v_set := set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
-    with taken as (
-        update public.tasks t
-           set status = 'In Progress', worker_id = p_worker.id, attempts = t.attempts + 1, updated_at = p_now,
-               lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
-               progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
-               failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
-         where t.ctid = any (v_rows)
-        returning t.id, t.task_type, t.params, t.attempts, t.max_attempts, t.timeout_s, t.depends_on, t.priority, t.created_at
-    ), noted as (
-        insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
-        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first from taken k
-    ), counted as (
-        insert into public.task_counts (pool, kind, n)
-        select p_worker.pool, c.kind, -c.n
-          from (values ('plain', v_plain), ('timed', cardinality(v_rows) - v_plain)) c (kind, n) where c.n > 0
-    )
-    select jsonb_agg(jsonb_build_object(
-               'id', k.id, 'task_type', k.task_type, 'params', k.params, 'attempt', k.attempts,
-               'max_attempts', k.max_attempts, 'timeout_s', k.timeout_s,
-               'output_prefix', 'outputs/' || k.id || '/' || k.attempts || '/',
-               'dependencies', case when k.depends_on = '{}' then '[]' else coalesce((
-                   select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
-                                                       'output_location', d.output_location,
-                                                       'result_data', d.result_data) order by n.place)
-                     from unnest(k.depends_on) with ordinality n (id, place)
-                     join public.tasks d on d.id = n.id), '[]') end)
-               order by k.priority desc, k.created_at, k.id)
-      into v_tasks from taken k;
-    v_set := set_config('orchestrator.minded', '', true);
-    if p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered then
+    if v_tasks is not null
+       and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
         perform public.internal_raise_mark(p_worker.pool, p_now, false);
     end if;
     return v_tasks;
@@ -2607,6 +2788,9 @@ CREATE FUNCTION public.internal_task_changing() RETURNS trigger
 begin
     if new.updated_at is not distinct from old.updated_at then
         new.updated_at := public.internal_now();
+    end if;
+    if new.attempts < new.uncounted then  -- a user starts them again
+        new.uncounted := greatest(new.attempts, 0);
     end if;
     if new.status = 'Queued' and old.status <> 'Queued' and new.pool_by_type then
         new.pool := coalesce((select d.pool from public.task_types d where d.task_type = new.task_type), 'default');
@@ -3739,12 +3923,22 @@ CREATE TABLE public.schema_migrations (
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE SEQUENCE public.task_attempts_floor
+    AS integer
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    NO MAXVALUE
+    CACHE 1;
+
 CREATE TABLE public.task_counts (
     pool text NOT NULL,
     kind text NOT NULL,
     n bigint NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+ALTER TABLE ONLY public.task_counts REPLICA IDENTITY FULL;
 
 COMMENT ON TABLE public.task_counts IS 'Differences; the sum for a pool and kind is the number of its queued tasks';
 
@@ -3912,6 +4106,9 @@ ALTER TABLE ONLY public.schema_migrations
 ALTER TABLE ONLY public.task_attempts
     ADD CONSTRAINT task_attempts_pkey PRIMARY KEY (task_id, attempt);
 
+ALTER TABLE ONLY public.task_marks
+    ADD CONSTRAINT task_marks_pkey PRIMARY KEY (no);
+
 ALTER TABLE ONLY public.task_types
     ADD CONSTRAINT task_types_pkey PRIMARY KEY (task_type);
 
@@ -3987,6 +4184,12 @@ CREATE INDEX workers_live ON public.workers USING btree (fleet, id) WHERE (statu
 CREATE INDEX workers_recent ON public.workers USING btree (fleet, pool, created_at DESC);
 
 CREATE TRIGGER costs_booking BEFORE INSERT ON public.costs FOR EACH ROW EXECUTE FUNCTION public.internal_cost_booking();
+
+CREATE TRIGGER task_attempts_removed AFTER DELETE ON public.task_attempts REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_attempts_removed();
+
+CREATE TRIGGER task_attempts_renumbered AFTER UPDATE OF task_id, attempt, worker_id, nonce ON public.task_attempts FOR EACH ROW WHEN (((((old.task_id IS DISTINCT FROM new.task_id) OR (old.attempt IS DISTINCT FROM new.attempt)) OR (old.worker_id IS DISTINCT FROM new.worker_id)) OR (old.nonce IS DISTINCT FROM new.nonce))) EXECUTE FUNCTION public.internal_attempts_removed();
+
+CREATE TRIGGER task_attempts_truncated BEFORE TRUNCATE ON public.task_attempts FOR EACH STATEMENT EXECUTE FUNCTION public.internal_attempts_removed();
 
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
@@ -4188,6 +4391,8 @@ GRANT ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit 
 
 REVOKE ALL ON FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_attempts_removed() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_because(p_actor text, p_term bigint, p_reason text) FROM PUBLIC;
 
 GRANT ALL ON TABLE public.workers TO service_role;
@@ -4216,11 +4421,19 @@ REVOKE ALL ON FUNCTION public.internal_complete_many(p_worker public.workers, p_
 
 REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_plain integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_hand_over_singly(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone, INOUT p_passed uuid[], OUT tasks jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_inputs(p_task_id uuid, p_limit_bytes integer, OUT bytes bigint, OUT code text, OUT message text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -4230,7 +4443,11 @@ REVOKE ALL ON FUNCTION public.internal_is_here(p_fleet text, p_pool text, p_rele
 
 REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_is_passing(p_sqlstate text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_unreadable(p_value jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -4245,6 +4462,8 @@ REVOKE ALL ON FUNCTION public.internal_paused(p_fleet text, p_now timestamp with
 REVOKE ALL ON FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_pool_decision(p_fleet text, p_pool text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_raise_floor(p_attempt integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_raise_mark(p_pool text, p_now timestamp with time zone, p_anew boolean) FROM PUBLIC;
 
@@ -4263,6 +4482,8 @@ REVOKE ALL ON FUNCTION public.internal_settle_dependants(p_ids uuid[]) FROM PUBL
 REVOKE ALL ON FUNCTION public.internal_settle_new(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_shares(p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_sift(p_rows tid[], p_limit_bytes integer, p_now timestamp with time zone, INOUT p_passed uuid[], OUT fit tid[], OUT plain integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) FROM PUBLIC;
 

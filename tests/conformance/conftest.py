@@ -58,9 +58,8 @@ async def migrated(server: EmbeddedPostgres) -> AsyncIterator[AsyncConnection[An
 @pytest.fixture
 async def database(server: EmbeddedPostgres, migrated: AsyncConnection[Any]) -> str:
     """The URL of a migrated database without rows: deleting a few is much quicker than a copy, or than truncating."""
-    await migrated.execute(
-        sql.SQL("; ").join(sql.SQL("delete from {}").format(sql.Identifier(name)) for name in TABLES)
-    )
+    deletes = [sql.SQL("delete from {}").format(sql.Identifier(name)) for name in TABLES]
+    await migrated.execute(sql.SQL("; ").join([*deletes, sql.SQL("select setval('task_attempts_floor', 0)")]))
     return server.url
 
 
