@@ -2792,8 +2792,14 @@ begin
     if new.attempts < new.uncounted then  -- a user starts them again
         new.uncounted := greatest(new.attempts, 0);
     end if;
-    if new.status = 'Queued' and old.status <> 'Queued' and new.pool_by_type then
+    if new.pool is null then
+        new.pool_by_type := true;
+    end if;
+    if new.pool is null or new.status = 'Queued' and old.status <> 'Queued' and new.pool_by_type then
         new.pool := coalesce((select d.pool from public.task_types d where d.task_type = new.task_type), 'default');
+    end if;
+    if new.max_attempts is null then
+        new.max_attempts := coalesce((select d.max_attempts from public.task_types d where d.task_type = new.task_type), 3);
     end if;
     return new;
 end
@@ -3569,9 +3575,9 @@ CREATE TABLE public.tasks (
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     generation_started_at timestamp with time zone,
     generation_processed_at timestamp with time zone,
-    pool text NOT NULL,
+    pool text,
     priority integer DEFAULT 0 NOT NULL,
-    max_attempts integer NOT NULL,
+    max_attempts integer,
     uncounted integer DEFAULT 0 NOT NULL,
     timeout_s numeric,
     run_after timestamp with time zone,
@@ -3586,6 +3592,7 @@ CREATE TABLE public.tasks (
     failed_at_point text,
     pool_by_type boolean DEFAULT false NOT NULL,
     CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
+    CONSTRAINT tasks_filled CHECK (((pool IS NOT NULL) AND (max_attempts IS NOT NULL))),
     CONSTRAINT tasks_pool_named CHECK (((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(pool) <= 63))),
     CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
 )
@@ -3593,7 +3600,11 @@ WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_
 
 COMMENT ON COLUMN public.tasks.attempts IS 'How often it was claimed: the fencing token of the claim that holds it';
 
+COMMENT ON COLUMN public.tasks.pool IS 'NULL in a write: by task type';
+
 COMMENT ON COLUMN public.tasks.priority IS 'Higher first, then age';
+
+COMMENT ON COLUMN public.tasks.max_attempts IS 'NULL in a write: by task type';
 
 COMMENT ON COLUMN public.tasks.uncounted IS 'Attempts that do not count against max_attempts: given back unstarted, or before a retry';
 

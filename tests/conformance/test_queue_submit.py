@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
@@ -176,3 +177,38 @@ async def test_an_update_moves_updated_at(fleet: Fleet, hand: AsyncConnection[Di
         await hand.execute("select now() - updated_at < interval '1 minute' as moved from tasks")
     ).fetchall()
     assert row["moved"]
+
+
+# What a generated client (Supabase's, for one) takes for required: no default, not nullable, not generated.
+REQUIRED = """
+    select column_name from information_schema.columns
+     where table_schema = 'public' and table_name = 'tasks'
+       and is_nullable = 'NO' and column_default is null and is_identity = 'NO' and is_generated = 'NEVER'
+"""
+
+
+async def test_a_generated_client_may_leave_out_all_but_the_type(hand: AsyncConnection[DictRow]) -> None:
+    """What a plain insert may omit is optional in the types that are generated from the catalogue."""
+    assert await (await hand.execute(REQUIRED)).fetchall() == [{"column_name": "task_type"}]
+
+
+async def test_no_pool_means_the_pool_of_the_type(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """In an insert that leaves it out or says NULL, and in an update to NULL; a task that names one keeps it."""
+    await fleet.fleet("declare_pools", p_pools=[{"task_type": "film", "pool": "big", "max_attempts": 7}])
+    await hand.execute("insert into tasks (task_type) values ('film')")
+    await hand.execute("insert into tasks (task_type, pool, max_attempts, timeout_s) values ('film', null, null, null)")
+    await hand.execute("insert into tasks (task_type, pool, max_attempts) values ('film', 'small', 2)")
+    query = "select pool, max_attempts, pool_by_type from tasks order by created_at"
+    kept = await (await hand.execute(query)).fetchall()
+    assert [tuple(row.values()) for row in kept] == [("big", 7, True), ("big", 7, True), ("small", 2, False)]
+    await hand.execute("update tasks set pool = null, max_attempts = null")
+    kept = await (await hand.execute(query)).fetchall()
+    assert [tuple(row.values()) for row in kept] == [("big", 7, True)] * 3
+
+
+async def test_no_row_is_without_a_pool_whatever_the_triggers(hand: AsyncConnection[DictRow]) -> None:
+    """A constraint holds where a trigger is off, or where a user's own takes the value away."""
+    async with hand.transaction(force_rollback=True):
+        await hand.execute("alter table tasks disable trigger tasks_routed")
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await hand.execute("insert into tasks (task_type, max_attempts) values ('t', 3)")
