@@ -999,6 +999,26 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_retain(p_fleet text, p_term bigint, p_every_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_deleted jsonb;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_retain');
+    if exists (select from public.fleet_chores c
+                where c.fleet = p_fleet and c.name = 'retention' and c.done_at > v_now - p_every_s * interval '1 second') then
+        return jsonb_build_object('deleted', null);
+    end if;
+    v_deleted := public.fleet_retention(p_fleet, p_term, p_now);
+    insert into public.fleet_chores (fleet, name, done_at) values (p_fleet, 'retention', v_now)
+    on conflict on constraint fleet_chores_pkey do update set done_at = excluded.done_at;
+    return jsonb_build_object('deleted', v_deleted);
+end
+$$;
+
 CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -3723,6 +3743,13 @@ ALTER TABLE public.decisions ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE public.fleet_chores (
+    fleet text NOT NULL,
+    name text NOT NULL,
+    done_at timestamp with time zone NOT NULL,
+    CONSTRAINT fleet_chores_name_check CHECK ((name <> ''::text))
+);
+
 CREATE TABLE public.fleet_lease (
     fleet text NOT NULL,
     holder text NOT NULL,
@@ -4093,6 +4120,9 @@ ALTER TABLE ONLY public.database_identity
 ALTER TABLE ONLY public.decisions
     ADD CONSTRAINT decisions_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.fleet_chores
+    ADD CONSTRAINT fleet_chores_pkey PRIMARY KEY (fleet, name);
+
 ALTER TABLE ONLY public.fleet_lease
     ADD CONSTRAINT fleet_lease_pkey PRIMARY KEY (fleet);
 
@@ -4237,6 +4267,8 @@ ALTER TABLE public.database_identity ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.decisions ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.fleet_chores ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.fleet_lease ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.fleet_settings ENABLE ROW LEVEL SECURITY;
@@ -4372,6 +4404,9 @@ GRANT ALL ON FUNCTION public.fleet_rescue_overdue(p_fleet text, p_term bigint, p
 
 REVOKE ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_retain(p_fleet text, p_term bigint, p_every_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_retain(p_fleet text, p_term bigint, p_every_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timestamp with time zone) TO service_role;
@@ -4596,6 +4631,8 @@ GRANT ALL ON TABLE public.database_identity TO service_role;
 GRANT ALL ON TABLE public.decisions TO service_role;
 
 GRANT ALL ON SEQUENCE public.decisions_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.fleet_chores TO service_role;
 
 GRANT ALL ON TABLE public.fleet_lease TO service_role;
 

@@ -2,13 +2,13 @@
 
 APScheduler owns the timers: the lease (every LEAD_EVERY_S), the tick (every ORCHESTRATOR_POLL_SEC, every TRANSITION_S
 while somebody is coming or going, at once on a NOTIFY), log shipping and retention. A standby does nothing but ask for
-the lease. SIGTERM: no new decisions, finish the writes at hand (at most SETTLE_S), give the lease back, leave the pods
-alone.
+the lease, every second and on its only connection. SIGTERM: no new decisions, finish the writes at hand (at most
+SETTLE_S), give the lease back, leave the pods alone.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
@@ -33,20 +33,24 @@ from orchestrator.web.health import Health
 from orchestrator.web.signal import ASKS_CHANNEL
 
 TRANSITION_S = 2.0
-LEASE_OVER_S = 0.1  # after its end: then it is over for the database too
-LEAD_AGAIN_S = 1.0  # at least, between two times that a standby asks
+LEAD_AGAIN_S = 1.0  # between two times that a standby asks: it does not listen
 LEAD_RETRY_S = (0.5, 1.0, 2.0)  # after a call that failed, and those after it: a lease lasts for 15 s only
 SET_BACK_S = 1.0  # what a clock is slewed by in LEAD_EVERY_S is far less
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
 ANSWER_EVERY_S = 1.0  # where no notification says that a pod has asked
-RETENTION_EVERY_S = 3600.0
+RETENTION_CHECK_S = 60.0  # between two questions whether retention is due: the database keeps when it was done
+RETENTION_FIRST_S = 10.0  # after a lead begins, so that a process that is replaced often does it too
 COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
 SETTLE_S = 0.6  # SIGTERM to a standby's lead takes at most 1 s; what is cut off here is found by the next leader
 RESIGN_S = 1.0  # a database that is away is not waited for: the lease ends by itself
 LAST_WORDS_S = 0.2  # for the listening connection to close
 log = structlog.get_logger()
+
+
+async def _nothing(_leads: bool) -> None:
+    """Nothing more is opened for a leader."""
 
 
 class Daemon:
@@ -71,7 +75,9 @@ class Daemon:
         on_notify: Callable[[str, str], object],
         think: Callable[[Snapshot, Policy], Plan] = plan,
         answers: Answers | None = None,
+        on_lead: Callable[[bool], Awaitable[None]] = _nothing,
     ) -> None:
+        """`on_lead` is told when this process begins to lead, and when it learns that it does not."""
         self._store, self._db, self._observer = store, db, observer
         self._rounds, self._journal = LogRounds(store, shipper, self.wake), Journal(store)
         self._catalog = catalog
@@ -82,6 +88,8 @@ class Daemon:
         self._think = think
         self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
         self._answering = False
+        self._on_lead = on_lead
+        self._listening: asyncio.Task[None] | None = None  # only a leader listens
         self._executor = executor(self.wake)
         observer.wake = self.wake
         self._scheduler = AsyncIOScheduler(timezone=UTC)
@@ -101,7 +109,6 @@ class Daemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set."""
-        listening = asyncio.create_task(self._listen(), name="listen")
         async with self._timers():
             await self._until(stop)
             self._stopping = True
@@ -110,7 +117,7 @@ class Daemon:
             self._rounds.stop()
             self._executor.stop_climbing()
             left_s = await self._finish_tick(SETTLE_S)
-        listening.cancel()
+        listening = self._stop_listening()
         await self._executor.settle(left_s)
         if self._lease and self._lease.leader:
             try:
@@ -118,7 +125,8 @@ class Daemon:
                     await self._store.resign(self._holder, self._lease.term)
             except (PortError, TimeoutError) as error:
                 log.warning("lease_kept", message=f"the lease ends by itself: {error}")
-        await asyncio.wait({listening}, timeout=LAST_WORDS_S)
+        if listening is not None:
+            await asyncio.wait({listening}, timeout=LAST_WORDS_S)
 
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait for `stop`. Timers go by the wall clock: where it is set back, they would wait for as long."""
@@ -163,10 +171,6 @@ class Daemon:
             if job.next_run_time > soon:
                 job.modify(next_run_time=soon)
 
-    def _ask_for_the_lease(self) -> None:
-        if self._scheduler.running and not self._stopping and not (self._lease and self._lease.leader):
-            self._scheduler.modify_job("lead", next_run_time=datetime.now(UTC))
-
     @asynccontextmanager
     async def _timers(self) -> AsyncIterator[None]:
         once = {"max_instances": 1, "coalesce": True, "misfire_grace_time": None}
@@ -176,7 +180,7 @@ class Daemon:
         self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
         self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
-        self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_EVERY_S, **once)
+        self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_CHECK_S, id="retain", **once)
         if self._answers:
             self._scheduler.add_job(self._answer, "interval", seconds=ANSWER_EVERY_S, id="answer", **once)
         if self._catalog.needed:
@@ -194,8 +198,6 @@ class Daemon:
                 continue
             self._on_notify(channel, payload)
             self.wake()
-            if not payload:  # a lease was given back, or we were deaf for a while
-                self._ask_for_the_lease()
 
     # --- pods that ask
 
@@ -240,12 +242,13 @@ class Daemon:
             self._health.leads(lease.term, lease.holder)
         else:
             self._health.stands_by(lease.term, lease.holder)
-            self._ask_again_when_over(lease)
+            self._ask_again_in(LEAD_AGAIN_S)
         self._metrics.plays(self._health.role)
         if before is None or (before.leader, before.term) != (lease.leader, lease.term):
             self._observer.forget()
             self._executor.stop_climbing()
             log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
+            await self._begin_part(leads=lease.leader)
         if lease.leader:
             self._observer.heard()
 
@@ -253,16 +256,31 @@ class Daemon:
         """The first answer after an outage is worth having early: it keeps a lease, or takes one that is over."""
         delay_s = LEAD_RETRY_S[min(self._unanswered, len(LEAD_RETRY_S) - 1)]
         self._unanswered += 1
+        self._ask_again_in(delay_s)
+
+    def _ask_again_in(self, delay_s: float) -> None:
         if self._scheduler.running and not self._stopping:
             next_at = datetime.now(UTC) + timedelta(seconds=delay_s)
             self._scheduler.modify_job("lead", next_run_time=next_at)
 
-    def _ask_again_when_over(self, lease: Lease) -> None:
-        """A leader that is gone without a word is missed for its lease, and not for a round of asking more."""
-        left_s = (lease.expires_at - datetime.now(UTC)).total_seconds() + LEASE_OVER_S
-        if self._scheduler.running and left_s < LEAD_EVERY_S:  # at least a second: the database's clock is another one
-            next_at = datetime.now(UTC) + timedelta(seconds=max(left_s, LEAD_AGAIN_S))
-            self._scheduler.modify_job("lead", next_run_time=next_at)
+    async def _begin_part(self, *, leads: bool) -> None:
+        """Open what only a leader needs (LISTEN, SSH, connections), or close it."""
+        if not leads:
+            self._rounds.stop()
+            self._stop_listening()
+        await self._on_lead(leads)
+        if leads and self._scheduler.running and not self._stopping:
+            self._stop_listening()
+            self._listening = asyncio.create_task(self._listen(), name="listen")
+            first_at = datetime.now(UTC) + timedelta(seconds=RETENTION_FIRST_S)
+            self._scheduler.modify_job("retain", next_run_time=first_at)
+
+    def _stop_listening(self) -> asyncio.Task[None] | None:
+        """The task that ends now, if there is one."""
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.cancel()
+        return listening
 
     def _overslept(self) -> bool:
         """Whether the lease is over by our own clock: this process was stopped, and nobody spoke to it meanwhile."""
@@ -309,7 +327,9 @@ class Daemon:
             releases = {pool.name: self._policy.release(pool) for pool in self._policy.pools}
             await self._store.declare_release(term, releases, self._policy.handled)
             self._declared = term
+        self._health.stepped()
         snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
+        self._health.stepped()
         observe_s = time.monotonic() - began_s
         self._moving = in_transition(snapshot)
         self._fleet = snapshot.workers
@@ -321,6 +341,7 @@ class Daemon:
         self._retry_s = min(waits, default=None)
         if not self._stopping:
             await self._journal.record(term, snapshot, made)
+            self._health.stepped()
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
         self._journal.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)
@@ -351,8 +372,12 @@ class Daemon:
         self._counted_to = row["until"]
 
     async def _retain(self) -> None:
-        if self._lease and self._lease.leader:
-            try:
-                log.info("rows_retained", deleted=dict(await self._store.retention(self._lease.term)))
-            except PortError as error:
-                log.warning("retention_failed", error=f"{type(error).__name__}: {error}")
+        if self._stopping or not self._lease or not self._lease.leader:
+            return
+        try:
+            deleted = await self._store.retention(self._lease.term)
+        except PortError as error:
+            log.warning("retention_failed", error=f"{type(error).__name__}: {error}")
+            return
+        if deleted is not None:
+            log.info("rows_retained", deleted=dict(deleted))

@@ -9,11 +9,12 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.applications import Starlette
@@ -35,29 +36,40 @@ from orchestrator.logs import configure
 from orchestrator.metered import MeteredDb, MeteredDoor
 from orchestrator.metrics import Metrics
 from orchestrator.observe import FIRST_PATIENCE_S, Observer
-from orchestrator.ports import Blobs
+from orchestrator.ports import Blobs, Db
 from orchestrator.settings import Settings
 from orchestrator.shipping import Shipper
+from orchestrator.watchdog import Watchdog
 from orchestrator.web.app import build_app
 from orchestrator.web.door import Door
 from orchestrator.web.health import DEAD_AFTER_S, Health
 from orchestrator.web.signal import TaskSignal
+from orchestrator.web.switched import SwitchedDb
 from orchestrator.web.tokens import mint, verifier
 from orchestrator.wiring import (
     LIST_WAIT_S,
+    as_direct,
+    lane_of,
     open_blobs,
     open_cloud,
     open_db,
     open_lines,
     open_worker_db,
     policy_of,
+    resize,
     store_over,
 )
 
+if TYPE_CHECKING:
+    from orchestrator.adapters.lines import SshLines
+
+FOLLOWS = frozenset({"starting", "standby"})  # the roles in which the gateway has no connections of its own
 ERRAND_EVERY_S = 2.0  # a tick for an operator who waits
-# Connections at most, of the loop, the bring-ups and shipments; of the agents' calls: with the one that listens they
-# are the 15 that Supabase's session pooler gives by default.
-POOLS, DOOR_POOL = (3, 4), 7
+# Connections of a leader at most: the loop's, of which bring-ups and shipments may use two; the agents' calls'; and one
+# that listens. These 7 and a standby's one fit twice into the 15 that Supabase's session pooler gives by default.
+LOOP_POOL, ACTS_LANE, DOOR_POOL, STANDBY_POOL = 3, 2, 3, 1
+HTTP_POOL, HTTP_LANE = 7, 4  # HTTP connections, over Supabase's API: PostgREST has a pool of its own
+HANG_UP_S = 5.0  # for all SSH connections together, when another process leads
 LEAVE_WITHIN_S = 2.5  # of a signal, whatever hangs: what is cut off is found by the next leader, as after a crash
 SERVED_S = 0.5  # for the answers under way, long polls included, once the loop has stopped
 CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
@@ -69,10 +81,12 @@ log = structlog.get_logger()
 class Parts:
     """A daemon and what it was built from."""
 
+    db: Db
     daemon: Daemon
     observer: Observer
     blobs: Blobs
     notified: list[Callable[[str, str], None]]  # who hears of notifications besides the loop
+    on_lead: list[Callable[[bool], None]]  # who is told when this process begins to lead, or learns that it does not
     health: Health
     metrics: Metrics
 
@@ -89,7 +103,8 @@ async def run(settings: Settings) -> int:
         door.open()
         watching = asyncio.create_task(_stop_with(door, stop), name="watch_the_door")
         log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
-        await parts.daemon.run(stop)
+        with Watchdog(lambda: parts.health.steps, tick_limit_s=parts.health.dead_after_s).watching():
+            await parts.daemon.run(stop)
         died = door.closed.is_set()
         await door.close(SERVED_S)
         watching.cancel()
@@ -107,7 +122,12 @@ async def _application(
     settings: Settings, parts: Parts, loop: asyncio.AbstractEventLoop, task_signal: TaskSignal
 ) -> AsyncIterator[Starlette]:
     """What the door serves; opened on its thread, with connections of its own."""
-    async with open_worker_db(settings, pool_size=DOOR_POOL) as db:
+    async with open_worker_db(settings, pool_size=DOOR_POOL) as own:
+        shared = as_direct(parts.db)
+        db = SwitchedDb(own, shared, loop, lambda: parts.health.role not in FOLLOWS) if own and shared else None
+        if own:
+            here = asyncio.get_running_loop()
+            parts.on_lead.append(lambda leads: None if leads else _shed(here, own.resize(DOOR_POOL)))
         yield build_app(
             db=MeteredDoor(db, parts.metrics) if db else None,
             blobs=parts.blobs,
@@ -118,6 +138,14 @@ async def _application(
             metrics=parts.metrics,
             metrics_tokens=settings.metrics_tokens,
         )
+
+
+def _shed(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
+    """Close the idle connections of another thread's pool."""
+    try:
+        asyncio.run_coroutine_threadsafe(closing, loop)
+    except RuntimeError:  # the loop has closed, and they with it
+        closing.close()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[str], None], what: str) -> None:
@@ -163,9 +191,9 @@ async def _parts(
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
     async with AsyncExitStack() as stack:
-        # Connections of their own for the loop and for the bring-ups: many calls of these queue up at once, and the
-        # loop's must not be the last of them.
-        db, acting = [await stack.enter_async_context(open_db(settings, pool_size=n)) for n in POOLS]
+        is_direct = settings.database_url is not None
+        db = await stack.enter_async_context(open_db(settings, pool_size=STANDBY_POOL if is_direct else HTTP_POOL))
+        acting = lane_of(db, ACTS_LANE if is_direct else HTTP_LANE)
         metrics = Metrics()
         store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
         cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, metrics.stored)
@@ -189,6 +217,17 @@ async def _parts(
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
         notified: list[Callable[[str, str], None]] = []
+        on_lead: list[Callable[[bool], None]] = []
+
+        async def lead(leads: bool) -> None:
+            await resize(db, LOOP_POOL if leads else STANDBY_POOL)
+            for tell in on_lead:
+                tell(leads)
+            if leads:
+                lines.open()
+            else:
+                await _hang_up(lines)
+
         health = _health(settings, metrics, await store.check_functions())
         observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s, patience_s=patience_s)
         daemon = Daemon(
@@ -220,8 +259,18 @@ async def _parts(
             think=think,
             on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
             answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
+            on_lead=lead,
         )
-        yield Parts(daemon, observer, blobs, notified, health, metrics)
+        yield Parts(db, daemon, observer, blobs, notified, on_lead, health, metrics)
+
+
+async def _hang_up(lines: "SshLines") -> None:
+    """Another process leads: it has connections of its own to the pods."""
+    try:
+        async with asyncio.timeout(HANG_UP_S):
+            await lines.close()
+    except TimeoutError:
+        log.warning("lines_cut_off", message=f"SSH connections were not closed within {HANG_UP_S:g} s")
 
 
 def _health(settings: Settings, metrics: Metrics, schema: str) -> Health:

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from orchestrator.settings import Settings
 
 LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
+COMMAND_POOL = 4  # connections at most
 CATALOG_WAIT_S = 5.0  # for prices, where an answer without them is better than none
 RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, short enough to read
 
 
 @asynccontextmanager
-async def open_db(settings: Settings, *, pool_size: int = 8) -> AsyncIterator[Db]:
+async def open_db(settings: Settings, *, pool_size: int = COMMAND_POOL) -> AsyncIterator[Db]:
     """The database, by DATABASE_URL where it is set, else over Supabase's API."""
     settings.require("database")
     db: Db
@@ -60,20 +61,40 @@ async def open_worker_db(settings: Settings, *, pool_size: int) -> AsyncIterator
     if settings.database_url is None:
         yield None
         return
-    db = await _direct(settings, pool_size)
+    db = await _direct(settings, pool_size, kept=0)
     try:
         yield db
     finally:
         await db.close()
 
 
-async def _direct(settings: Settings, pool_size: int) -> PostgresDb:
+async def resize(db: Db, size: int) -> None:
+    """Let a direct connection's pool have so many connections; over Supabase's API they are PostgREST's."""
+    if (direct := as_direct(db)) is not None:
+        await direct.resize(size)
+
+
+def as_direct(db: Db) -> PostgresDb | None:
+    """The same, if it speaks to PostgreSQL itself."""
+    from orchestrator.adapters.db_postgres import PostgresDb
+
+    return db if isinstance(db, PostgresDb) else None
+
+
+def lane_of(db: Db, limit: int) -> Db:
+    """A share of its connections: see adapters/lanes.py."""
+    from orchestrator.adapters.lanes import Lane
+
+    return Lane(db, limit)
+
+
+async def _direct(settings: Settings, pool_size: int, *, kept: int = 1) -> PostgresDb:
     from orchestrator.adapters.db_postgres import PostgresDb
 
     url = settings.database_url
     assert url is not None  # noqa: S101
     logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # where nothing logs, errors say it better
-    return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size)
+    return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size, kept=kept)
 
 
 @asynccontextmanager

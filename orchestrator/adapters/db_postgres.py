@@ -60,6 +60,7 @@ PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out
 # What PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer say when they have no connection left.
 FULL = ("too many", "remaining connection slots", "max clients", "max client conn", "no more connections")
 RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
+CLOSE_TIMEOUT_S = 5.0
 POOL_SHARE = 0.9  # of a call's time; what is left is for asking why the pool has no connection
 HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
 SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
@@ -71,12 +72,18 @@ class PostgresDb:
     """Db over psycopg; see ports.Db. Use `open`, or call `start` once inside a running loop."""
 
     def __init__(
-        self, url: str, *, application_name: str = "orchestrator", pool_size: int = 8, call_timeout_s: float = 15
+        self,
+        url: str,
+        *,
+        application_name: str = "orchestrator",
+        pool_size: int = 4,
+        kept: int = 1,
+        call_timeout_s: float = 15,
     ) -> None:
         pooled = str(conninfo_to_dict(url).get("port", "")) == str(TRANSACTION_POOLER_PORT)
         self._conninfo = make_conninfo(
             url,
-            application_name=application_name,
+            application_name=conninfo_to_dict(url).get("application_name", application_name),
             connect_timeout=CONNECT_TIMEOUT_S,
             keepalives_idle=20,
             keepalives_interval=5,
@@ -84,33 +91,56 @@ class PostgresDb:
         )
         self._call_timeout_s = call_timeout_s
         self._in_session_mode = not pooled
-        self._pool = psycopg_pool.AsyncConnectionPool(
-            self._conninfo,
-            min_size=1,
-            max_size=pool_size,
-            open=False,
-            timeout=call_timeout_s,
-            reconnect_timeout=RECONNECT_TIMEOUT_S,
-            reconnect_failed=_try_on,
-            kwargs={"autocommit": True, "prepare_threshold": None if pooled else 5},
-            configure=self._configure,
-        )
+        self._size, self._kept = pool_size, kept
+        self._pool = self._new_pool()
         self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
         self._checking: asyncio.Task[None] | None = None
         self._knocking: asyncio.Task[PortError | None] | None = None
 
     @classmethod
     async def open(
-        cls, url: str, *, application_name: str = "orchestrator", pool_size: int = 8, call_timeout_s: float = 15
+        cls,
+        url: str,
+        *,
+        application_name: str = "orchestrator",
+        pool_size: int = 4,
+        kept: int = 1,
+        call_timeout_s: float = 15,
     ) -> Self:
-        """A started Db. It does not wait for the database: a call does."""
-        db = cls(url, application_name=application_name, pool_size=pool_size, call_timeout_s=call_timeout_s)
+        """A started Db that opens `pool_size` connections at most and keeps `kept` of them when nothing is asked.
+
+        It does not wait for the database: a call does.
+        """
+        db = cls(url, application_name=application_name, pool_size=pool_size, kept=kept, call_timeout_s=call_timeout_s)
         await db.start()
         return db
 
     async def start(self) -> None:
         """Open the pool."""
         await self._pool.open(wait=False)
+
+    async def resize(self, size: int) -> None:
+        """Open `size` connections at most from now on; if that is not more than before, close the idle ones now."""
+        grows, self._size = size > self._size, size
+        if grows:
+            await self._pool.resize(self._kept, size)
+            return
+        before, self._pool = self._pool, self._new_pool()
+        await self._pool.open(wait=False)
+        await before.close(timeout=CLOSE_TIMEOUT_S)  # a connection in use is closed after its call
+
+    def _new_pool(self) -> psycopg_pool.AsyncConnectionPool[psycopg.AsyncConnection[TupleRow]]:
+        return psycopg_pool.AsyncConnectionPool(
+            self._conninfo,
+            min_size=self._kept,
+            max_size=self._size,
+            open=False,
+            timeout=self._call_timeout_s,
+            reconnect_timeout=RECONNECT_TIMEOUT_S,
+            reconnect_failed=_try_on,
+            kwargs={"autocommit": True, "prepare_threshold": 5 if self._in_session_mode else None},
+            configure=self._configure,
+        )
 
     async def close(self) -> None:
         """Close every connection."""
@@ -121,7 +151,7 @@ class PostgresDb:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         self._checking = self._knocking = None
-        await self._pool.close(timeout=5)
+        await self._pool.close(timeout=CLOSE_TIMEOUT_S)
 
     async def call(self, function: str, /, **args: Any) -> Any:
         """The function's jsonb, decoded. Raises port errors by SQLSTATE; Unavailable where there is no clear answer."""

@@ -124,7 +124,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "fleet_asks": ("p_fleet", "p_limit"),
         "fleet_answer": ("p_fleet", "p_term", "p_answers"),
-        "fleet_retention": ("p_fleet", "p_term"),
+        "fleet_retain": ("p_fleet", "p_term", "p_every_s"),
+        "fleet_retention": ("p_fleet", "p_term"),  # within fleet_retain; earlier versions call it themselves
         "fleet_workers": ("p_fleet", "p_all", "p_limit"),
         "fleet_worker": ("p_fleet", "p_worker_id"),
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),

@@ -26,6 +26,7 @@ class SshLines:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+        self._are_open = True
 
     @contextlib.asynccontextmanager
     async def session(self, worker: Worker, *, timeout_s: float) -> AsyncIterator[Session]:
@@ -48,20 +49,32 @@ class SshLines:
         if line is not None and line.session is not None:
             await line.session.close()
 
+    def open(self) -> None:
+        """Connect again when asked to."""
+        self._are_open = True
+
     async def close(self) -> None:
-        """Hang up everywhere."""
-        for worker_id in tuple(self._lines):
-            await self.drop(worker_id)
+        """Hang up everywhere, and connect to nobody until `open`: another process may lead now."""
+        self._are_open = False
+        await asyncio.gather(*(self.drop(worker_id) for worker_id in tuple(self._lines)))
 
     async def _live(self, line: _Line, worker: Worker, timeout_s: float) -> Session:
         if worker.ssh_host is None or worker.ssh_port is None:
             raise Unavailable(f"{worker.id} has no SSH address yet")
+        self._check_open()
         address = (worker.ssh_host, worker.ssh_port)
         if line.session is not None and (line.session.closed or line.address != address):
             await line.session.close()
             line.session = None
         if line.session is None:
             pinned = worker.host_key or line.pinned
-            line.session = await self._shell.connect(*address, pinned=pinned, timeout_s=timeout_s)
-            line.address, line.pinned = address, line.session.host_key
+            session = await self._shell.connect(*address, pinned=pinned, timeout_s=timeout_s)
+            if not self._are_open:  # closed while this connected
+                await session.close()
+            self._check_open()
+            line.session, line.address, line.pinned = session, address, session.host_key
         return line.session
+
+    def _check_open(self) -> None:
+        if not self._are_open:
+            raise Unavailable("this process holds no SSH connections: it does not lead")

@@ -42,6 +42,8 @@ class Listeners:
                 yield await queue.get()
         finally:
             self._queues.discard(queue)
+            if not self._queues:  # nobody listens: no connection is held for it
+                await self.close()
 
     def tell(self, event: Event) -> None:
         """Hand an event to everybody."""

@@ -26,6 +26,8 @@ from orchestrator.core.states import FailureCode, Stage, State
 from orchestrator.ports import Attempt, DatabaseHalf, Db, Lease, LogRange, SchemaMismatch
 from orchestrator.redaction import redact
 
+RETENTION_EVERY_S = 3600.0
+
 
 class SqlStore:
     """The rows of one fleet."""
@@ -205,9 +207,10 @@ class SqlStore:
         given = {"p_fleet": self._fleet, "p_term": term, "p_answers": list(answers)}
         return int((await self._db.call("fleet_answer", **given))["answered"])
 
-    async def retention(self, term: int) -> Mapping[str, int]:
-        """Delete a bounded number of rows past their age; table -> rows."""
-        return dict(await self._call("fleet_retention", p_term=term))
+    async def retention(self, term: int) -> Mapping[str, int] | None:
+        """Delete a bounded number of rows past their age, once an hour; table -> rows, or None if it is not due."""
+        answer = await self._call("fleet_retain", p_term=term, p_every_s=RETENTION_EVERY_S)
+        return None if answer["deleted"] is None else dict(answer["deleted"])
 
     async def metrics(self, since: datetime | None) -> Row:
         """What tasks have been through since a moment, counted up to "until", and the log bytes not shipped yet."""

@@ -25,11 +25,17 @@ class Health:
     database_answered: bool = False  # once since the start
     reason: str | None = None  # why the last tick came to nothing
     runs: Mapping[str, str | None] = field(default_factory=dict)  # version, commit, schema
+    steps: int = 0  # of all ticks together: what the watchdog looks at
     depends: Callable[[], Mapping[str, str]] = dict  # database, provider, s3 -> up | down | unknown
 
     def ticked(self, now_s: float) -> None:
-        """A tick begins."""
+        """A tick begins, so the one before it has ended."""
         self.tick_at_s = now_s
+        self.stepped()
+
+    def stepped(self) -> None:
+        """A tick has done one of its parts."""
+        self.steps += 1
 
     def leads(self, term: int, holder: str) -> None:
         """The lease is ours."""

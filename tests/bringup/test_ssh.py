@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.adapters.lines import SshLines
 from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
+from orchestrator.core.model import Worker
 from orchestrator.ports import AuthFailed, HostKeyChanged, NotSsh, Refused, Unavailable
 from tests.bringup.builders import a_worker
 from tests.bringup.sshd import Sshd, pem_of, serving
@@ -285,6 +286,32 @@ async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> No
             continue
     assert sshd.handshakes == 2
     await lines.drop(worker.id)
+    await lines.close()
+
+
+async def test_a_process_that_does_not_lead_holds_no_connection(sshd: Sshd) -> None:
+    """Losing the lead hangs up everywhere, on connections under way too, and none is made until it leads again."""
+    lines = SshLines(AsyncSshShell(pem_of(KEY)))
+    workers = [a_worker(f"gpu-{n}", ssh_host="127.0.0.1", ssh_port=sshd.port) for n in range(3)]
+    held = []
+    for worker in workers[:2]:
+        async with lines.session(worker, timeout_s=SOON_S) as session:
+            held.append(session)
+
+    async def connect(worker: Worker) -> None:
+        async with lines.session(worker, timeout_s=SOON_S):
+            pass
+
+    connecting = asyncio.create_task(connect(workers[2]))
+    await asyncio.sleep(0)  # it has begun
+    await lines.close()
+    assert all(session.closed for session in held)
+    with pytest.raises(Unavailable, match="does not lead"):
+        await connecting
+    with pytest.raises(Unavailable, match="does not lead"):
+        await connect(workers[0])
+    lines.open()
+    await connect(workers[0])
     await lines.close()
 
 

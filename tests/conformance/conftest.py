@@ -31,6 +31,7 @@ TABLES = (
     "decisions",
     "offers",
     "hosts",
+    "fleet_chores",
     "log_objects",
     "fleet_settings",
     "releases",

@@ -157,9 +157,13 @@ class Records(Database):
             "log_bytes_pending": 0,  # a figure for people: nothing is decided by it
         }
 
-    def fleet_retention(self, p_fleet: str, p_term: int) -> Json:
-        self._check_term(p_fleet, p_term, "fleet_retention")  # no simulation lasts the thirty days
-        return {"decisions": 0, "worker_events": 0, "worker_attempts": 0}
+    def fleet_retain(self, p_fleet: str, p_term: int, p_every_s: float) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_retain")  # no simulation lasts the thirty days
+        done_at = self.retained_at.get(p_fleet)
+        if done_at is not None and done_at > self.now - timedelta(seconds=p_every_s):
+            return {"deleted": None}
+        self.retained_at[p_fleet] = self.now
+        return {"deleted": {"decisions": 0, "worker_events": 0, "worker_attempts": 0}}
 
     # --- the log ledger
 

@@ -82,6 +82,7 @@ class Tables:
         self.attempts_of: dict[str, list[Row]] = {}  # worker -> its rows of worker_attempts
         self.costs: list[Row] = []
         self.leases: dict[str, Row] = {}
+        self.retained_at: dict[str, datetime] = {}  # fleet -> when retention was last done
         self.decisions: list[Row] = []
         self.offers: dict[tuple[str, str], Row] = {}
         self.hosts: dict[tuple[str, str], Row] = {}
