@@ -23,6 +23,8 @@ from orchestrator.renting import Renter
 from orchestrator.teardown import Teardown
 
 CONCURRENT_ACTIONS = 32
+MAX_PAUSE_S = 300.0  # between two deletes of an orphan that are refused
+MAX_DOUBLINGS = 10
 CANCEL_S = 0.5  # for a cancelled action to close its attempt row
 ROWS_ONLY = (act.Adopt, act.Readdress, act.Wait, act.Settle, act.Terminate, act.Rescue)
 log = structlog.get_logger()
@@ -65,6 +67,7 @@ class Executor:
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._reaped: dict[str, float] = {}  # pod id -> until when a list may still show it, on the loop's clock
+        self._refused: dict[str, int] = {}  # orphan pod id -> how often in a row its delete failed
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
 
     @property
@@ -86,6 +89,8 @@ class Executor:
         """
         self._renter.database_id = snapshot.database_id
         workers = {worker.id: worker for worker in snapshot.workers}
+        if snapshot.pods is not None:
+            self._refused = {pod.id: self._refused[pod.id] for pod in snapshot.pods if pod.id in self._refused}
         written = await asyncio.gather(*(self._recorded(a, self._write(term, a)) for a in actions))
         for action, is_written in zip(actions, written, strict=True):
             if not is_written or isinstance(action, ROWS_ONLY):
@@ -181,11 +186,22 @@ class Executor:
             case act.Bury():
                 await self._hang_up(action.worker_id)
             case act.Reap():
-                deleted = await self._cloud.delete_pod(action.pod_id)
-                self._reaped[action.pod_id] = asyncio.get_running_loop().time() + self._policy.delete_retry_s
-                log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
+                await self._reap(action)
             case _:
                 assert_never(action)
+
+    async def _reap(self, action: act.Reap) -> None:
+        """Delete an orphan; the more often that was refused, the longer the next try waits."""
+        refusals = self._refused.pop(action.pod_id, 0)
+        pause_s = min(self._policy.delete_retry_s * 2**refusals, MAX_PAUSE_S)
+        try:
+            deleted = await self._cloud.delete_pod(action.pod_id)
+            log.warning("pod_reaped", pod=action.pod_id, reason=action.reason, deleted=deleted)
+        except PortError:
+            self._refused[action.pod_id] = min(refusals + 1, MAX_DOUBLINGS)
+            raise
+        finally:
+            self._reaped[action.pod_id] = asyncio.get_running_loop().time() + pause_s
 
     async def _intend(self, term: int, action: act.Spawn) -> None:
         pool = self._pools[action.pool]

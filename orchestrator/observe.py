@@ -21,7 +21,7 @@ from orchestrator.core.model import Pod, Snapshot
 from orchestrator.core.presence import PAGE_PODS, Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
-LIST_EVERY_S = 2.0  # per page: 30 calls a minute at most; the account's window is 60
+LIST_EVERY_S = 2.0  # per page, at least; longer where the account's limits would be used up at that pace
 PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
 FIRST_PATIENCE_S = 2.0  # … of all ticks together, while there is none
 LATE_S = 5.0  # a list that takes longer is told of
@@ -190,8 +190,8 @@ class Observer:
             return False
         clock_s = asyncio.get_running_loop().time()
         if self._listing is None:
-            pages = ceil(len(self._pods or ()) / PAGE_PODS)
-            if clock_s - self._listed_at_s < LIST_EVERY_S * max(1, pages):
+            pages = max(1, ceil(len(self._pods or ()) / PAGE_PODS))
+            if clock_s - self._listed_at_s < pages * max(LIST_EVERY_S, self._cloud.list_pause_s()):
                 return False
             self._listed_at_s = clock_s
             self._listing = asyncio.ensure_future(self._cloud.list_pods())

@@ -236,6 +236,14 @@ class BadSpec(PortError):
     """The request itself was refused (400/404/422 without a capacity text): another try would be refused too."""
 
 
+class NotSent(Unavailable):
+    """No request went out: whatever was asked for has certainly not been done."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class RateLimited(PortError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -259,7 +267,7 @@ class Cloud(Protocol):
         ...
 
     async def create_pod(self, spec: PodSpec) -> Pod:
-        """The new pod. Unavailable when it may exist although no clear answer came."""
+        """The new pod. Unavailable when it may exist although no clear answer came; NotSent when it cannot."""
         ...
 
     async def delete_pod(self, pod_id: str) -> bool:
@@ -280,6 +288,10 @@ class Cloud(Protocol):
 
     async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
         """What each pod of the account was charged in the whole hours that cover the window; may lag behind."""
+        ...
+
+    def list_pause_s(self) -> float:
+        """The least seconds between two pages of lists that the provider's limits allow now; 0 where none are known."""
         ...
 
     async def close(self) -> None: ...

@@ -12,6 +12,7 @@ import structlog
 from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import budget
+from orchestrator.core.images import cuda_of
 from orchestrator.core.model import DATABASE, Offer, Pod, PodSpec, Policy, Pool
 from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import (
@@ -21,6 +22,7 @@ from orchestrator.ports import (
     Cloud,
     NoBalance,
     NoCapacity,
+    NotSent,
     PortError,
     QuotaExceeded,
     RateLimited,
@@ -34,7 +36,9 @@ HOPELESS: dict[type[PortError], FailureCode] = {
     ApiAuth: FailureCode.API_AUTH,
     BadSpec: FailureCode.BAD_SPEC,
 }  # the provider will say the same again until somebody mends something
-RATE_LIMIT_S = 15.0  # the adapter has already waited as long as the provider asked, within its own bound
+RATE_LIMIT_S = 15.0  # at least, before the provider is asked again; the adapter has waited too, within its own bound
+RATE_LIMIT_MAX_S = 300.0
+UNASKED = (RateLimited.__name__, NotSent.__name__)
 log = structlog.get_logger()
 
 
@@ -50,12 +54,13 @@ class Renter:
         left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)
         began_s = time.monotonic()
         attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
-        result = Attempt("cancelled")
+        result, pause_s = Attempt("cancelled"), 0.0
         try:
             pod = await self._cloud.create_pod(await self._spec(worker_id, pool, offer))
             result = Attempt("ok", evidence={"pod_id": pod.id, "offer": offer.key})
         except PortError as error:
-            outcome = "lost" if isinstance(error, Unavailable) else "failed"
+            outcome = "lost" if isinstance(error, Unavailable) and not isinstance(error, NotSent) else "failed"
+            pause_s = getattr(error, "retry_after_s", 0.0)
             result = Attempt(
                 outcome, _code(error), type(error).__name__, {"error": str(error)[:300], "offer": offer.key}
             )
@@ -65,7 +70,7 @@ class Renter:
             await self._created(term, worker_id, offer, pod)
         elif result.outcome == "failed":
             left_s = max(0.0, left_s - (time.monotonic() - began_s))
-            await self._refused(term, worker_id, offer, result, left_s)
+            await self._refused(term, worker_id, offer, result, left_s, pause_s)
 
     async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> float:
         """Write down what is asked for; the seconds that remain of the whole climb."""
@@ -112,16 +117,19 @@ class Renter:
         await self._store.note_offer(term, offer.key, refused=False, code=None)
         log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
 
-    async def _refused(self, term: int, worker_id: str, offer: Offer, result: Attempt, left_s: float) -> None:
+    async def _refused(
+        self, term: int, worker_id: str, offer: Offer, result: Attempt, left_s: float, pause_s: float
+    ) -> None:
         """Back to the intent; the planner asks for the next offer, waits, or ends a hopeless one.
 
-        `left_s` of the whole climb remain.
+        `left_s` of the whole climb remain; for `pause_s` the provider takes no call.
         """
         why = str((result.evidence or {}).get("error"))
         code = result.failure_code
         fields: dict[str, Any] = {"waiting_for": why, "deadline_s": left_s}
-        if result.exception_type == RateLimited.__name__:
-            fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": RATE_LIMIT_S}
+        if result.exception_type in UNASKED:  # it says nothing about the offer
+            until_s = min(max(RATE_LIMIT_S, pause_s), RATE_LIMIT_MAX_S)
+            fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": until_s}
         else:
             await self._store.note_offer(term, offer.key, refused=True, code=code)
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": 0}
@@ -154,10 +162,19 @@ class Renter:
             volume_id=volume_id,
             volume_mount_path=pool.volume_mount_path,
             database_id=self.database_id,
+            min_cuda=pool.min_cuda or _cuda(pool.image),
         )
 
 
-def _code(error: PortError) -> FailureCode:
+def _cuda(image: str) -> str | None:
+    """The CUDA version that the image's name tells: on a machine with an older driver it could not work."""
+    found = cuda_of(image)
+    return f"{found[0]}.{found[1]}" if found else None
+
+
+def _code(error: PortError) -> FailureCode | None:
+    if isinstance(error, NotSent):
+        return None
     if isinstance(error, NoCapacity | RateLimited):
         return FailureCode.NO_CAPACITY
     return HOPELESS.get(type(error), FailureCode.CREATE_UNKNOWN)

@@ -7,7 +7,8 @@ import requests
 import runpod
 from runpod.error import RunPodError
 
-from orchestrator.adapters.runpod_replies import Malformed, port_error, ssh_address
+from orchestrator.adapters.runpod_fields import Malformed
+from orchestrator.adapters.runpod_replies import port_error, ssh_address
 from orchestrator.ports import ApiAuth
 from orchestrator.settings import load
 

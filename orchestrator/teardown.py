@@ -18,6 +18,8 @@ from orchestrator.core.states import FAILURES, ExitCause, Stage, State, WaitingO
 from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
 
 RETRY_S = 5.0  # before a failed flush or delete is tried again
+MAX_RETRY_S = 300.0  # of a delete: the pause doubles with each try
+MAX_DOUBLINGS = 10
 UNREACHED_RETRY_S = 2.0  # … before a pod that nobody answered at is knocked at again
 ABSENCE = "two complete lists without the pod"
 NAMED_TASKS = 5  # of those a draining worker holds
@@ -134,7 +136,7 @@ class Teardown:
             pod_id=action.pod_id,
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
             waiting_for=f"{ABSENCE if sent else 'the delete call to succeed'} ({_asked(begun)})",
-            next_attempt_s=self._policy.delete_retry_s if sent else RETRY_S,
+            next_attempt_s=self._policy.delete_retry_s if sent else _pause_s(len(begun)),
             metadata={DELETES: len(begun)} if len(begun) > 1 else {},
             # A pod that no list has shown yet may appear for so long: until then its absence proves nothing.
             deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
@@ -193,6 +195,11 @@ class Teardown:
 
     async def _note(self, term: int, worker_id: str, reason: str, **fields: Any) -> None:
         await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)
+
+
+def _pause_s(tries: int) -> float:
+    """Return how long to wait after this many tries of a delete of which the last one failed."""
+    return min(RETRY_S * 2.0 ** min(max(tries - 1, 0), MAX_DOUBLINGS), MAX_RETRY_S)
 
 
 def _asked(times: list[str]) -> str:

@@ -2,17 +2,14 @@
 
 The SDK is synchronous and bounds each read (30 s), not the call. Each call therefore runs in a thread of its own, under
 one deadline; a call that outlives it goes on in its thread and may still be carried out: that is `Unavailable`, a lost
-reply like any other, and adoption by name covers it. The threads are daemons: a pool's threads would be joined at exit,
-and one hanging call would hold up the shutdown.
+reply like any other, and adoption by name covers it. A call that never went out is `NotSent`.
 """
 
 import asyncio
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -22,12 +19,13 @@ import runpod
 from runpod.api.rest import run_rest_request
 from runpod.error import AuthenticationError, QueryError, RunPodError
 
+from orchestrator.adapters.runpod_fields import Malformed
+from orchestrator.adapters.runpod_lanes import Attempt, Lanes
 from orchestrator.adapters.runpod_logs import system_log
 from orchestrator.adapters.runpod_replies import (
     DATABASE_VARIABLE,
     FLEET_VARIABLE,
     WORKER_VARIABLE,
-    Malformed,
     bills,
     page,
     pod,
@@ -35,14 +33,16 @@ from orchestrator.adapters.runpod_replies import (
     prices,
     volume,
 )
+from orchestrator.adapters.runpod_transport import install
+from orchestrator.core.calls import Priority
 from orchestrator.core.model import Pod, PodSpec
-from orchestrator.ports import BadSpec, Bill, NoCapacity, PortError, QuotaExceeded, RateLimited, Unavailable
+from orchestrator.ports import BadSpec, Bill, NoCapacity, NotSent, PortError, QuotaExceeded, RateLimited, Unavailable
 
 MAX_ATTEMPTS = 3  # of one request
 RETRY_PAUSE_S = 0.5  # doubles with each attempt
 RETRY_JITTER = 0.2  # of the pause, either way
 MAX_PAGES = 500  # of one list
-MAX_THREADS = 64  # calls under way, those included that nobody waits for any more
+MAX_RECORDS = 50_000  # of one list
 Result = TypeVar("Result")
 
 
@@ -54,7 +54,6 @@ class RunPodCloud:
         api_key: str,
         *,
         base_url: str,
-        concurrency: int = 8,
         call_timeout_s: float = 30,
         on_call: Callable[[str, str], None] = lambda _operation, _status: None,
     ) -> None:
@@ -62,49 +61,38 @@ class RunPodCloud:
         self._api_key = api_key
         self._call_timeout_s = call_timeout_s
         self._on_call = on_call
-        self._slots = asyncio.Semaphore(concurrency)
-        self._threads: set[threading.Thread] = set()
+        self._lanes = Lanes()
+        self._paged: set[str] = set()  # collections whose lists have said whether they are complete: they always will
         runpod.api_key = api_key  # create_pod and terminate_pod take no key
         os.environ["RUNPOD_API_BASE_URL"] = base_url.rstrip("/")  # the SDK reads it at each call
+        install()
         os.environ["NETRC"] = os.devnull  # requests would put a .netrc entry in place of the Bearer key
 
     async def list_pods(self) -> tuple[Pod, ...]:
         """Every pod of the account, all pages; Unavailable unless the list is complete and well-formed."""
         pods: dict[str, Pod] = {}
-        for record in await self._whole_list("/v2/pods", "pods"):
+        for record in await self._whole_list("/v2/pods", "pods", Priority.LIST):
             read = _read(pod, record, "list pods")
-            pods.setdefault(read.id, read)  # a create between two pages moves a pod onto both
+            if read is not None:
+                pods.setdefault(read.id, read)  # a create between two pages moves a pod onto both
         return tuple(pods.values())
 
     async def create_pod(self, spec: PodSpec) -> Pod:
-        """The new pod. Unavailable when it may exist although no clear answer came: only a 429 is tried again."""
+        """The new pod. Unavailable when it may exist although no clear answer came, NotSent when it cannot.
+
+        The call is made again only after a 429, and where no connection came about.
+        """
         doing = f"create pod {spec.name}"
-        body = {
-            "name": spec.name,
-            "image_name": spec.image,
-            "gpu_type_id": spec.gpu_type,
-            "gpu_count": spec.gpu_count,
-            "cloud_type": spec.cloud,
-            "data_center_id": spec.data_center,
-            "container_disk_in_gb": spec.disk_gb,
-            "min_memory_in_gb": spec.min_memory_gb,
-            "min_vcpu_count": spec.min_vcpu,
-            "ports": ",".join(spec.ports),
-            "start_ssh": True,
-            "network_volume_id": spec.volume_id,
-            "volume_mount_path": spec.volume_mount_path if spec.volume_id else None,
-            "env": {
-                **spec.env,
-                "PUBLIC_KEY": spec.public_key,
-                FLEET_VARIABLE: spec.fleet_id,
-                WORKER_VARIABLE: spec.name,
-                **({DATABASE_VARIABLE: spec.database_id} if spec.database_id else {}),
-            },
-        }
-        reply = await self._call("create", doing, lambda: runpod.create_pod(**body), only_rate_limit=True)
+        reply = await self._call(
+            Priority.CREATE,
+            "create",
+            doing,
+            lambda: run_rest_request("POST", "/v2/pods", api_key=self._api_key, json=_body(spec)),
+            only_rate_limit=True,
+        )
         created = _read(pod, reply, doing)
-        if created.name != spec.name or created.fleet_id != spec.fleet_id:
-            raise Unavailable(f"{doing}: the answer is about pod {created.id} named {created.name}")
+        if created is None or created.worker_id != spec.name or created.fleet_id != spec.fleet_id:
+            raise Unavailable(f"{doing}: the answer is about another pod")
         return created
 
     async def delete_pod(self, pod_id: str) -> bool:
@@ -120,7 +108,7 @@ class RunPodCloud:
             return True
 
         try:
-            return await self._call("delete", f"delete pod {pod_id}", delete)
+            return await self._call(Priority.DELETE, "delete", f"delete pod {pod_id}", delete)
         except BadSpec as error:  # a refused delete may be taken the next time: the pod may be busy
             raise Unavailable(str(error)) from error
 
@@ -128,7 +116,7 @@ class RunPodCloud:
         """The last lines of the provider's own log about a pod. Unavailable without one."""
         doing = f"read the log of pod {pod_id}"
         try:
-            return await self._call("log", doing, lambda: system_log(pod_id, self._api_key))
+            return await self._call(Priority.OTHER, "log", doing, lambda: system_log(pod_id, self._api_key))
         except (BadSpec, NoCapacity, QuotaExceeded) as error:
             raise Unavailable(str(error)) from error
 
@@ -137,7 +125,10 @@ class RunPodCloud:
         doing = "read the catalogue"
         try:
             reply = await self._call(
-                "prices", doing, lambda: run_rest_request("GET", "/v2/catalog/gpus", api_key=self._api_key)
+                Priority.OTHER,
+                "prices",
+                doing,
+                lambda: run_rest_request("GET", "/v2/catalog/gpus", api_key=self._api_key),
             )
         except (BadSpec, NoCapacity, QuotaExceeded) as error:  # nothing was asked for that could be refused
             raise Unavailable(str(error)) from error
@@ -145,8 +136,8 @@ class RunPodCloud:
 
     async def volume_id(self, name: str) -> tuple[str, str]:
         """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""
-        records = await self._whole_list("/v2/network-volumes", "networkVolumes")
-        volumes = [_read(volume, record, "list network volumes") for record in records]
+        records = await self._whole_list("/v2/network-volumes", "networkVolumes", Priority.OTHER)
+        volumes = [one for record in records if (one := _read(volume, record, "list network volumes")) is not None]
         found = [(volume_id, center) for volume_id, known, center in volumes if known == name]
         if len(found) != 1:
             names = ", ".join(sorted(known for _, known, _ in volumes)) or "none"
@@ -158,14 +149,21 @@ class RunPodCloud:
         doing = "read the pods' bill"
         span = {"startTime": _rfc3339(since), "endTime": _rfc3339(until), "bucketSize": "hour"}
         reply = await self._call(
-            "bill", doing, lambda: run_rest_request("GET", "/v2/billing/pods", api_key=self._api_key, params=span)
+            Priority.OTHER,
+            "bill",
+            doing,
+            lambda: run_rest_request("GET", "/v2/billing/pods", api_key=self._api_key, params=span),
         )
         return _read(bills, reply, doing)
+
+    def list_pause_s(self) -> float:
+        """The least seconds between two pages of lists that the account's limits allow now."""
+        return self._lanes.pace_s()
 
     async def close(self) -> None:
         """Nothing to release: calls under way end with their threads, or with the process."""
 
-    async def _whole_list(self, path: str, collection: str) -> list[Any]:
+    async def _whole_list(self, path: str, collection: str, priority: Priority) -> list[Any]:
         """Every record of a paginated collection, under one deadline."""
         doing = f"list {collection}"
         records: list[Any] = []
@@ -174,9 +172,15 @@ class RunPodCloud:
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 for _ in range(MAX_PAGES):
-                    reply = await self._call("list", doing, _page_request(path, cursor, self._api_key))
-                    found, cursor = _read(lambda one: page(one, collection), reply, doing)
+                    asked = _page_request(path, cursor, self._api_key)
+                    reply = await self._call(priority, "list", doing, asked)
+                    found, cursor, paged = _read(lambda one: page(one, collection), reply, doing)
+                    if not paged and collection in self._paged:
+                        raise Unavailable(f"{doing}: the answer does not say whether it is complete")
+                    self._paged |= {collection} if paged else set()
                     records += found
+                    if len(records) > MAX_RECORDS:
+                        raise Unavailable(f"{doing}: more than {MAX_RECORDS} records")
                     if cursor is None:
                         return records
                     if cursor in cursors:
@@ -189,55 +193,89 @@ class RunPodCloud:
         raise Unavailable(f"{doing}: more than {MAX_PAGES} pages")
 
     async def _call(
-        self, operation: str, doing: str, request: Callable[[], Result], *, only_rate_limit: bool = False
+        self,
+        priority: Priority,
+        operation: str,
+        doing: str,
+        request: Callable[[], Result],
+        *,
+        only_rate_limit: bool = False,
     ) -> Result:
         """Make a request under the deadline, again after a 429 and, unless told otherwise, after an unclear answer."""
+        until_s = asyncio.get_running_loop().time() + self._call_timeout_s
         answered: PortError | None = None  # what the last attempt came to, while none is under way
+        one = Attempt(priority, doing, until_s)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 for attempt in range(1, MAX_ATTEMPTS + 1):
-                    answered = None
+                    one = Attempt(priority, doing, until_s)
                     try:
-                        async with self._slots:
-                            reply = await self._in_thread(request)
+                        reply = await self._lanes.make(one, request)
+                    except NotSent as error:
+                        raise answered or error from error
                     except (RunPodError, requests.RequestException, ValueError, OSError) as error:
                         self._on_call(operation, _status(error))
-                        meant = _meaning(error, doing)
-                        again = isinstance(meant, RateLimited) or (
-                            isinstance(meant, Unavailable) and not only_rate_limit
-                        )
-                        if not again or attempt == MAX_ATTEMPTS:
-                            raise meant from error
-                        answered = meant
+                        answered = self._meaning(error, doing, priority)
+                        if not _may_repeat(answered, only_rate_limit) or attempt == MAX_ATTEMPTS:
+                            raise answered from error
                     else:
                         self._on_call(operation, "200")
                         return reply
-                    await asyncio.sleep(_pause_s(doing, attempt))
+                    if not isinstance(answered, RateLimited):  # after a 429 the lane waits for as long as it says
+                        await asyncio.sleep(_pause_s(doing, attempt))
         except TimeoutError as error:
-            if answered is not None:  # time ran out between two attempts: nothing is in doubt
+            if not one.sent:
+                raise answered or NotSent(f"{doing}: not sent within {self._call_timeout_s} s") from error
+            if answered is not None and one.ended:  # time ran out between two attempts: nothing is in doubt
                 raise answered from error
             self._on_call(operation, "timeout")
             raise Unavailable(f"{doing}: no answer within {self._call_timeout_s} s") from error
         raise AssertionError("the last attempt returns or raises")
 
-    async def _in_thread(self, request: Callable[[], Result]) -> Result:
-        """Run a request in a daemon thread; when the wait for it is given up, it goes on alone."""
-        if len(self._threads) >= MAX_THREADS:
-            raise Unavailable(f"{MAX_THREADS} calls hang without an answer")
-        outcome: Future[Result] = Future()
-        thread = threading.Thread(target=lambda: self._run(request, outcome), name="runpod", daemon=True)
-        self._threads.add(thread)
-        thread.start()
-        return await asyncio.wrap_future(outcome)
+    def _meaning(self, error: Exception, doing: str, priority: Priority) -> PortError:
+        """Say what an error of a call means; RateLimited with the time until the next call may go out."""
+        # An unreadable body is a ValueError too, of requests or of json itself: the call was made, and nobody knows
+        # what came of it.
+        unreadable = isinstance(error, requests.RequestException | json.JSONDecodeError | UnicodeError)
+        if isinstance(error, ValueError) and not unreadable:
+            return BadSpec(f"{doing}: {error}")
+        meant = port_error(error, doing)
+        if isinstance(meant, RateLimited):
+            meant.retry_after_s = max(meant.retry_after_s, self._lanes.wait_s(priority))
+        return meant
 
-    def _run(self, request: Callable[[], Result], outcome: "Future[Result]") -> None:
-        outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, and takes a result
-        try:
-            outcome.set_result(request())
-        except BaseException as error:  # noqa: BLE001 - carried over to whoever waits
-            outcome.set_exception(error)
-        finally:
-            self._threads.discard(threading.current_thread())
+
+def _may_repeat(meant: PortError, only_rate_limit: bool) -> bool:
+    """Whether the call may be made again: a create only if it certainly did nothing."""
+    if isinstance(meant, RateLimited | NotSent):
+        return True
+    return isinstance(meant, Unavailable) and not only_rate_limit
+
+
+def _body(spec: PodSpec) -> dict[str, Any]:
+    """The create request. The SDK's own create_pod cannot ask for a lowest CUDA version, only for exact ones."""
+    ownership = {FLEET_VARIABLE: spec.fleet_id, WORKER_VARIABLE: spec.name}
+    if spec.database_id:
+        ownership[DATABASE_VARIABLE] = spec.database_id
+    gpu: dict[str, Any] = {"id": spec.gpu_type, "count": spec.gpu_count}
+    gpu |= {"minRamPerGpu": spec.min_memory_gb, "minVcpuCountPerGpu": spec.min_vcpu}
+    if spec.min_cuda:
+        gpu["minCudaVersion"] = spec.min_cuda
+    body: dict[str, Any] = {
+        "name": spec.name,
+        "image": spec.image,
+        "cloud": spec.cloud,
+        "gpu": gpu,
+        "disk": spec.disk_gb,
+        "ports": list(spec.ports),
+        "startSsh": True,
+        "env": {**spec.env, "PUBLIC_KEY": spec.public_key, **ownership},
+    }
+    if spec.data_center:
+        body["dataCenterIds"] = [spec.data_center]
+    if spec.volume_id:
+        body["mounts"] = {"network": [{"volumeId": spec.volume_id, "path": spec.volume_mount_path}]}
+    return body
 
 
 def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], Any]:
@@ -255,15 +293,6 @@ def _status(error: Exception) -> str:
         return str(HTTPStatus.UNAUTHORIZED.value)
     status = getattr(error, "status_code", None)
     return str(int(status)) if status is not None else "unreachable"
-
-
-def _meaning(error: Exception, doing: str) -> PortError:
-    # create_pod raises ValueError for arguments that REST v2 cannot express. An unreadable body is one too, of requests
-    # or of json itself: the call was made, and nobody knows what came of it.
-    unreadable = isinstance(error, requests.RequestException | json.JSONDecodeError | UnicodeError)
-    if isinstance(error, ValueError) and not unreadable:
-        return BadSpec(f"{doing}: {error}")
-    return port_error(error, doing)
 
 
 def _read(reader: Callable[[object], Result], reply: object, doing: str) -> Result:

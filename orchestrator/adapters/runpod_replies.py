@@ -1,14 +1,27 @@
-"""Reading RunPod's answers: pods strictly, errors into the port's. What cannot be read is never taken for empty."""
+"""Reading RunPod's answers: who owns a pod strictly, the rest field by field; unreadable is never taken for empty."""
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
 import requests
 from runpod.error import AuthenticationError, QueryError
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
+from orchestrator.adapters.runpod_fields import (
+    Malformed,
+    an_object,
+    dollars,
+    inner,
+    known,
+    moment,
+    port,
+    price,
+    public_address,
+    text,
+    whole,
+)
 from orchestrator.core.model import Pod, PodStatus
 from orchestrator.ports import (
     ApiAuth,
@@ -16,6 +29,7 @@ from orchestrator.ports import (
     Bill,
     NoBalance,
     NoCapacity,
+    NotSent,
     PortError,
     QuotaExceeded,
     RateLimited,
@@ -25,13 +39,11 @@ from orchestrator.ports import (
 FLEET_VARIABLE = "ORCHESTRATOR_FLEET_ID"
 DATABASE_VARIABLE = "ORCHESTRATOR_DATABASE_ID"
 WORKER_VARIABLE = "ORCHESTRATOR_WORKER_ID"
-NAMED_LIKE_OURS = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")  # core/scaling.py, worker_id
 SSH_PORT = 22
-MAX_PORT = 65_535
-MAX_USD = 1e9  # of an hour, or of a bill
+MAX_CURSOR_CHARACTERS = 4_096
+IDENTITY = (FLEET_VARIABLE, DATABASE_VARIABLE, WORKER_VARIABLE)
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 STATUSES = frozenset(PodStatus)
-# The SDK does not hand over Retry-After; the usual window is a minute, and waiting it out whole would waste most of it.
-RETRY_AFTER_S = 10.0
 MAX_DETAIL_CHARACTERS = 300
 
 # Collected refusals (spec of the API, "Failures that happen"); compared without regard to case.
@@ -56,108 +68,153 @@ NO_ANSWER: tuple[tuple[type[requests.RequestException], str], ...] = (
 )
 
 
-class Malformed(Exception):
-    """An answer that is not what the API promises; the text names the field."""
+def pod(record: object) -> Pod | None:
+    """Read one pod of a list; None for a record without an id that is certainly nobody's of ours.
+
+    Only what proves identity is required: the id, and in the environment whose pod it is. Every other field becomes a
+    value or unknown, so that an odd record harms nobody but its own pod. Of a foreign pod nothing else is read.
+    """
+    fields = an_object(record, "pod")
+    env = fields.get("env")
+    if isinstance(env, dict) and FLEET_VARIABLE not in env:
+        foreign_id = known(text, fields, "id")
+        return None if foreign_id is None else _opaque(foreign_id, fields)
+    pod_id = text(fields, "id")
+    if not isinstance(env, dict) and known(text, fields, "name") is None:
+        raise Malformed("env")  # with no name either, nothing tells this from something that is no pod at all
+    if not isinstance(env, dict) or not all(_readable(env, name) for name in IDENTITY):
+        return _opaque(pod_id, fields, owner_unknown=True)
+    return _own(pod_id, env, fields)
 
 
-def pod(record: object) -> Pod:
-    """Read one pod. Of a pod that is not ours only id, name, status and env are looked at."""
-    fields = _object(record, "pod")
-    pod_id, name = _text(fields, "id"), _text(fields, "name")
-    status = _text(fields, "status")
-    # Without an env nobody can tell whose pod it is: one that is named like ours is unknown, any other is foreign.
-    env = _object(fields.get("env"), "env") if NAMED_LIKE_OURS.fullmatch(name) else _optional_object(fields, "env")
-    # A status that RunPod has come up with since must not hide all pods: none could be ended, and each is paid for.
-    known = PodStatus(status) if status in STATUSES else PodStatus.UNKNOWN
-    if FLEET_VARIABLE not in env:
-        return Pod(pod_id, name, known, None, None, False, None, None, None, 0, None, None, None, None)
-    running = status == PodStatus.RUNNING
-    runtime = _optional_object(fields, "runtime")
-    gpu = _optional_object(fields, "gpu")
-    host, port = _ssh(fields, runtime) if running else (None, None)  # an exited pod shows the ports it had
+def _readable(env: Mapping[str, Any], name: str) -> bool:
+    return name not in env or known(text, env, name) is not None
+
+
+def _opaque(pod_id: str, fields: Mapping[str, Any], *, owner_unknown: bool = False) -> Pod:
+    """A pod that is there, and of which nothing is known that could lead to an action."""
+    name, status = known(text, fields, "name") or "", _status(fields)
+    return Pod(
+        pod_id, name, status, None, None, False, None, None, None, None, None, None, None, None,
+        owner_unknown=owner_unknown,
+    )  # fmt: skip
+
+
+def _own(pod_id: str, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Pod:
+    status = _status(fields)
+    running = status is PodStatus.RUNNING
+    gpu = inner(fields, "gpu")
+    host, ssh_port = _ssh(fields) if running else (None, None)  # an exited pod shows the ports it had
     return Pod(
         id=pod_id,
-        name=name,
-        status=known,
-        fleet_id=_text(env, FLEET_VARIABLE),
-        worker_id=_text(env, WORKER_VARIABLE) if WORKER_VARIABLE in env else None,
-        has_runtime=running and bool(runtime),
+        name=known(text, fields, "name") or "",
+        status=status,
+        fleet_id=text(env, FLEET_VARIABLE),
+        worker_id=known(text, env, WORKER_VARIABLE),
+        has_runtime=running and bool(inner(fields, "runtime")),
         ssh_host=host,
-        ssh_port=port,
-        gpu_type=_text(gpu, "id") if gpu else None,
-        gpu_count=_whole(gpu, "count") if gpu else 0,
-        data_center=_optional_text(fields, "dataCenterId"),
+        ssh_port=ssh_port,
+        gpu_type=known(text, gpu, "id"),
+        gpu_count=known(whole, gpu, "count"),
+        data_center=known(text, fields, "dataCenterId"),
         # The suffix of the SSH proxy's user name may name the host, or the account: guessed wrong, one strike would
-        # avoid every pod, so only a field that says so counts.
-        machine_id=_optional_text(fields, "machineId"),
-        price_usd_per_hour=None if fields.get("cost") is None else _dollars(fields, "cost"),
-        created_at=None if fields.get("createdAt") is None else _moment(fields, "createdAt"),
-        database_id=_text(env, DATABASE_VARIABLE) if DATABASE_VARIABLE in env else None,
+        # avoid every pod. RunPod documents no field for the machine; the public address of its SSH stands for it.
+        machine_id=known(text, fields, "machineId") or public_address(host),
+        price_usd_per_hour=known(price, fields, "cost"),
+        created_at=known(moment, fields, "createdAt"),
+        database_id=known(text, env, DATABASE_VARIABLE),
+        ssh_user=_user(fields) if running else None,
     )
+
+
+def _status(fields: Mapping[str, Any]) -> PodStatus:
+    """A status that RunPod has come up with since must not hide all pods: none could be ended, and each is paid for."""
+    status = fields.get("status")
+    return PodStatus(status) if isinstance(status, str) and status in STATUSES else PodStatus.UNKNOWN
 
 
 def ssh_address(record: object) -> tuple[str | None, int | None]:
     """Where port 22 of any pod is reachable, whoever's it is; (None, None) while RunPod says of no such place."""
-    fields = _object(record, "pod")
-    return _ssh(fields, _optional_object(fields, "runtime"))
+    return _ssh(an_object(record, "pod"))
 
 
-def _ssh(fields: Mapping[str, Any], runtime: Mapping[str, Any]) -> tuple[str | None, int | None]:
+def _ssh(fields: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """Where port 22 is reachable: `ssh.direct`, else the runtime's mapping; (None, None) while neither is known."""
-    direct = _optional_object(_optional_object(fields, "ssh"), "direct")
-    if direct.get("host") is not None or direct.get("port") is not None:
-        return _text(direct, "host"), _port(direct, "port")
-    ports = runtime.get("ports") or []
-    if not isinstance(ports, list):
-        raise Malformed("runtime.ports is not a list")
-    for entry in ports:
-        mapping = _object(entry, "runtime.ports")
-        if mapping.get("private") == SSH_PORT and mapping.get("type") == "tcp":
-            return _text(mapping, "ip"), _port(mapping, "public")
+    direct = inner(inner(fields, "ssh"), "direct")
+    host, number = known(text, direct, "host"), known(port, direct, "port")
+    if host is not None and number is not None:
+        return host, number
+    mappings = inner(fields, "runtime").get("ports")
+    for mapping in mappings if isinstance(mappings, list) else ():
+        if isinstance(mapping, dict) and mapping.get("private") == SSH_PORT and mapping.get("type") == "tcp":
+            host, number = known(text, mapping, "ip"), known(port, mapping, "public")
+            if host is not None and number is not None:
+                return host, number
     return None, None
 
 
-def page(reply: object, collection: str) -> tuple[list[Any], str | None]:
-    """Read one page of a list: its records, and the cursor of the next page if there is one."""
-    fields = _object(reply, "reply")
+def _user(fields: Mapping[str, Any]) -> str | None:
+    """The account that SSH logs into, as far as it is told and could be one."""
+    user = known(text, inner(inner(fields, "ssh"), "direct"), "username")
+    return user if user is not None and USER.fullmatch(user) else None
+
+
+def page(reply: object, collection: str) -> tuple[list[Any], str | None, bool]:
+    """Read one page of a list: its records, the cursor of the next page if there is one, and whether it says so.
+
+    The published document knows no pagination of pods: a reply without that field is the whole list.
+    """
+    fields = an_object(reply, "reply")
     records = fields.get(collection)
     if not isinstance(records, list):
         raise Malformed(f"{collection} is not a list")
-    pagination = _object(fields.get("pagination"), "pagination")
+    if "pagination" not in fields:
+        return records, None, False
+    pagination = an_object(fields["pagination"], "pagination")
     more = pagination.get("hasNextPage")
     if not isinstance(more, bool):
         raise Malformed("pagination.hasNextPage")
-    return records, _text(pagination, "nextCursor") if more else None
+    return records, _cursor(pagination) if more else None, True
 
 
-def volume(record: object) -> tuple[str, str, str]:
-    """Read a network volume: id, name, data centre."""
-    fields = _object(record, "network volume")
-    return _text(fields, "id"), _text(fields, "name"), _text(fields, "dataCenterId")
+def _cursor(pagination: Mapping[str, Any]) -> str:
+    cursor = pagination.get("nextCursor")
+    if not isinstance(cursor, str) or not 0 < len(cursor) <= MAX_CURSOR_CHARACTERS:
+        raise Malformed("pagination.nextCursor")
+    return cursor
+
+
+def volume(record: object) -> tuple[str, str, str] | None:
+    """Read a network volume: id, name, data centre; None for one that could not be used."""
+    fields = an_object(record, "network volume")
+    center = known(text, fields, "dataCenter") or known(text, fields, "dataCenterId")  # the document, and an older API
+    volume_id, name = known(text, fields, "id"), known(text, fields, "name")
+    return None if volume_id is None or name is None or center is None else (volume_id, name, center)
 
 
 def prices(reply: object) -> dict[str, float]:
     """Read the catalogue: "<GPU type>|<cloud>" -> $/h of one GPU, for what has a price."""
-    records = _object(reply, "reply").get("gpus")
+    records = an_object(reply, "reply").get("gpus")
     if not isinstance(records, list):
         raise Malformed("gpus is not a list")
     found = {}
     for record in records:
-        fields = _object(record, "gpu")
-        price = _optional_object(fields, "price")
-        for cloud, usd in price.items():
+        fields = record if isinstance(record, dict) else {}
+        gpu_type, by_cloud = known(text, fields, "id"), inner(fields, "price")
+        for cloud in by_cloud if gpu_type is not None else ():
+            usd = known(price, by_cloud, cloud)  # 0: it cannot be rented in that cloud
             if usd is not None:
-                found[f"{_text(fields, 'id')}|{cloud.upper()}"] = _dollars(price, cloud)
+                found[f"{gpu_type}|{cloud.upper()}"] = usd
     return found
 
 
 def bills(reply: object) -> tuple[Bill, ...]:
     """Read the pods' billing history: per pod and bucket a `totalAmount`, GPU, CPU and disk together."""
-    records = _object(reply, "reply").get("records")
+    records = an_object(reply, "reply").get("records")
     if not isinstance(records, list):
         raise Malformed("records is not a list")
-    rows = [_object(record, "billing record") for record in records]
-    return tuple(Bill(_text(row, "podId"), _moment(row, "startTime"), _dollars(row, "totalAmount")) for row in rows)
+    rows = [an_object(record, "billing record") for record in records]
+    return tuple(Bill(text(row, "podId"), moment(row, "startTime"), dollars(row, "totalAmount")) for row in rows)
 
 
 def port_error(error: Exception, doing: str) -> PortError:
@@ -169,15 +226,25 @@ def port_error(error: Exception, doing: str) -> PortError:
     if isinstance(error, Malformed):
         return Unavailable(f"{doing}: the answer cannot be read: {error}")
     if isinstance(error, requests.RequestException):
+        if _never_sent(error):
+            return NotSent(f"{doing}: no connection ({type(error).__name__})")
         how = next((words for kind, words in NO_ANSWER if isinstance(error, kind)), "no answer")
         return Unavailable(f"{doing}: {how} ({type(error).__name__})")
     return Unavailable(f"{doing}: {type(error).__name__}: {str(error)[:MAX_DETAIL_CHARACTERS]}")
 
 
+def _never_sent(error: requests.RequestException) -> bool:
+    """Whether no connection came about, so that no request can have gone out."""
+    if isinstance(error, requests.ConnectTimeout):
+        return True
+    reason = getattr(error.args[0], "reason", None) if error.args else None
+    return isinstance(reason, NewConnectionError | ConnectTimeoutError)
+
+
 def _refusal(status: int, detail: str, doing: str) -> PortError:
     text = f"{doing}: {status} {detail}"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return RateLimited(text, RETRY_AFTER_S)
+        return RateLimited(text, 0.0)  # the adapter knows how long
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status < HTTPStatus.BAD_REQUEST:
         return Unavailable(text)
     if status == HTTPStatus.FORBIDDEN and CLOUDFLARE.search(detail):
@@ -190,54 +257,3 @@ def _refusal(status: int, detail: str, doing: str) -> PortError:
         (status == HTTPStatus.REQUEST_TIMEOUT, Unavailable),
     )
     return next((kind for holds, kind in meanings if holds), BadSpec)(text)
-
-
-def _object(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise Malformed(f"{what} is not an object")
-    return value
-
-
-def _optional_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of that name; an empty one for null, and for a name that is missing."""
-    return {} if fields.get(name) is None else _object(fields[name], name)
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str) or not value:
-        raise Malformed(name)
-    return value
-
-
-def _optional_text(fields: Mapping[str, Any], name: str) -> str | None:
-    return None if fields.get(name) is None else _text(fields, name)
-
-
-def _whole(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Malformed(name)
-    return value
-
-
-def _port(fields: Mapping[str, Any], name: str) -> int:
-    value = _whole(fields, name)
-    if not 1 <= value <= MAX_PORT:
-        raise Malformed(name)
-    return value
-
-
-def _dollars(fields: Mapping[str, Any], name: str) -> float:
-    value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_USD:
-        raise Malformed(name)
-    return float(value)
-
-
-def _moment(fields: Mapping[str, Any], name: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(_text(fields, name))
-    except ValueError as error:
-        raise Malformed(name) from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -46,12 +46,14 @@ class Pod:
     ssh_host: str | None
     ssh_port: int | None
     gpu_type: str | None
-    gpu_count: int
+    gpu_count: int | None
     data_center: str | None
-    machine_id: str | None
+    machine_id: str | None  # the provider's host; where it names none, the public address of its SSH
     price_usd_per_hour: float | None
     created_at: datetime | None
     database_id: str | None = None  # whose rows name it: env ORCHESTRATOR_DATABASE_ID; None: an earlier release made it
+    ssh_user: str | None = None  # the account that SSH logs into; None: root
+    owner_unknown: bool = False  # its env cannot be read: it may be ours, and is not taken for anybody's
 
     def is_of(self, fleet_id: str, database_id: str | None) -> bool:
         """Whether it is this fleet's, and not another database's fleet of the same name."""
@@ -108,6 +110,7 @@ class PodSpec:
     volume_id: str | None
     volume_mount_path: str
     database_id: str | None = None  # whose rows name it
+    min_cuda: str | None = None  # "12.4": the lowest CUDA version that the machine's driver must support
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ class Pool:
     idle_timeout_s: float
     overcapacity_idle_timeout_s: float
     batch: int = 1  # tasks that an agent claims at once
+    min_cuda: str | None = None  # "12.4": of the machine's driver; None: what the image's name tells
 
 
 @dataclass(frozen=True, slots=True)

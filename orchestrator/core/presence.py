@@ -40,6 +40,7 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
     fresh_s = fresh_for_s(len(listed))
     present = {pod.id for pod in listed}
     names = {pod.worker_id for pod in listed if pod.fleet_id == fleet_id}
+    names |= {pod.name for pod in listed if pod.owner_unknown}  # perhaps the pod whose create reply was lost
     seen = {w.pod_id: now if w.pod_id in present else before.seen.get(w.pod_id) for w in rows if w.pod_id}
     shown = {pod_id: at for pod_id, at in seen.items() if at is not None}
     absent: dict[str, Absence] = {}

@@ -97,10 +97,13 @@ async def _balance(client: httpx.AsyncClient, section: Section) -> None:
 
 
 async def _stock(client: httpx.AsyncClient, settings: Settings, section: Section) -> None:
-    query: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": 1}
+    clouds = sorted({offer.cloud for pool in settings.policy().pools for offer in pool.offers})
+    stock: dict[str, dict[tuple[str, str], str]] = {}
     try:
-        gpus = (await _json(client.get("/v2/catalog/gpus", params=query)))["gpus"]
-        stock = {str(gpu["id"]): _places(gpu) for gpu in gpus}
+        for cloud in clouds:
+            query = {"include": "AVAILABILITY", "product": "POD", "count": "1", "cloud": cloud}
+            for gpu in (await _json(client.get("/v2/catalog/gpus", params=query)))["gpus"]:
+                stock.setdefault(str(gpu["id"]), {}).update(_places(gpu, cloud))
     except (Unavailable, KeyError, TypeError) as error:
         section.skip("the stock", f"the catalogue cannot be read: {error}")
         return
@@ -123,8 +126,10 @@ async def _stock(client: httpx.AsyncClient, settings: Settings, section: Section
             section.ok(f"pool {pool.name}: stock", said)
 
 
-def _places(gpu: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    return {(str(at["cloud"]), str(at["dataCenterId"])): str(at["stockStatus"]) for at in gpu.get("availability") or ()}
+def _places(gpu: Mapping[str, Any], cloud: str) -> dict[tuple[str, str], str]:
+    """Return the stock of each data centre; where none is listed, the level of the whole cloud for any place."""
+    centers = {(cloud, str(at["id"])): str(at["availability"]) for at in gpu.get("dataCenters") or ()}
+    return centers or {(cloud, ""): str(gpu.get("availability") or "unknown")}
 
 
 def _of(places: Mapping[tuple[str, str], str], offer: Offer) -> str:

@@ -38,7 +38,9 @@ async def billing(asked: Asked) -> Reply:
             total_usd += usd
             start += step_s
     asked_for = {"startTime": isoformat(first), "endTime": isoformat(last), "bucketSize": size}
-    metadata = {**asked_for, "recordCount": len(records), "totals": _amounts(total_usd)}
+    pods = len({record["podId"] for record in records})
+    counts = {"recordCount": len(records), "uniquePodCount": pods}
+    metadata = {"query": {**asked_for, "podId": query.get("podId")}, **counts, "totals": _amounts(total_usd)}
     return Reply(200, {"records": records, "metadata": metadata})
 
 

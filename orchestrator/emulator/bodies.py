@@ -8,6 +8,9 @@ MAX_BODY_BYTES = 102_400
 MAX_NAME_CHARACTERS = 191
 
 
+CudaVersion = Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -19,28 +22,36 @@ class GpuBody(_Body):
     count: int = Field(default=1, ge=1, le=8)
     minRamPerGpu: int | None = Field(default=None, ge=1)  # noqa: N815 - the API's spelling
     minVcpuCountPerGpu: int | None = Field(default=None, ge=1)  # noqa: N815
-    allowedCudaVersions: list[str] | None = None  # noqa: N815
+    allowedCudaVersions: list[CudaVersion] | None = None  # noqa: N815
+    minCudaVersion: CudaVersion | None = None  # noqa: N815
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> Self:
+        if self.allowedCudaVersions and self.minCudaVersion:
+            message = "minCudaVersion and allowedCudaVersions exclude each other"
+            raise ValueError(message)
+        return self
 
 
 class CpuBody(_Body):
     """`cpu` of a create request."""
 
     id: str
-    vcpuCount: int = Field(ge=1)  # noqa: N815
+    vcpuCount: int = Field(ge=2)  # noqa: N815
 
 
 class NetworkMount(_Body):
     """A network volume and where it appears."""
 
     volumeId: str  # noqa: N815
-    path: Annotated[str, Field(pattern=r"^/")] = "/workspace"
+    path: Annotated[str, Field(pattern=r"^/")]
 
 
 class PersistentMount(_Body):
     """A disk that lives as long as the pod."""
 
-    size: int = Field(ge=1)
-    path: Annotated[str, Field(pattern=r"^/")] = "/workspace"
+    size: int = Field(ge=10)
+    path: Annotated[str, Field(pattern=r"^/")]
 
 
 class MountsBody(_Body):
@@ -63,7 +74,10 @@ class CreatePodBody(_Body):
     disk: int = Field(default=10, ge=1)
     ports: list[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}/(tcp|http)$")]] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
-    startSsh: bool = True  # noqa: N815
+    registry: str | None = None
+    globalNetworking: bool = False  # noqa: N815
+    startJupyter: bool = False  # noqa: N815
+    startSsh: bool = False  # noqa: N815
     dataCenterIds: list[str] = Field(default_factory=list)  # noqa: N815
     mounts: MountsBody = Field(default_factory=MountsBody)
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from orchestrator.emulator import bodies, views
 from orchestrator.emulator.api import Asked, Core, Operation, endpoint
 from orchestrator.emulator.bill import billing
-from orchestrator.emulator.catalog import DATA_CENTERS, GPU_TYPES
+from orchestrator.emulator.catalog import CLOUDS, DATA_CENTERS, GPU_TYPES
 from orchestrator.emulator.faults import Fault, Moment
 from orchestrator.emulator.replies import Reply
 from orchestrator.emulator.world import LIVE_STATUSES, PodRecord, Problem, isoformat
@@ -149,8 +149,15 @@ async def get_gpu(asked: Asked) -> Reply:
 
 
 def _gpu(asked: Asked, gpu_type: str) -> dict[str, Any]:
-    availability = asked.request.query_params.get("include", "").upper() == "AVAILABILITY"
-    return views.gpu_json(asked.core.world, gpu_type, count=asked.number("count", 1, 8), availability=availability)
+    query = asked.request.query_params
+    availability = query.get("include") == "AVAILABILITY"
+    if availability != ("product" in query):
+        raise Problem(400, "include=AVAILABILITY and product go together")
+    cloud = query.get("cloud", "SECURE")
+    if cloud not in CLOUDS:
+        raise Problem(422, f"cloud must be one of {', '.join(CLOUDS)}")
+    count = asked.number("count", 1, views.MAX_GPUS)
+    return views.gpu_json(asked.core.world, gpu_type, count=count, availability=availability, cloud=cloud)
 
 
 async def list_data_centers(asked: Asked) -> Reply:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.emulator.catalog import CLOUDS, DATA_CENTERS, GPU_TYPES, NetworkVolume
+from orchestrator.emulator.catalog import DATA_CENTERS, GPU_TYPES, NetworkVolume
 from orchestrator.emulator.world import PodRecord, Problem, World, isoformat
 
 PUBLIC_IP = "127.0.0.1"
@@ -18,20 +18,26 @@ ACTIONS = {
     "ERROR": ["terminate"],
     "TERMINATED": [],
 }
+ENDED = frozenset({"EXITED", "TERMINATED"})  # nothing is charged by the hour for them, so that they cost 0
+SSH_PORT = 22
+CUDA_VERSION = "12.8"  # of every machine
 HIGH_STOCK, MEDIUM_STOCK = 10, 3  # GPUs
+MAX_GPUS = 8  # of one pod
 
 
 def pod_json(pod: PodRecord, *, flicker: bool = False) -> dict[str, Any]:
     """The Pod object of REST v2; `flicker` hides the runtime for this one read."""
     gpu = GPU_TYPES[pod.gpu_type]
-    direct = {"host": PUBLIC_IP, "port": pod.ssh_port, "username": "root"} if pod.ssh_visible else None
-    proxy = {"host": "ssh.runpod.io", "port": 22, "username": f"{pod.id}-{pod.machine_id[:8]}"}
+    assigned = pod.assigned_at is not None
+    direct = _endpoint(PUBLIC_IP, pod.ssh_port or 0, "root") if pod.ssh_visible else None
+    proxy = _endpoint("ssh.runpod.io", 22, f"{pod.id}-{pod.machine_id[:8]}") if assigned else None
     return {
         "id": pod.id,
         "name": pod.name,
         "status": pod.status,
         "actions": ACTIONS[pod.status],
-        "image": pod.request.image,
+        "image": pod.request.image or "",
+        "args": pod.request.args or "",
         "disk": pod.request.disk,
         "ports": pod.request.ports,
         "env": pod.env,
@@ -42,16 +48,27 @@ def pod_json(pod: PodRecord, *, flicker: bool = False) -> dict[str, Any]:
             "vcpuCount": gpu.vcpu_per_gpu * pod.gpu_count,
             "memory": gpu.ram_gb_per_gpu * pod.gpu_count,
         },
+        "registry": pod.request.registry,
+        "template": pod.request.templateId,
+        "locked": False,
+        "globalNetworking": {"enabled": False},
         "cloud": pod.cloud,
-        "dataCenterId": pod.data_center if pod.assigned_at is not None else None,
-        "cudaVersion": "12.8" if pod.assigned_at is not None else None,
+        "dataCenterId": pod.data_center if assigned else None,
+        "cudaVersion": CUDA_VERSION if assigned else None,
         "ssh": {"proxy": proxy, "direct": direct},
-        "cost": pod.usd_per_hour,
+        "cost": 0.0 if pod.status in ENDED else pod.usd_per_hour,
         "runtime": None if flicker else _runtime(pod),
+        # Undocumented: on loopback the address of SSH cannot tell machines apart.
         **({"machineId": pod.machine_id} if pod.fault("same_machine") else {}),
         "createdAt": isoformat(pod.created_at),
         "startedAt": isoformat(pod.started_at),
     }
+
+
+def _endpoint(host: str, port: int, username: str) -> dict[str, Any]:
+    """One way to a pod's SSH."""
+    elsewhere = "" if port == SSH_PORT else f" -p {port}"
+    return {"host": host, "port": port, "username": username, "command": f"ssh {username}@{host}{elsewhere}"}
 
 
 def _runtime(pod: PodRecord) -> dict[str, Any] | None:
@@ -79,27 +96,28 @@ def page(items: Sequence[PodRecord], cursor: str | None, limit: int) -> tuple[li
     return chosen, {"nextCursor": following, "hasNextPage": bool(rest)}
 
 
-def gpu_json(world: World, gpu_type: str, *, count: int, availability: bool) -> dict[str, Any]:
-    """One GPU type of the catalogue, with what can be rented of it when asked for."""
+def gpu_json(world: World, gpu_type: str, *, count: int, availability: bool, cloud: str = "SECURE") -> dict[str, Any]:
+    """One GPU type of the catalogue, with what can be rented of it in one cloud when asked for."""
     gpu = GPU_TYPES[gpu_type]
     shown: dict[str, Any] = {
         "id": gpu.id,
-        "displayName": gpu.display_name,
+        "name": gpu.display_name,
+        "pool": None,
+        "manufacturer": "NVIDIA",
         "memory": round(gpu.memory_mib / 1024),
-        "secureCloud": True,
-        "communityCloud": True,
+        "secure": True,
+        "community": True,
+        "maxCount": {"secure": MAX_GPUS, "community": MAX_GPUS},
         "price": {"secure": gpu.secure_usd_per_hour, "community": gpu.community_usd_per_hour},
     }
     if availability:
-        shown["availability"] = [
-            {
-                "dataCenterId": center,
-                "cloud": cloud,
-                "stockStatus": _stock(world.stock_of(gpu.id, center, cloud) // count),
-            }
-            for center in DATA_CENTERS
-            for cloud in CLOUDS
+        free = {center: world.stock_of(gpu.id, center, cloud) // count for center in DATA_CENTERS}
+        shown["availability"] = _stock(sum(free.values()))
+        shown["dataCenters"] = [
+            {"id": center, "name": DATA_CENTERS[center].name, "availability": _stock(pods)}
+            for center, pods in free.items()
         ]
+        shown["cudaVersions"] = [{"version": CUDA_VERSION, "available": sum(free.values()) > 0}]
     return shown
 
 
@@ -113,4 +131,5 @@ def _stock(pods: int) -> str:
 
 def volume_json(volume: NetworkVolume) -> dict[str, Any]:
     """A network volume."""
-    return {"id": volume.id, "name": volume.name, "size": volume.size_gb, "dataCenterId": volume.data_center}
+    place = {"dataCenter": volume.data_center, "type": "STANDARD"}
+    return {"id": volume.id, "name": volume.name, "size": volume.size_gb, **place}

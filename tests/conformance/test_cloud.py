@@ -216,7 +216,7 @@ async def test_a_list_that_cannot_be_read_is_never_an_empty_one(
         ),
         (requests.exceptions.ChunkedEncodingError(), "the answer was cut off"),
         (requests.ReadTimeout(), "no answer in time"),
-        (requests.ConnectTimeout(), "no answer in time"),
+        (requests.ConnectTimeout(), "no connection"),
         (requests.ConnectionError("a key"), "no connection, or it was cut"),
         (requests.TooManyRedirects(), "no answer"),
     ],
@@ -232,31 +232,6 @@ async def test_a_read_is_tried_again(api: Api, cloud: RunPodCloud, kind: str) ->
     """One bad answer costs a moment, not a tick."""
     await inject(api, kind, operation="list", times=1)
     assert await cloud.list_pods() == ()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"id": None},
-        {"status": None},
-        {"env": None},
-        {"gpu": []},
-        {"ssh": {"direct": {"host": "127.0.0.1", "port": "22"}}},
-        {"ssh": {"direct": {"host": "127.0.0.1", "port": 0}}},
-        {"ssh": {"direct": {"host": "", "port": 22}}},
-        {"cost": "0.44"},
-        {"createdAt": "yesterday"},
-        {"runtime": "up"},
-        {"ssh": None, "runtime": {"ports": 22}},
-    ],
-)
-async def test_a_pod_of_ours_that_cannot_be_read_makes_the_list_unavailable(
-    api: Api, hasty: RunPodCloud, damage: dict[str, Any]
-) -> None:
-    """A field of the wrong kind is not guessed at."""
-    await _list_one(api, damage, {"ORCHESTRATOR_FLEET_ID": FLEET}, name="gpu-20261121_120000-1a2b3c4d")
-    with pytest.raises(ports.Unavailable):
-        await hasty.list_pods()
 
 
 async def test_a_status_that_nobody_knew_hides_no_pod(api: Api, cloud: RunPodCloud) -> None:

@@ -181,7 +181,7 @@ async def test_money_runs_from_the_machine_to_the_delete(api: Api) -> None:
 async def test_an_account_without_money_rents_nothing_and_loses_its_pods(api: Api) -> None:
     """402; pods without a network volume are deleted at once."""
     await api.create("plain")
-    await api.create("kept", dataCenterIds=["EU-RO-1"], mounts={"network": [{"volumeId": "vol1emulated"}]})
+    await api.create("kept", dataCenterIds=["EU-RO-1"], mounts={"network": [{"volumeId": "vol1emulated", "path": "/workspace"}]})
     await api.emulator.control("POST", "/settings", {"balance_usd": 0})
 
     async def only_one_left() -> bool:
@@ -220,7 +220,7 @@ async def test_catalogue_volumes_and_keys_can_be_read(api: Api) -> None:
     gpu = await api.call(
         "GET", "/v2/catalog/gpus/NVIDIA%20GeForce%20RTX%204090?include=AVAILABILITY&product=POD&count=1"
     )
-    assert {entry["stockStatus"] for entry in gpu["availability"]} == {"NONE"}
+    assert {entry["availability"] for entry in gpu["dataCenters"]} == {gpu["availability"]} == {"NONE"}
     assert all("availability" not in entry for entry in (await api.call("GET", "/v2/catalog/gpus"))["gpus"])
     assert (await api.call("GET", "/v2/catalog/datacenters"))["dataCenters"][0]["id"] == "EU-RO-1"
     assert (await api.call("GET", "/v2/network-volumes"))["networkVolumes"][0]["name"] == "models"
@@ -235,7 +235,7 @@ async def test_the_same_seed_gives_the_same_ids_and_machines(tmp_path: Path) -> 
     for directory in ("one", "two"):
         async with emulated(tmp_path / directory, seed=7) as api:
             pods = [await api.create(f"gpu-{number}") for number in range(3)]
-            seen.append([(pod["id"], pod["ssh"]["proxy"]["username"]) for pod in pods])
+            seen.append([(pod["id"], api.emulator.core.world.pods[pod["id"]].machine_id) for pod in pods])
     assert seen[0] == seen[1]
 
 

@@ -24,6 +24,7 @@ from runpod.error import QueryError
 
 from orchestrator import last_look, launch, logs, settings, shipping
 from orchestrator.adapters import rows, runpod_logs, runpod_replies
+from orchestrator.adapters.runpod_fields import Malformed
 from orchestrator.adapters.functions import refusal
 from orchestrator.cli_log_reader import Reader
 from orchestrator.cli_render import Output, one_line, plain
@@ -87,7 +88,7 @@ def _read_reply(given: tuple[str, object]) -> None:
     }[name]
     try:
         found = reader(reply)
-    except runpod_replies.Malformed:
+    except Malformed:
         return
     if name == "pod":
         assert found.id

@@ -2,15 +2,16 @@
 
 import gzip
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import launch
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
 from orchestrator.core.states import FAILURES
-from tests.sim.provider import FLEET, SimPod
+from tests.sim.provider import FLEET, WINDOWS, SimPod
 from tests.sim.sql.tables import DATABASE
 from worker.protocol import STREAMS
 
@@ -27,6 +28,8 @@ LATE_S = 40.0  # writes that were late on the wire
 CALM_S = 20.0  # over the flush's own deadline
 UNLED_S = 3.5
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
+DELETES_PER_MINUTE = 18  # of one pod: each of six calls may be made three times, after a broken connection
+CALLS_PER_MINUTE = 70  # of one process; the account's window is 60, and begins at its first call
 SECRET = "SECRET"
 STAGES = {
     "active": ("promoted",),
@@ -46,12 +49,36 @@ class Laws:
         self.completed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._made: Counter[str] = Counter()
+        self._deletes: defaultdict[str, list[float]] = defaultdict(list)  # pod -> when its delete was asked for
+        self._calls: defaultdict[str, list[float]] = defaultdict(list)  # process -> when it called the provider
         self._led_s = 0.0  # when there was last a leader, or a reason for none
         self._within_s = 0.0  # when there were last no more workers than allowed
 
     def broken(self, law: str, what: str) -> None:
         """A violation."""
         self._world.violations.append(f"{law}: {what} (at {self._world.kernel.now:.3f} s)")
+
+    # --- the provider's limits
+
+    def called(self, process: str) -> None:
+        """A process makes a call to the provider: within its account's limits, and with room for another process."""
+        now, calls = self._world.kernel.now, self._calls[process]
+        calls.append(now)
+        for quota, length_s in WINDOWS.values():
+            most = quota * 2  # a window may begin anew in the middle of ours
+            if len(calls) > most and calls[-most - 1] > now - length_s:
+                self.broken("calls", f"{process} makes more than {most} calls in {length_s} s")
+        lately = sum(at > now - 60 for at in islice(reversed(calls), CALLS_PER_MINUTE + 1))
+        if lately > CALLS_PER_MINUTE:
+            self.broken("calls", f"{process} makes more than {CALLS_PER_MINUTE} calls in a minute")
+
+    def delete_asked(self, pod_id: str) -> None:
+        """A delete arrives: one that is refused must not be repeated without end."""
+        now, deletes = self._world.kernel.now, self._deletes[pod_id]
+        deletes.append(now)
+        lately = sum(at > now - 60 for at in deletes)
+        if lately > DELETES_PER_MINUTE:
+            self.broken("calls", f"the delete of {pod_id} is asked for {lately} times in a minute")
 
     # --- the database
 

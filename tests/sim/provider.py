@@ -7,7 +7,8 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from math import ceil
+from typing import TYPE_CHECKING, Any, Self
 
 import requests
 
@@ -27,6 +28,8 @@ STRANGERS: tuple[
 )
 PRICES = {"NVIDIA A40": 0.39, "NVIDIA L4": 0.43}
 PAGE = 5  # pods
+WINDOWS = {"minute": (60, 60), "hour": (3_000, 3_600), "day": (50_000, 86_400)}  # calls, seconds
+TOO_MANY = 429
 ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
 NO_CAPACITY = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again.",
@@ -35,8 +38,9 @@ NO_CAPACITY = (
 )
 BALANCE = "Your account balance is too low to rent a pod. Please add funds to your account."
 MANGLED = (b"<html>502</html>", b'{"pods": [', b"null", b"[]", b"{}", b'{"pods": null, "pagination": {}}',
-           b'{"pods": {}, "pagination": {"hasNextPage": false}}', b'{"pods": [], "pagination": null}', b'{"pods": []}',
+           b'{"pods": {}, "pagination": {"hasNextPage": false}}', b'{"pods": [], "pagination": null}',
            b'{"pods": [{"id": "x"}], "pagination": {"nextCursor": null, "hasNextPage": false}}')  # fmt: skip
+FALSE_EMPTY = b'{"pods": []}'  # the document allows it; for one read only: for longer, nothing tells it from the truth
 SICK = ("no_gpu", "busy", "xid", "disk", "mismatch", "silent", "refuses", "no_runtime", "no_ssh", "exits", "error")
 
 
@@ -64,6 +68,7 @@ class SimPod:
     sick: str | None = None
     dead_s: float | None = None  # it ended by itself: EXITED or ERROR
     gone_s: float | None = None  # it is no more
+    locked_s: float = 0.0  # its delete is refused until then
     unlisted_s: float = 0.0  # the listing shows it no more
     lies: int = 0  # deletes that will be answered and not carried out
     files: dict[str, bytearray] = field(default_factory=dict)
@@ -102,11 +107,17 @@ class Reply:
 
     def __init__(self, status: int, content: bytes) -> None:
         self.status_code, self.content = status, content
-        self.text = content.decode()
+        self.headers: dict[str, str] = {}
 
-    def json(self) -> Any:
-        """Raises the ValueError that requests raises."""
-        return json.loads(self.content)
+    def iter_content(self, _chunk_bytes: int) -> Iterator[bytes]:
+        """The body."""
+        yield self.content
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
 
 
 class Provider:
@@ -118,6 +129,7 @@ class Provider:
         self.dry: dict[str, float] = {}  # offer -> until when there is nothing
         self.broke = False
         self.down = False
+        self._made: dict[str, tuple[float, int]] = {}  # window -> since when, how many calls
         self.mangled: bytes | None = None  # what every list is, for a while
         self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
         for number, (name, env) in enumerate(STRANGERS):
@@ -133,6 +145,27 @@ class Provider:
         path = url.partition("/v2/")[2]
         if self.down:
             raise requests.ConnectionError("refused")
+        headers, left = self._count()
+        reply = _problem(429, "rate limit exceeded") if left < 0 else self._answer(method, path, said)
+        if reply.status_code == TOO_MANY:
+            self._faults.note("cloud_429_sent")
+            reply.headers["Retry-After"] = str(self._faults.one_of((1, 5, 20)))
+        reply.headers |= headers
+        return reply
+
+    def _count(self) -> tuple[dict[str, str], int]:
+        """Count a call of the account; what the reply says of its windows, and what is left of the fullest."""
+        now, policy, state, least = self._world.kernel.now, [], [], 1
+        for name, (quota, length_s) in WINDOWS.items():
+            begun, made = self._made.get(name, (now, 0))
+            begun, made = (now, 1) if now - begun >= length_s else (begun, made + 1)
+            self._made[name] = begun, made
+            least = min(least, quota - made)
+            policy.append(f'"{name}";q={quota};w={length_s}')
+            state.append(f'"{name}";r={max(0, quota - made)};t={ceil(begun + length_s - now)}')
+        return {"RateLimit-Policy": ", ".join(policy), "RateLimit": ", ".join(state)}, least
+
+    def _answer(self, method: str, path: str, said: Mapping[str, Any]) -> Reply:
         if self._faults.happens("cloud_429", 0.01):
             return _problem(429, "rate limit exceeded for the minute window")
         if self._faults.happens("cloud_5xx_before", 0.01):
@@ -153,7 +186,7 @@ class Provider:
         if self.mangled is not None:
             return Reply(200, self.mangled)
         if self._faults.happens("list_mangled", 0.02):
-            return Reply(200, self._faults.one_of(MANGLED))
+            return Reply(200, self._faults.one_of((*MANGLED, FALSE_EMPTY)))
         shown = [p for p in self.pods.values() if p.visible_s <= now and (p.exists() or now < p.unlisted_s)]
         shown.sort(key=lambda p: (-p.created_s, p.id))
         own = [p for p in shown if p.ours]
@@ -298,6 +331,10 @@ class Provider:
     def _delete(self, pod_id: str) -> Reply:
         pod = self.pods.get(pod_id)
         now = self._world.kernel.now
+        self._world.laws.delete_asked(pod_id)
+        if pod is not None and (pod.locked_s > now or self._faults.happens("delete_refused", 0.02)):
+            pod.locked_s = pod.locked_s if pod.locked_s > now else now + self._faults.between(20, 100)
+            return _problem(409, "the pod cannot be deleted in its present state")
         if pod is None or not pod.exists() or (pod.visible_s > now and self._faults.happens("early_404", 0.3)):
             return _problem(404, "pod not found")
         self._world.laws.deleting(pod)

@@ -9,6 +9,7 @@ import requests
 
 from orchestrator.adapters.lines import SshLines
 from orchestrator.adapters.runpod import RunPodCloud
+from orchestrator.adapters.runpod_lanes import Lane, Lanes
 from orchestrator.adapters.store import SqlStore
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.catalog import Catalog
@@ -58,15 +59,28 @@ class SimDb:
         """Nothing is open."""
 
 
+class SimLanes(Lanes):
+    """The lanes themselves, with the world in place of their threads."""
+
+    def __init__(self, world: "World", loop: SimLoop) -> None:
+        super().__init__()
+        self._world, self._loop = world, loop
+
+    async def _in_thread(self, lane: Lane, request: Callable[[], Any]) -> Any:
+        def counted() -> Any:
+            self._world.laws.called(self._loop.name)
+            return request()
+
+        return await self._world.carry(self._loop, "cloud", counted, timeout_s=3600)
+
+
 class SimCloud(RunPodCloud):
     """The adapter itself, with the world in place of its threads."""
 
     def __init__(self, world: "World", loop: SimLoop) -> None:
         super().__init__("key", base_url="http://runpod")
         self._world, self._loop = world, loop
-
-    async def _in_thread(self, request: Callable[[], Any]) -> Any:
-        return await self._world.carry(self._loop, "cloud", request, timeout_s=3600)
+        self._lanes = SimLanes(world, loop)
 
     async def pod_log(self, pod_id: str) -> str:
         def text() -> str:

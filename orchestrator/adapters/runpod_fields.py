@@ -1,0 +1,93 @@
+"""Single fields of RunPod's JSON: a required one or Malformed, any other one a value or unknown (None)."""
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+MAX_PORT = 65_535
+MAX_USD = 1e9  # of an hour, or of a bill
+MAX_TEXT_CHARACTERS = 256  # of an id, a name, a host
+Value = TypeVar("Value")
+
+
+class Malformed(Exception):
+    """An answer that is not what the API promises; the text names the field."""
+
+
+def known(reader: Callable[[Mapping[str, Any], str], Value], fields: Mapping[str, Any], name: str) -> Value | None:
+    """Return the field's value, or None if it is missing, null or not what the API promises."""
+    try:
+        return reader(fields, name)
+    except Malformed:
+        return None
+
+
+def an_object(value: object, what: str) -> Mapping[str, Any]:
+    """Return a JSON object. Malformed otherwise."""
+    if not isinstance(value, dict):
+        raise Malformed(f"{what} is not an object")
+    return value
+
+
+def inner(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object of that name, or an empty one for anything else."""
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def text(fields: Mapping[str, Any], name: str) -> str:
+    """Return a non-empty string of bounded length. Malformed otherwise."""
+    value = fields.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
+        raise Malformed(name)
+    return value
+
+
+def whole(fields: Mapping[str, Any], name: str) -> int:
+    """Return an integer of at least 0. Malformed otherwise."""
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Malformed(name)
+    return value
+
+
+def port(fields: Mapping[str, Any], name: str) -> int:
+    """Return a TCP port. Malformed otherwise."""
+    value = whole(fields, name)
+    if not 1 <= value <= MAX_PORT:
+        raise Malformed(name)
+    return value
+
+
+def dollars(fields: Mapping[str, Any], name: str) -> float:
+    """Return US dollars. Malformed otherwise."""
+    value = fields.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_USD:
+        raise Malformed(name)
+    return float(value)
+
+
+def price(fields: Mapping[str, Any], name: str) -> float:
+    """Return US dollars an hour. Malformed for 0 too: RunPod shows 0 for a pod that has exited, and nothing is free."""
+    value = dollars(fields, name)
+    if value == 0:
+        raise Malformed(name)
+    return value
+
+
+def moment(fields: Mapping[str, Any], name: str) -> datetime:
+    """Return a point in time; UTC if it names no zone. Malformed otherwise."""
+    try:
+        found = datetime.fromisoformat(text(fields, name))
+    except ValueError as error:
+        raise Malformed(name) from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def public_address(host: str | None) -> str | None:
+    """Return an address that can name one machine: a private or shared one may belong to several."""
+    try:
+        return host if host is not None and ipaddress.ip_address(host).is_global else None
+    except ValueError:
+        return None
