@@ -181,7 +181,9 @@ async def test_money_runs_from_the_machine_to_the_delete(api: Api) -> None:
 async def test_an_account_without_money_rents_nothing_and_loses_its_pods(api: Api) -> None:
     """402; pods without a network volume are deleted at once."""
     await api.create("plain")
-    await api.create("kept", dataCenterIds=["EU-RO-1"], mounts={"network": [{"volumeId": "vol1emulated", "path": "/workspace"}]})
+    await api.create(
+        "kept", dataCenterIds=["EU-RO-1"], mounts={"network": [{"volumeId": "vol1emulated", "path": "/workspace"}]}
+    )
     await api.emulator.control("POST", "/settings", {"balance_usd": 0})
 
     async def only_one_left() -> bool:

@@ -24,8 +24,8 @@ from runpod.error import QueryError
 
 from orchestrator import last_look, launch, logs, settings, shipping
 from orchestrator.adapters import rows, runpod_logs, runpod_replies
-from orchestrator.adapters.runpod_fields import Malformed
 from orchestrator.adapters.functions import refusal
+from orchestrator.adapters.runpod_fields import Malformed
 from orchestrator.cli_log_reader import Reader
 from orchestrator.cli_render import Output, one_line, plain
 from orchestrator.cli_tables import workers
