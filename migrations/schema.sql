@@ -1170,7 +1170,7 @@ begin
               left join queued q on q.pool = p.pool
               left join (select pool, sum(n) as n from running group by pool) r on r.pool = p.pool
         ), climbs as (
-            select w.id, w.pool, w.climb_ended_at, w.promoted_at is not null as promoted, w.exit_cause, w.failure_code,
+            select w.id, w.pool, w.created_at, w.climb_ended_at, w.promoted_at is not null as promoted, w.exit_cause, w.failure_code,
                    w.release, w.ending_since,
                    row_number() over (partition by w.pool order by w.climb_ended_at desc, w.id) as place
               from public.workers w where w.fleet = p_fleet and w.climb_ended_at > v_now - interval '1 day'
@@ -1181,6 +1181,7 @@ begin
                 select jsonb_agg(to_jsonb(w) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
                            'progress_at', case when w.own_program then h.progress_at else h.moved_at end,
                            'slowest_task', h.slowest,
+                           'done_elsewhere_at', case when w.held_back is not null then public.internal_done_elsewhere(w) end,
                            'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
                                select max(a.ended_at) from (select a.ended_at from public.task_attempts a
                                 where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)
@@ -1210,6 +1211,7 @@ begin
                 select jsonb_agg(jsonb_build_object(
                            'worker_id', c.id, 'pool', c.pool, 'at', c.climb_ended_at, 'promoted', c.promoted,
                            'exit_cause', c.exit_cause, 'failure_code', c.failure_code, 'release', c.release,
+                           'boot_s', case when c.promoted then extract(epoch from c.climb_ended_at - c.created_at) end,
                            'ending_since', case when c.promoted then c.ending_since end,
                            'worked', c.promoted and exists (  -- bounded, where a handler fails a thousand tasks
                                select from (select a.outcome from public.task_attempts a where a.worker_id = c.id
@@ -1573,7 +1575,8 @@ CREATE TABLE public.workers (
     promoted_at timestamp with time zone,
     billing_until timestamp with time zone,
     ending_since timestamp with time zone,
-    CONSTRAINT workers_exit_cause_known CHECK ((exit_cause = ANY (ARRAY['idle_timeout'::text, 'scale_down'::text, 'manual'::text, 'shutdown'::text, 'max_lifetime'::text, 'budget'::text, 'superseded'::text, 'spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text]))),
+    held_back jsonb,
+    CONSTRAINT workers_exit_cause_known CHECK ((exit_cause = ANY (ARRAY['idle_timeout'::text, 'scale_down'::text, 'manual'::text, 'shutdown'::text, 'max_lifetime'::text, 'budget'::text, 'superseded'::text, 'spawn_failed'::text, 'heartbeat_lost'::text, 'task_stuck'::text, 'gpu_fault'::text, 'host_fault'::text, 'pod_lost'::text, 'stale_code'::text, 'agent_crashed'::text, 'worker_sick'::text, 'release_bad'::text]))),
     CONSTRAINT workers_exit_has_cause CHECK (((status <> ALL (ARRAY['terminating'::text, 'terminated'::text])) OR (exit_cause IS NOT NULL))),
     CONSTRAINT workers_fleet_named CHECK (((fleet ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(fleet) <= 63))),
     CONSTRAINT workers_live_waits CHECK (((status = 'terminated'::text) OR ((stage IS NOT NULL) AND (waiting_on IS NOT NULL) AND (deadline_at IS NOT NULL) AND (next_attempt_at IS NOT NULL)))),
@@ -1616,6 +1619,8 @@ COMMENT ON COLUMN public.workers.climb_ended_at IS 'When it left spawning, promo
 COMMENT ON COLUMN public.workers.billing_until IS 'When its pod was last known to be there: nothing later is booked';
 
 COMMENT ON COLUMN public.workers.ending_since IS 'When it began to end, whatever it was before';
+
+COMMENT ON COLUMN public.workers.held_back IS 'Why it claims no more: {since, failures, types, codes}';
 
 CREATE FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) RETURNS public.workers
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1815,7 +1820,7 @@ begin
         v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
         v_spent := v_tasks = '[]';
     else
-        if p_worker.status <> 'spawning' then
+        if p_worker.status <> 'spawning' and p_worker.held_back is null then
             v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
             if v_tasks is not null then
                 v_status := 'active';
@@ -1964,6 +1969,21 @@ begin
     end if;
     return new;
 end
+$$;
+
+CREATE FUNCTION public.internal_done_elsewhere(p_worker public.workers) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select max(a.ended_at)
+      from public.workers o
+     cross join lateral (
+           select n.task_id, n.outcome, n.ended_at from public.task_attempts n
+            where n.worker_id = o.id order by n.started_at desc limit 20) a
+      join public.tasks t on t.id = a.task_id
+     where o.fleet = p_worker.fleet and o.status <> 'terminated' and o.pool = p_worker.pool and o.id <> p_worker.id
+       and a.outcome = 'complete' and a.ended_at > (p_worker.held_back->>'since')::timestamptz - interval '10 minutes'
+       and p_worker.held_back->'types' ? t.task_type
 $$;
 
 CREATE FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamp with time zone) RETURNS boolean
@@ -2157,6 +2177,55 @@ begin
         return 'already';
     end if;
     return 'fenced';
+end
+$$;
+
+CREATE FUNCTION public.internal_hold_back(p_worker public.workers, p_now timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_limit int := greatest(1, coalesce((p_worker.metadata->>'max_failures')::int, 5));
+    v_failures int;
+    v_types text[];
+    v_codes text[];
+    v_task uuid;
+    c_look constant int := 200;  -- attempts of this worker that are looked at: two claims of the largest size
+    c_named constant int := 5;  -- types and codes that are remembered
+begin
+    if p_worker.held_back is not null or p_worker.own_program or p_worker.status not in ('active', 'idle') then
+        return;
+    end if;
+    with newest as (
+        select a.task_id, a.ended_at, a.outcome, a.failure_code from public.task_attempts a
+         where a.worker_id = p_worker.id order by a.started_at desc limit c_look
+    ), failed as (
+        select n.task_id, n.failure_code from newest n
+         where n.outcome = 'failed'
+           and n.ended_at > coalesce((select max(d.ended_at) from newest d where d.outcome = 'complete'), '-infinity')
+    )
+    select count(distinct f.task_id), (array_agg(distinct t.task_type))[1:c_named],
+           (array_agg(distinct f.failure_code))[1:c_named]
+      into v_failures, v_types, v_codes
+      from failed f left join public.tasks t on t.id = f.task_id;
+    if v_failures < v_limit then
+        return;
+    end if;
+    update public.workers w
+       set held_back = jsonb_build_object('since', p_now, 'failures', v_failures,
+                                          'types', to_jsonb(array_remove(v_types, null)),
+                                          'codes', to_jsonb(array_remove(v_codes, null))),
+           waiting_on = 'orchestrator',
+           waiting_for = format('a second opinion: it claims no more after %s different tasks failed in a row (%s)',
+                                v_failures, array_to_string(v_codes, ', '))
+     where w.id = p_worker.id;
+    for v_task in
+        select t.id from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress'
+         order by t.id for update skip locked loop
+        perform public.internal_give_up(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
+            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, false, p_now);
+    end loop;
+    perform pg_notify('orchestrator_fleet', p_worker.id);
 end
 $$;
 
@@ -3158,6 +3227,55 @@ CREATE FUNCTION public.internal_worker_report(p_worker public.workers, p_now tim
           from public.task_attempts a where a.worker_id = p_worker.id)
 $$;
 
+CREATE FUNCTION public.internal_worker_sick() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_ids uuid[];
+    c_look constant int := 200;
+begin
+    with newest as (
+        select a.task_id, a.attempt, a.ended_at, a.outcome from public.task_attempts a
+         where a.worker_id = new.id order by a.started_at desc limit c_look
+    ), failed as (
+        select distinct on (n.task_id) n.task_id, n.attempt from newest n
+         where n.outcome = 'failed'
+           and n.ended_at > coalesce((select max(d.ended_at) from newest d where d.outcome = 'complete'), '-infinity')
+           and not exists (select from public.task_attempts g where g.task_id = n.task_id and g.given_back)
+         order by n.task_id, n.attempt desc
+    ), locked as (
+        select t.id, f.attempt from failed f join public.tasks t on t.id = f.task_id
+         where t.status in ('Queued', 'In Progress', 'Failed') and t.uncounted < t.attempts
+         order by t.id for update of t skip locked
+    ), given as (
+        update public.task_attempts a set given_back = true
+          from locked l where a.task_id = l.id and a.attempt = l.attempt
+        returning a.task_id
+    )
+    select array_agg(g.task_id) into v_ids from given g;
+    update public.tasks t set uncounted = t.uncounted + 1 where t.id = any (v_ids) and t.status <> 'Failed';
+    update public.tasks t
+       set status = 'Queued', uncounted = t.uncounted + 1, run_after = null, worker_id = null, lease_expires_at = null,
+           error_message = null, failure_code = null, failed_at_point = null, progress = null, progress_at = null,
+           generation_processed_at = null
+     where t.id = any (v_ids) and t.status = 'Failed' and t.attempts - t.uncounted >= t.max_attempts
+       and not exists (select from public.tasks d where d.dedupe_key = t.dedupe_key and d.id <> t.id
+                          and d.status in ('Queued', 'In Progress'));
+    with recursive revived (id) as (  -- what failed only because one of these had failed
+        select t.id from public.tasks t where t.id = any (v_ids) and t.status = 'Queued'
+        union
+        select t.id from revived r join public.tasks t on t.depends_on @> array[r.id]
+         where t.status = 'Failed' and t.failure_code = 'DEPENDENCY_FAILED'
+    )
+    update public.tasks t
+       set status = 'Queued', blocked = true, run_after = null, error_message = null, failure_code = null,
+           failed_at_point = null, generation_processed_at = null
+     where t.id in (select r.id from revived r) and t.status = 'Failed';
+    return null;
+end
+$$;
+
 CREATE FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -3375,7 +3493,7 @@ CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uui
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_unable boolean := coalesce(p_failure->>'code' = 'NO_HANDLER', false);
-    v_worker public.workers := public.internal_caller(p_worker_id, v_unable);  -- its row is locked before its task's
+    v_worker public.workers := public.internal_caller(p_worker_id, true);  -- its row is locked before its task's
     v_type text;
     v_release text;
     v_outcome text;
@@ -3409,6 +3527,7 @@ begin
         perform pg_notify('orchestrator_fleet', p_worker_id);
     elsif v_outcome = 'held' then
         v_outcome := public.internal_give_up(p_task_id, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
+        perform public.internal_hold_back(v_worker, v_now);
     end if;
     return jsonb_build_object('outcome', v_outcome);
 end
@@ -3866,9 +3985,12 @@ CREATE TABLE public.task_attempts (
     detail jsonb,
     log_first bigint,
     log_last bigint,
+    given_back boolean,
     CONSTRAINT task_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL)))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON COLUMN public.task_attempts.given_back IS 'It does not count, because its worker was sick; at most one of a task';
 
 CREATE TABLE public.worker_attempts (
     id bigint NOT NULL,
@@ -4258,6 +4380,8 @@ CREATE TRIGGER workers_changing BEFORE INSERT OR UPDATE ON public.workers FOR EA
 
 CREATE TRIGGER workers_climbed BEFORE UPDATE ON public.workers FOR EACH ROW WHEN (((old.status = 'spawning'::text) AND (new.status <> 'spawning'::text))) EXECUTE FUNCTION public.internal_worker_climbed();
 
+CREATE TRIGGER workers_sick AFTER UPDATE OF exit_cause ON public.workers FOR EACH ROW WHEN (((new.exit_cause = 'worker_sick'::text) AND (old.exit_cause IS DISTINCT FROM new.exit_cause))) EXECUTE FUNCTION public.internal_worker_sick();
+
 ALTER TABLE ONLY public.worker_asks
     ADD CONSTRAINT worker_asks_worker_id_fkey FOREIGN KEY (worker_id) REFERENCES public.workers(id) ON DELETE CASCADE;
 
@@ -4467,6 +4591,8 @@ REVOKE ALL ON FUNCTION public.internal_complete_many(p_worker public.workers, p_
 
 REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_done_elsewhere(p_worker public.workers) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
@@ -4478,6 +4604,8 @@ REVOKE ALL ON FUNCTION public.internal_hand_over(p_worker public.workers, p_clai
 REVOKE ALL ON FUNCTION public.internal_hand_over_singly(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone, INOUT p_passed uuid[], OUT tasks jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt integer, p_outcomes text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_hold_back(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_inputs(p_task_id uuid, p_limit_bytes integer, OUT bytes bigint, OUT code text, OUT message text) FROM PUBLIC;
 
@@ -4566,6 +4694,8 @@ REVOKE ALL ON FUNCTION public.internal_worker_costs(p_worker public.workers, p_n
 REVOKE ALL ON FUNCTION public.internal_worker_json(p_worker public.workers) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_report(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_worker_sick() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone) TO service_role;

@@ -13,7 +13,7 @@ from orchestrator import phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import budget
 from orchestrator.core.images import cuda_of
-from orchestrator.core.model import DATABASE, Offer, Pod, PodSpec, Policy, Pool
+from orchestrator.core.model import DATABASE, MAX_FAILURES, Offer, Pod, PodSpec, Policy, Pool
 from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import (
     ApiAuth,
@@ -83,7 +83,11 @@ class Renter:
             "gpu_type": offer.gpu_type,
             "data_center": offer.data_center,
             "release": self._policy.release(pool),
-            "metadata": {"offer": offer.key, DATABASE: self.database_id},
+            "metadata": {
+                "offer": offer.key,
+                DATABASE: self.database_id,
+                MAX_FAILURES: self._policy.max_failures,
+            },
         } | budget.reservation(usd_per_hour, self._policy)
         asking = await self._store.move(
             term,

@@ -87,6 +87,7 @@ class Settings(BaseSettings):
     max_worker_failure_rate: Annotated[float, Field(ge=0, le=1)] = 0.8
     failure_window_minutes: Annotated[float, Field(gt=0, le=1_440)] = 5
     min_workers_for_rate_check: Annotated[int, Field(ge=1, le=100)] = 5
+    worker_max_consecutive_failures: Annotated[int, Field(ge=1, le=100)] = 5
     max_hourly_cost_usd: Dollars | None = None
     daily_budget_usd: Dollars | None = None
 
@@ -204,6 +205,7 @@ class Settings(BaseSettings):
             max_failure_rate=self.max_worker_failure_rate,
             failure_window_s=self.failure_window_minutes * 60,
             failure_min_climbs=self.min_workers_for_rate_check,
+            max_failures=self.worker_max_consecutive_failures,
             hourly_budget_usd=self.max_hourly_cost_usd,
             daily_budget_usd=self.daily_budget_usd,
         )

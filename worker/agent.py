@@ -14,6 +14,7 @@ import sys
 import time
 
 from . import protocol
+from .disk import LOOK_AGAIN_S, has_room
 from .exits import Outcome, cancelled
 from .heartbeat import Heartbeat
 from .http1 import Interrupted, Unreachable
@@ -131,6 +132,9 @@ class Agent:
     def _work(self) -> None:
         pause_s = EMPTY_PAUSE_S
         while not self.life.leaving():
+            if not has_room(self._run.path, self.life, self._journal):
+                self.life.pause(LOOK_AGAIN_S)
+                continue
             asked = time.monotonic()
             held = self._claim()
             if held:
@@ -178,7 +182,7 @@ class Agent:
     def _tell_and_claim(self) -> list[Held]:
         """See every outcome acknowledged, and in the same call ask for more; [] when that has to be asked by itself."""
         results = self._reports.results()
-        if not results or self.life.leaving():
+        if not results or self.life.leaving() or not has_room(self._run.path, self.life, self._journal):
             self._reports.settle()
             return []
         args = {"p_results": results, "p_claim_no": self._claim_no, "p_batch": self._config.batch}

@@ -64,6 +64,9 @@ EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled"
 # Failure codes that both sides of a completion know.
 OUTPUT_MISSING = "OUTPUT_MISSING"  # point Completion: the store does not have what was reported
 
+# In p_health while the agent claims nothing because its disk is full: {since: seconds of Unix time, why}.
+DISK = "disk"
+
 # With HTTP 503, from the gateway: the store does not answer, so nobody knows whether the output is there. Ask again.
 OUTPUT_UNKNOWN = "OUTPUT_UNKNOWN"
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.core.model import Demand, EndedClimb, OfferState, Worker
+from orchestrator.core.model import Demand, EndedClimb, HeldBack, OfferState, Worker
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.ports import LogRange
+from worker.protocol import DISK
 
 Row = Mapping[str, Any]
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # a day is left to reckon with
@@ -54,6 +55,8 @@ def worker_of(row: Row) -> Worker:
         metadata=row["metadata"],
         log_bytes=row["log_bytes"] or {},
         machine_id=row["machine_id"],
+        held_back=_held_back_of(row),
+        disk_full_since=_disk_full_since(row.get("health")),
     )
 
 
@@ -92,6 +95,7 @@ def climb_of(row: Row) -> EndedClimb:
         release=row["release"],
         ending_since=maybe_moment(row["ending_since"]),
         worked=row["worked"],
+        boot_s=None if row.get("boot_s") is None else float(row["boot_s"]),
     )
 
 
@@ -124,6 +128,29 @@ def moment(text: str) -> datetime:
 def maybe_moment(text: str | None) -> datetime | None:
     """The same for a column that may be null."""
     return None if text is None else moment(text)
+
+
+def _held_back_of(row: Row) -> HeldBack | None:
+    held = row.get("held_back")
+    if held is None:
+        return None
+    return HeldBack(
+        since=moment(held["since"]),
+        failures=int(held["failures"]),
+        types=frozenset(held["types"]),
+        codes=tuple(held["codes"]),
+        done_elsewhere_at=maybe_moment(row.get("done_elsewhere_at")),
+    )
+
+
+def _disk_full_since(health: Any) -> datetime | None:
+    """Return since when the agent has had too little room; None for anything that a pod may send instead of a time."""
+    told = health.get(DISK) if isinstance(health, Mapping) else None
+    since = told.get("since") if isinstance(told, Mapping) else None
+    try:
+        return datetime.fromtimestamp(float(since), UTC) if isinstance(since, int | float) else None
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def _code_of(text: str | None) -> FailureCode | None:

@@ -24,7 +24,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapshot
-from orchestrator.core.states import FAILURES, FailureCode
+from orchestrator.core.states import FAILURES, ExitCause, FailureCode
 
 PACE_S = 10.0  # between two spawns after a failure, and at least between a failed canary and the next
 CANARY_SHARE = 0.5  # of the time that this release has been tried in vain: the pause before the next canary
@@ -79,7 +79,9 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
 def _judged(climb: EndedClimb, policy: Policy) -> EndedClimb:
     """The climb as it counts: failed, and when its worker fell, if that was on probation."""
     fell_at = climb.ending_since
-    if not climb.promoted or climb.exit_cause not in FAILURES or fell_at is None or _lasted(climb, fell_at, policy):
+    if not climb.promoted or climb.exit_cause not in FAILURES or fell_at is None:
+        return climb
+    if climb.exit_cause is not ExitCause.RELEASE_BAD and _lasted(climb, fell_at, policy):
         return climb
     return replace(climb, promoted=False, at=fell_at)
 
@@ -93,7 +95,7 @@ def _opened(
     tried: Sequence[EndedClimb], release: str, snapshot: Snapshot, policy: Policy, spawning: int
 ) -> Brake | None:
     """The open breaker: one canary, which spawns or is on probation, and a pause before the next."""
-    judged = _judgement(tried, snapshot.now, policy)
+    judged = _judgement(tried, release, snapshot.now, policy)
     if judged is None:
         return None
     why, trial = judged.why, judged.trial
@@ -118,7 +120,7 @@ class _Judgement:
     trial: EndedClimb | None  # the promoted worker that is on probation for it, if there is one
 
 
-def _judgement(tried: Sequence[EndedClimb], now: datetime, policy: Policy) -> _Judgement | None:
+def _judgement(tried: Sequence[EndedClimb], release: str, now: datetime, policy: Policy) -> _Judgement | None:
     """What the ended climbs, oldest first, come to; None: the breaker is closed."""
     window = timedelta(seconds=policy.failure_window_s)
     opened, fell = None, 0
@@ -128,6 +130,10 @@ def _judgement(tried: Sequence[EndedClimb], now: datetime, policy: Policy) -> _J
                 opened, fell = None, 0
             elif climb.ending_since is None and opened:
                 opened = replace(opened, trial=climb)
+            continue
+        if climb.exit_cause is ExitCause.RELEASE_BAD and climb.release == release:
+            fell = max(fell, 1)
+            opened = opened or _Judgement("breaker open, this release fails its tasks on every worker", climb.at, None)
             continue
         recent = [c for c in tried[: last + 1] if climb.at - c.at <= window]
         failed = [c for c in recent if not c.promoted]

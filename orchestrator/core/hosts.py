@@ -37,7 +37,13 @@ FAULTS = frozenset(
 )
 # What may be the machine's doing, or the image's, or the network's.
 SUSPICIONS = frozenset(
-    {FailureCode.NO_RUNTIME, FailureCode.POD_ERROR, FailureCode.SSH_DETAILS_MISSING, FailureCode.TCP_TIMEOUT}
+    {
+        FailureCode.NO_RUNTIME,
+        FailureCode.POD_ERROR,
+        FailureCode.SSH_DETAILS_MISSING,
+        FailureCode.TCP_TIMEOUT,
+        FailureCode.TASKS_FAIL_HERE,
+    }
 )
 
 

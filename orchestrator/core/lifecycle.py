@@ -7,7 +7,7 @@ where the list shows it.
 
 from datetime import datetime, timedelta
 
-from orchestrator.core import succession
+from orchestrator.core import fitness, succession
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
 from orchestrator.core.model import DATABASE, DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
 from orchestrator.core.presence import LISTING_LAG_S, fresh_for_s
@@ -119,6 +119,9 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
         silent_s = (snapshot.now - heard).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
+    unfit = fitness.end(worker, snapshot, policy)
+    if unfit:
+        return unfit
     settled = _settled(worker, snapshot, policy)
     return _stuck(worker, snapshot, policy) or settled or _oddly_listed(worker, pod, snapshot, policy)
 

@@ -16,6 +16,7 @@ from orchestrator.core.states import ExitCause, FailureCode, Stage, State, Waiti
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
 DATABASE = "database_id"  # in a row's metadata: the database whose orchestrator asked for its pod
 LACKS = "lacks"  # in a row's metadata: a type of task that its release has no handler for, and the leader's has
+MAX_FAILURES = "max_failures"  # in a row's metadata: WORKER_MAX_CONSECUTIVE_FAILURES when its pod was asked for
 DELETES = "deletes"  # in a row's metadata: how often its pod's deletion was asked for, from the second time on
 UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
@@ -125,6 +126,17 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A worker whose last tasks all failed claims no more."""
+
+    since: datetime
+    failures: int  # different tasks in a row
+    types: frozenset[str]  # of these tasks
+    codes: tuple[str, ...]
+    done_elsewhere_at: datetime | None  # when another worker last completed a task of one of these types
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A live `workers` row."""
 
@@ -166,6 +178,13 @@ class Worker:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of
     machine_id: str | None = None  # the provider's host, as far as it tells
+    held_back: HeldBack | None = None  # why it claims no more
+    disk_full_since: datetime | None = None  # its agent reports that it has too little room to claim
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it may claim tasks, as far as its own state is concerned."""
+        return self.held_back is None and self.disk_full_since is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +243,7 @@ class Policy:
     max_failure_rate: float = 0.8  # of ended climbs; above it the breaker opens
     failure_window_s: float = 300
     failure_min_climbs: int = 5  # fewer ended climbs say nothing
+    max_failures: int = 5  # WORKER_MAX_CONSECUTIVE_FAILURES: of different tasks, after which a worker claims no more
     hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
     daily_budget_usd: float | None = None  # of a UTC day
 

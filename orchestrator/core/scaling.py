@@ -77,7 +77,8 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     """The size of a pool by the formula; `leaving` end in this tick."""
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
-    ready = [w for w in here if w.state in READY]
+    ready = [w for w in here if w.state in READY and w.is_fit]
+    unfit = sum(1 for w in here if w.state in READY and not w.is_fit)
     spawning = [w for w in here if w.state is State.SPAWNING]
     busy = sum(1 for w in ready if w.tasks_running)
     going = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
@@ -85,7 +86,7 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
     awaited = succession.awaited(pool, policy, [*here, *going], demand)
     heir = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
-    target = max(0, min(wanted, pool.max_active))
+    target = max(0, min(wanted, pool.max_active - unfit))  # they are pods until they have ended
     return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, heir)
 
 

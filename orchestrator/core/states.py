@@ -105,6 +105,8 @@ class ExitCause(StrEnum):
     POD_LOST = "pod_lost"
     STALE_CODE = "stale_code"
     AGENT_CRASHED = "agent_crashed"
+    WORKER_SICK = "worker_sick"  # its tasks failed one after the other, and those of other workers did not
+    RELEASE_BAD = "release_bad"  # … and so did those of other workers of its release
 
 
 FAILURES = frozenset(
@@ -117,6 +119,8 @@ FAILURES = frozenset(
         ExitCause.POD_LOST,
         ExitCause.STALE_CODE,
         ExitCause.AGENT_CRASHED,
+        ExitCause.WORKER_SICK,
+        ExitCause.RELEASE_BAD,
     }
 )
 
@@ -164,6 +168,10 @@ class FailureCode(StrEnum):
     NO_PROCESS = "NO_PROCESS"
     NO_HEARTBEAT = "NO_HEARTBEAT"
     HOST_AVOIDED = "HOST_AVOIDED"  # the pod landed on a machine that failed lately, and was given back
+    TASKS_FAIL_HERE = "TASKS_FAIL_HERE"  # in a row, while other workers complete tasks of these types
+    TASKS_FAIL_EVERYWHERE = "TASKS_FAIL_EVERYWHERE"  # in a row, on several workers of this release
+    TASKS_FAIL_UNJUDGED = "TASKS_FAIL_UNJUDGED"  # in a row, and no other worker gave a second opinion in time
+    DISK_FULL = "DISK_FULL"  # the agent reports too little free space to begin a task
     CONNECTION_LOST = "CONNECTION_LOST"  # the SSH connection broke in the middle of a stage
 
     @classmethod

@@ -17,7 +17,7 @@ COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "t
 MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s", "billed_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
-         "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "ending_since",
+         "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "ending_since", "held_back",
          "billing_until", "waiting_for")  # fmt: skip
 CLIMBS = 100
 TRIED = 100  # attempts of a worker that are looked at
@@ -304,7 +304,10 @@ class Database(Queue):
     def fleet_snapshot(self, p_fleet: str) -> Json:
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
-        rows = [jsonable(w) | self._held(w) for w in sorted(live, key=lambda w: str(w["id"]))]
+        rows = [
+            jsonable(w) | self._held(w) | {"done_elsewhere_at": self.done_elsewhere(w)}
+            for w in sorted(live, key=lambda w: str(w["id"]))
+        ]
         ended = sum(self.abandoned(t) for held in self.running.values() for t in held.values())
         spawned: dict[str, datetime] = {}
         for worker in self.workers.values():
@@ -401,6 +404,7 @@ class Database(Queue):
                 "exit_cause": w["exit_cause"],
                 "failure_code": w["failure_code"],
                 "release": w["release"],
+                "boot_s": None if w["promoted_at"] is None else (w["climb_ended_at"] - w["created_at"]).total_seconds(),
                 "ending_since": None if w["promoted_at"] is None else jsonable(w["ending_since"]),
                 "worked": w["promoted_at"] is not None and w["id"] in worked,
             }

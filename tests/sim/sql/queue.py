@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.sim.sql.tables import IDS, LIVE_TASK, Row, Tables, check_keys, jsonable, refuse
+from tests.sim.sql.fitness import Fitness
+from tests.sim.sql.tables import IDS, LIVE_TASK, Row, check_keys, jsonable, refuse
 
 Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
@@ -17,7 +18,7 @@ PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "max_lifetime", "
 POINTS = ("Claiming", "Processing", "Completion")
 
 
-class Queue(Tables):
+class Queue(Fitness):
     """The functions; each gets its named arguments, and the clock from `self.now`."""
 
     def task_submit(self, p_tasks: list[Json]) -> Json:
@@ -180,7 +181,8 @@ class Queue(Tables):
         asks = want == "run" and status in ("spawning", "active", "idle")
         fresh = p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
         if asks and fresh:
-            taken = 0 if status == "spawning" else self._take(worker, p_claim_no, p_batch)
+            held = status == "spawning" or worker["held_back"] is not None
+            taken = 0 if held else self._take(worker, p_claim_no, p_batch)
             if taken:
                 status = "active"
             elif status == "active" and not self.running.get(p_worker_id):
@@ -412,6 +414,9 @@ class Queue(Tables):
             outcome = self._hand_back(worker, self.tasks[p_task_id], p_failure, release)
         elif outcome == "held":
             outcome = self.give_up(p_task_id, "failed", p_failure, counted=True, backoff=True)
+            for task_id in self.hold_back(worker):
+                why = f"Worker {p_worker_id} claims no more: its last {worker['held_back']['failures']} tasks failed"
+                self.give_up(task_id, "released", {"code": "RELEASED", "message": why}, counted=False, backoff=False)
         return {"outcome": outcome}
 
     def _succeeding(self, worker: Row, task_type: str) -> str | None:

@@ -101,6 +101,10 @@ class Tables:
 
     # --- workers
 
+    def give_attempts_back(self, worker: Row) -> None:
+        """internal_worker_sick; see fitness.py."""
+        raise NotImplementedError
+
     def insert_worker(self, row: Row, reason: str, actor: str, term: int | None) -> None:
         """An intent."""
         row |= {"state_since": self.now, "stage_since": self.now, "state_reason": reason}
@@ -130,6 +134,8 @@ class Tables:
             row |= {"last_heartbeat": None, "claim_no": 0}
         if old["status"] == "spawning" and row["status"] != "spawning":
             self._climbed(row)
+        if row["exit_cause"] == "worker_sick" != old["exit_cause"]:
+            self.give_attempts_back(row)
         watched = ("status", "stage", "drain_requested_at", "stop_requested_at", "ssh_host", "ssh_port")
         if any(old[name] != row[name] for name in watched):
             self._worker_changed(old, row, reason, actor, term)
