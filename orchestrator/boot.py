@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from orchestrator.ascent import Ascent, Evidence
 from orchestrator.core.images import is_pulling
-from orchestrator.core.model import Pod, PodStatus, Worker
+from orchestrator.core.model import SSH_USER, Pod, PodStatus, Worker
 from orchestrator.core.states import FailureCode
 from orchestrator.ports import PortError
 from orchestrator.remote import Unproven
@@ -99,6 +99,8 @@ class Boot:
         """A public address for port 22."""
         pod = await self._pod(ascent, lambda p: bool(p.ssh_host and p.ssh_port), ascent.limit_s)
         ascent.facts |= {"ssh_host": pod.ssh_host, "ssh_port": pod.ssh_port}
+        if pod.ssh_user not in (None, "root"):
+            ascent.facts["metadata"] = {SSH_USER: pod.ssh_user}
         return {"address": f"{pod.ssh_host}:{pod.ssh_port}"}
 
     def address(self, worker: Worker) -> tuple[str | None, int | None]:

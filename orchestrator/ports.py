@@ -370,8 +370,10 @@ class Shell(Protocol):
         """The server's identification line; Refused, Unavailable or NotSsh."""
         ...
 
-    async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> Session:
-        """Authenticate as root with our key. HostKeyChanged before anything is sent if the key is not `pinned`."""
+    async def connect(
+        self, host: str, port: int, *, pinned: str | None, timeout_s: float, user: str | None = None
+    ) -> Session:
+        """Authenticate as `user` (None: root). HostKeyChanged before anything is sent if the key is not `pinned`."""
         ...
 
 

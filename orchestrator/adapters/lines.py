@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from orchestrator.core.model import Worker
+from orchestrator.core.model import SSH_USER, Worker
 from orchestrator.ports import Session, Shell, Unavailable
 
 
@@ -68,7 +68,9 @@ class SshLines:
             line.session = None
         if line.session is None:
             pinned = worker.host_key or line.pinned
-            session = await self._shell.connect(*address, pinned=pinned, timeout_s=timeout_s)
+            session = await self._shell.connect(
+                *address, pinned=pinned, timeout_s=timeout_s, user=worker.metadata.get(SSH_USER)
+            )
             if not self._are_open:  # closed while this connected
                 await session.close()
             self._check_open()

@@ -71,7 +71,9 @@ class AsyncSshShell:
         except OSError as error:
             raise Unavailable(f"{host}:{port}: {error}") from error
 
-    async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> "AsyncSshSession":
+    async def connect(
+        self, host: str, port: int, *, pinned: str | None, timeout_s: float, user: str | None = None
+    ) -> "AsyncSshSession":
         """Authenticate with our key. HostKeyChanged before anything is sent if the key is not `pinned`."""
         if self._key is None:
             raise AuthFailed(*self._problem)
@@ -79,7 +81,7 @@ class AsyncSshShell:
         client = _Client(pinned)
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._open(host, port, client, self._key)
+                connection = await self._open(host, port, client, self._key, user or self._username)
         except TimeoutError:
             raise Unavailable(f"no SSH session with {where} within {timeout_s:g} s") from None
         except ConnectionRefusedError as error:
@@ -98,13 +100,13 @@ class AsyncSshShell:
         return AsyncSshSession(connection, client.shown or "", self._key.get_fingerprint())
 
     async def _open(
-        self, host: str, port: int, client: "_Client", key: asyncssh.SSHKey
+        self, host: str, port: int, client: "_Client", key: asyncssh.SSHKey, user: str
     ) -> asyncssh.SSHClientConnection:
         return await asyncssh.connect(
             host,
             port,
             client_factory=lambda: client,
-            username=self._username,
+            username=user,
             client_keys=[key],
             known_hosts=([], [], []),  # none: every key goes through _Client
             server_host_key_algs=client.algorithms,

@@ -15,6 +15,7 @@ from orchestrator.core.states import ExitCause, FailureCode, Stage, State, Waiti
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
 DATABASE = "database_id"  # in a row's metadata: the database whose orchestrator asked for its pod
+SSH_USER = "ssh_user"  # in a row's metadata: the account that SSH logs into, where it is not root
 LACKS = "lacks"  # in a row's metadata: a type of task that its release has no handler for, and the leader's has
 MAX_FAILURES = "max_failures"  # in a row's metadata: WORKER_MAX_CONSECUTIVE_FAILURES when its pod was asked for
 DELETES = "deletes"  # in a row's metadata: how often its pod's deletion was asked for, from the second time on

@@ -37,7 +37,9 @@ class SimShell:
 
         return str(await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s))
 
-    async def connect(self, host: str, port: int, *, pinned: str | None, timeout_s: float) -> Session:
+    async def connect(
+        self, host: str, port: int, *, pinned: str | None, timeout_s: float, user: str | None = None
+    ) -> Session:
         def answer() -> "SimSession":
             pod = self._world.listening(host, port)
             if pod is None:
