@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ async def test_slow_creates_delay_neither_a_list_nor_a_delete(api: Api) -> None:
     api.emulator.core.create_s = SLOW_S
     ended: list[str] = []
 
-    async def noted(name: str, call: "asyncio.Future[object]") -> None:
+    async def noted(name: str, call: "asyncio.Future[Any]") -> None:
         await call
         ended.append(name)
 
