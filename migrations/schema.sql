@@ -8,6 +8,7 @@ COMMENT ON SCHEMA public IS 'standard public schema';
 CREATE FUNCTION public.fleet_answer(p_fleet text, p_term bigint, p_answers jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -28,6 +29,7 @@ $$;
 CREATE FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o)), '[]'))
       from (select a.id, a.worker_id, a.method, a.subject
@@ -39,6 +41,7 @@ $$;
 CREATE FUNCTION public.fleet_attempt_close(p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -59,6 +62,7 @@ $$;
 CREATE FUNCTION public.fleet_attempt_note(p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_note');
@@ -72,6 +76,7 @@ $$;
 CREATE FUNCTION public.fleet_attempt_open(p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -95,6 +100,7 @@ $$;
 CREATE FUNCTION public.fleet_changes(p_digest text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := coalesce(p_now, clock_timestamp());
@@ -146,6 +152,7 @@ CREATE FUNCTION public.fleet_cost(p_fleet text, p_since timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_nestloop TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -220,6 +227,7 @@ $$;
 CREATE FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     select jsonb_build_object('decisions', coalesce((
         select jsonb_agg(to_jsonb(d) order by d.id desc) from (
@@ -230,6 +238,7 @@ $$;
 CREATE FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -271,6 +280,7 @@ $$;
 CREATE FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -291,6 +301,7 @@ $$;
 CREATE FUNCTION public.fleet_describe() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_version text := (select max(m.version) from public.schema_migrations m);
@@ -312,6 +323,7 @@ CREATE FUNCTION public.fleet_efficiency(p_fleet text, p_since timestamp with tim
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_nestloop TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -370,6 +382,7 @@ $$;
 CREATE FUNCTION public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -406,6 +419,7 @@ CREATE FUNCTION public.fleet_heartbeats(p_beats jsonb, p_now timestamp with time
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_beat record;
@@ -427,6 +441,7 @@ $$;
 CREATE FUNCTION public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -444,6 +459,7 @@ $$;
 CREATE FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz;
@@ -474,6 +490,7 @@ $$;
 CREATE FUNCTION public.fleet_leadership(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -489,6 +506,7 @@ $$;
 CREATE FUNCTION public.fleet_log_begin(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -526,6 +544,7 @@ $$;
 CREATE FUNCTION public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     with recursive streams (boot_id, stream) as (  -- from one to the next in the index, however many pieces each has
         (select o.boot_id, o.stream from public.log_objects o
@@ -556,6 +575,7 @@ $$;
 CREATE FUNCTION public.fleet_log_lost(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint, p_reason text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -593,6 +613,7 @@ $$;
 CREATE FUNCTION public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(
                'boot_id', o.boot_id, 'stream', o.stream, 'seq', o.seq, 'first', o.first_byte, 'last', o.last_byte,
@@ -606,6 +627,7 @@ $$;
 CREATE FUNCTION public.fleet_log_shipped(p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq integer, p_first bigint, p_last bigint, p_sha256 text, p_key text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -627,6 +649,7 @@ CREATE FUNCTION public.fleet_metrics(p_fleet text, p_since timestamp with time z
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
     SET enable_nestloop TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -661,6 +684,7 @@ $$;
 CREATE FUNCTION public.fleet_move(p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text, p_fields jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -726,6 +750,7 @@ $$;
 CREATE FUNCTION public.fleet_note_offer(p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -751,6 +776,7 @@ $$;
 CREATE FUNCTION public.fleet_pause(p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -783,6 +809,7 @@ $$;
 CREATE FUNCTION public.fleet_record_decision(p_fleet text, p_term bigint, p_decision jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -812,6 +839,7 @@ CREATE FUNCTION public.fleet_report(p_fleet text, p_now timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_nestloop TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -928,6 +956,7 @@ $$;
 CREATE FUNCTION public.fleet_request_termination(p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -960,6 +989,7 @@ CREATE FUNCTION public.fleet_rescue(p_fleet text, p_term bigint, p_worker_id tex
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -973,6 +1003,7 @@ CREATE FUNCTION public.fleet_rescue_overdue(p_fleet text, p_term bigint, p_over_
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -985,6 +1016,7 @@ $$;
 CREATE FUNCTION public.fleet_resign(p_fleet text, p_holder text, p_term bigint, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1002,6 +1034,7 @@ $$;
 CREATE FUNCTION public.fleet_retain(p_fleet text, p_term bigint, p_every_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1023,6 +1056,7 @@ CREATE FUNCTION public.fleet_retention(p_fleet text, p_term bigint, p_now timest
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_nestloop TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1072,6 +1106,7 @@ $$;
 CREATE FUNCTION public.fleet_scaling_explain(p_fleet text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1121,6 +1156,7 @@ declare
     c_batch constant int := 100;  -- tasks of one claim
     c_differences constant int := 1000;  -- more rows than that are rolled up first
 begin
+    perform public.internal_settle_late();
     if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
         perform public.internal_roll_up(false);
     end if;
@@ -1233,6 +1269,7 @@ $$;
 CREATE FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1276,6 +1313,7 @@ $$;
 CREATE FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1311,6 +1349,7 @@ CREATE FUNCTION public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now ti
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1353,11 +1392,13 @@ begin
                      from public.workers w where w.id = v_task.worker_id),
         'dependencies', coalesce((
             select jsonb_agg(jsonb_build_object(
-                       'id', n.id, 'task_type', d.task_type, 'status', d.status, 'worker_id', d.worker_id,
+                       'id', n.id, 'task_type', coalesce(d.task_type, r.task_type),
+                       'status', coalesce(d.status::text, case when r.id is not null then 'Complete' end), 'worker_id', d.worker_id,
                        'run_after', d.run_after, 'failure_code', d.failure_code, 'error_message', d.error_message)
                        order by n.place)
               from unnest(v_task.depends_on) with ordinality n (id, place)
-              left join public.tasks d on d.id = n.id), '[]'),
+              left join public.tasks d on d.id = n.id
+              left join public.task_results r on r.id = n.id), '[]'),
         'dependants', (select count(*) from public.tasks t
                         where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
         'attempts', coalesce((
@@ -1376,6 +1417,7 @@ $$;
 CREATE FUNCTION public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     with climbs as (
         select w.id, extract(epoch from e.at - w.created_at) as seconds
@@ -1405,6 +1447,7 @@ $$;
 CREATE FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1456,6 +1499,7 @@ $$;
 CREATE FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -1496,6 +1540,7 @@ $$;
 CREATE FUNCTION public.internal_attempts_removed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_highest int;
@@ -1861,7 +1906,7 @@ CREATE FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_
                     select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
                                                         'output_location', d.output_location,
                                                         'result_data', d.result_data) order by n.place)
-                      from unnest(t.depends_on) with ordinality n (id, place) join public.tasks d on d.id = n.id), '[]')
+                      from unnest(t.depends_on) with ordinality n (id, place) join public.internal_results(t.depends_on) d on d.id = n.id), '[]')
            ) order by t.priority desc, t.created_at, t.id), '[]')
       from public.task_attempts a
       join public.tasks t on t.id = a.task_id and t.attempts = a.attempt
@@ -1881,7 +1926,27 @@ begin
         v_now := p_now;
     end if;
     v_set := set_config('orchestrator.now', v_now::text, true);
+    v_set := set_config('orchestrator.statement', statement_timestamp()::text, true);
     return v_now;
+end
+$$;
+
+CREATE FUNCTION public.internal_close_attempts(p_ids uuid[], p_gone boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+    update public.task_attempts a
+       set ended_at = greatest(public.internal_now(), a.started_at),
+           outcome = case t.status when 'Complete' then 'complete' when 'Failed' then 'failed'
+                                   when 'Cancelled' then 'cancelled' else 'lost' end,
+           message = case when p_gone then 'The task was deleted'
+                          else format('The task was changed by hand: %s', t.status) end
+      from unnest(p_ids) n (id) left join public.tasks t on t.id = n.id
+     where a.task_id = n.id and a.ended_at is null
+       and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true;
 end
 $$;
 
@@ -1896,7 +1961,6 @@ declare
     v_data jsonb[];
     v_fine boolean;
     v_held uuid[];
-    v_set text;
 begin
     perform public.internal_check_size(p_results, 1048576, 'p_results');
     begin
@@ -1914,7 +1978,6 @@ begin
     if p_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
     end if;
-    v_set := set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
     with done as (
         -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
         -- what has just ended.
@@ -1931,13 +1994,6 @@ begin
           from done d where a.task_id = d.id and a.attempt = d.attempts
     )
     select array_agg(d.id) into v_held from done d;
-    v_set := set_config('orchestrator.minded', '', true);
-    if v_held is not null then
-        perform public.internal_settle_dependants(v_held);
-        if public.internal_wanted(p_worker) <> 'run' then
-            perform pg_notify('orchestrator_fleet', p_worker.id);
-        end if;
-    end if;
     if cardinality(v_held) = cardinality(v_ids) then
         return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
@@ -1956,6 +2012,7 @@ $$;
 CREATE FUNCTION public.internal_cost_booking() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_until timestamptz;
@@ -1969,6 +2026,19 @@ begin
     end if;
     return new;
 end
+$$;
+
+CREATE FUNCTION public.internal_dependants(p_ids uuid[]) RETURNS uuid[]
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+    select array_agg(distinct w.id)
+      from (select array_agg(e.id) as ids from unnest(p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+     cross join lateral (
+           select t.id from public.tasks t where t.blocked and t.status = 'Queued' and t.depends_on && s.ids) w
 $$;
 
 CREATE FUNCTION public.internal_done_elsewhere(p_worker public.workers) RETURNS timestamp with time zone
@@ -2007,6 +2077,7 @@ $$;
 CREATE FUNCTION public.internal_events_are_final() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 begin
     perform public.internal_refuse('OR007', 'worker_events is append-only');
@@ -2058,15 +2129,7 @@ begin
         v_run_after := p_now + v_jitter * interval '1 second'
             * case when p_outcome = 'lost' then 30 else least(30 * 2 ^ least(v_used - 1, 20), 3600) end;
     end if;
-    update public.tasks t
-       set status = v_status, run_after = v_run_after, lease_expires_at = null,
-           uncounted = t.uncounted + case when p_counted then 0 else 1 end,
-           worker_id = case when v_outcome = 'requeued' then null else t.worker_id end,
-           generation_processed_at = case when v_outcome = 'requeued' then null else p_now end,
-           error_message = left(p_failure->>'message', 4000), failure_code = left(p_failure->>'code', 100),
-           failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
-                                  then p_failure->>'point' end
-     where t.id = p_task_id;
+    -- The attempt first: the task's own triggers close what is still open.
     update public.task_attempts a
        set ended_at = p_now,
            outcome = case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end,
@@ -2076,22 +2139,29 @@ begin
            log_last = (select (w.log_bytes #>> array[a.nonce, 'handler'])::bigint
                          from public.workers w where w.id = a.worker_id)
      where a.task_id = p_task_id and a.attempt = v_task.attempts and a.ended_at is null;
+    update public.tasks t
+       set status = v_status, run_after = v_run_after, lease_expires_at = null,
+           uncounted = t.uncounted + case when p_counted then 0 else 1 end,
+           worker_id = case when v_outcome = 'requeued' then null else t.worker_id end,
+           generation_processed_at = case when v_outcome = 'requeued' then null else p_now end,
+           error_message = left(p_failure->>'message', 4000), failure_code = left(p_failure->>'code', 100),
+           failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
+                                  then p_failure->>'point' end
+     where t.id = p_task_id;
     return v_outcome;
 end
 $$;
 
-CREATE FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_plain integer, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_sort TO 'off'
     AS $$
 declare
     v_tasks jsonb;
-    v_set text;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     v_floor int := (select f.last_value from public.task_attempts_floor f);
 begin
-    v_set := set_config('orchestrator.minded', 'on', true);  -- counted here; nothing waits for a start, nobody is told of one
     with taken as (
         update public.tasks t
            set status = 'In Progress', worker_id = p_worker.id, updated_at = p_now,
@@ -2103,14 +2173,11 @@ begin
                progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
                failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
          where t.ctid = any (p_rows)
-        returning t.id, t.task_type, t.params, t.attempts, t.max_attempts, t.timeout_s, t.depends_on, t.priority, t.created_at
+        returning t.id, t.task_type, t.params, t.attempts, t.max_attempts, t.timeout_s, t.depends_on, t.priority, t.created_at, t.status
     ), noted as (
         insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
-        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first from taken k
-    ), counted as (
-        insert into public.task_counts (pool, kind, n)
-        select p_worker.pool, c.kind, -c.n
-          from (values ('plain', p_plain), ('timed', cardinality(p_rows) - p_plain)) c (kind, n) where c.n > 0
+        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first
+          from taken k where k.status = 'In Progress'  -- as a user's trigger left it
     )
     select jsonb_agg(jsonb_build_object(
                'id', k.id, 'task_type', k.task_type, 'params', k.params, 'attempt', k.attempts,
@@ -2121,10 +2188,9 @@ begin
                                                        'output_location', d.output_location,
                                                        'result_data', d.result_data) order by n.place)
                      from unnest(k.depends_on) with ordinality n (id, place)
-                     join public.tasks d on d.id = n.id), '[]') end)
+                     join public.internal_results(k.depends_on) d on d.id = n.id), '[]') end)
                order by k.priority desc, k.created_at, k.id)
-      into v_tasks from taken k;
-    v_set := set_config('orchestrator.minded', '', true);
+      into v_tasks from taken k where k.status = 'In Progress';
     return v_tasks;
 end
 $$;
@@ -2138,11 +2204,11 @@ declare
     v_task record;
     v_message text;
 begin
-    for v_task in select t.ctid as place, t.id, t.run_after from public.tasks t where t.ctid = any (p_rows)
+    for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
                    order by ~t.priority, t.created_at, t.id loop
         begin
             tasks := coalesce(tasks, '[]') || public.internal_hand_over(
-                p_worker, p_claim_no, array[v_task.place], (v_task.run_after is null)::int, p_now);
+                p_worker, p_claim_no, array[v_task.place], p_now);
             continue;
         exception when others then  -- whatever a user's row, trigger or constraint makes of it
             if public.internal_is_passing(sqlstate) then
@@ -2168,7 +2234,7 @@ begin
         return 'fenced';
     end if;
     select t.status = 'In Progress' and t.worker_id = p_worker.id and t.attempts = p_attempt into v_held
-      from public.tasks t where t.id = p_task_id for update;
+      from public.tasks t where t.id = p_task_id for no key update;
     if v_held then
         return 'held';
     elsif exists (select from public.task_attempts a
@@ -2238,14 +2304,14 @@ declare
 begin
     bytes := 0;
     select cardinality(t.depends_on), octet_length(t.params::text)
-           + coalesce((select sum(octet_length(d.result_data::text)) from public.tasks d where d.id = any (t.depends_on)), 0)
+           + coalesce((select sum(octet_length(d.result_data::text)) from public.internal_results(t.depends_on) d), 0)
       into v_needs, bytes from public.tasks t where t.id = p_task_id;
     if bytes > p_limit_bytes then
         code := 'INPUTS_TOO_LARGE';
         message := format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
                           v_needs, p_limit_bytes / 1048576);
     elsif exists (select from public.tasks t where t.id = p_task_id and public.internal_is_unreadable(t.params))
-       or exists (select from public.tasks t join public.tasks d on d.id = any (t.depends_on)
+       or exists (select from public.tasks t cross join lateral public.internal_results(t.depends_on) d
                    where t.id = p_task_id and public.internal_is_unreadable(d.result_data)) then
         code := 'INPUTS_UNREADABLE';
         message := 'Its params or the results of the tasks that it depends on are nested deeper than 64 levels, '
@@ -2330,6 +2396,44 @@ CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time z
       from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
 $$;
 
+CREATE FUNCTION public.internal_lock_briefly(p_ids uuid[], p_share boolean) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET lock_timeout TO '200ms'
+    AS $$
+begin
+    if p_share then
+        perform from public.tasks t where t.id = any (p_ids) order by t.id for share;
+    else
+        perform from public.tasks t where t.id = any (p_ids) order by t.id for no key update;
+    end if;
+    return true;
+exception when lock_not_available or deadlock_detected then
+    return false;
+end
+$$;
+
+CREATE FUNCTION public.internal_lock_queued(p_ids uuid[], INOUT p_waits integer, OUT locked uuid[], OUT missed uuid[]) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+    for v_look in 1..2 loop
+        select array_agg(l.id) into locked from (
+            select t.id from public.tasks t where t.id = any (p_ids) and t.status = 'Queued'
+             order by t.id for no key update skip locked) l;
+        missed := array(select t.id from public.tasks t where t.id = any (p_ids) and t.status = 'Queued'
+                        except select unnest(locked));
+        exit when missed = '{}' or p_waits = 0 or not public.internal_lock_briefly(missed, false);
+    end loop;
+    if missed <> '{}' and p_waits > 0 then
+        p_waits := p_waits - 1;
+    end if;
+end
+$$;
+
 CREATE FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2382,7 +2486,11 @@ CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
     SET search_path TO ''
     AS $$
 begin
-    return coalesce(nullif(current_setting('orchestrator.now', true), '')::timestamptz, clock_timestamp());
+    -- The time of a call holds for what follows from that call, and not for a user's next statement in its transaction.
+    if current_setting('orchestrator.statement', true) = statement_timestamp()::text then
+        return current_setting('orchestrator.now', true)::timestamptz;
+    end if;
+    return clock_timestamp();
 end
 $$;
 
@@ -2527,14 +2635,14 @@ begin
     if p_worker_id is not null then
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'
-             order by t.id for update) l;
+             order by t.id for no key update) l;
     else
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
              where t.status = 'In Progress'
                and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
                and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
-             order by t.id for update skip locked) l;
+             order by t.id for no key update skip locked) l;
     end if;
     for v_task in
         select t.id, t.worker_id, t.lease_expires_at,
@@ -2562,11 +2670,24 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_results(p_ids uuid[]) RETURNS TABLE(id uuid, task_type text, output_location text, result_data jsonb)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select t.id, t.task_type, t.output_location, t.result_data from public.tasks t where t.id = any (p_ids)
+    union all
+    select r.id, r.task_type, r.output_location, r.result_data from public.task_results r
+     where r.id = any (p_ids) and not exists (select from public.tasks t where t.id = r.id)
+$$;
+
 CREATE FUNCTION public.internal_roll_up(p_anew boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
 begin
+    if p_anew then
+        perform public.internal_settle_all(public.internal_now());
+    end if;
     lock table public.task_counts in share update exclusive mode;  -- one at a time; inserts go on
     if p_anew then
         with gone as (delete from public.task_counts)
@@ -2583,17 +2704,178 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_settle(p_ids uuid[]) RETURNS void
+CREATE FUNCTION public.internal_settle(p_ids uuid[], p_gone uuid[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
+declare
+    v_ids uuid[] := p_ids;
+    v_gone uuid[] := p_gone;
+    v_lock record;
+    v_waits int := 3;
 begin
+    while cardinality(v_ids) > 0 loop
+        select * into v_lock from public.internal_lock_queued(v_ids, v_waits);
+        v_waits := v_lock.p_waits;
+        if v_lock.missed <> '{}' then
+            insert into public.tasks_unsettled (task_ids) values (v_lock.missed);
+        end if;
+        exit when v_lock.locked is null;
+        v_ids := public.internal_dependants(public.internal_settle_locked(v_lock.locked, v_gone));
+        v_gone := '{}';
+    end loop;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_again(p_no bigint, p_waits boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_ids uuid[];
+    v_needed uuid[];
+    v_still int;
+    v_lock record;
+begin
+    select u.task_ids into v_ids from public.tasks_unsettled u where u.no = p_no for update skip locked;
+    if not found then
+        return;
+    end if;
+    select * into v_lock from public.internal_lock_queued(v_ids, 0);
+    v_needed := array(
+        select d.id from public.tasks d
+         where d.status in ('Queued', 'In Progress')
+           and d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (v_lock.locked))));
+    select count(*) into v_still from (
+        select from public.tasks d where d.id = any (v_needed) and d.status in ('Queued', 'In Progress')
+         order by d.id for share skip locked) s;
+    if v_still < cardinality(v_needed) and p_waits and public.internal_lock_briefly(v_needed, true) then
+        v_still := cardinality(v_needed);
+    end if;
+    perform public.internal_settle(v_lock.locked, '{}');
+    if v_lock.missed = '{}' and v_still = cardinality(v_needed) then
+        delete from public.tasks_unsettled u where u.no = p_no;
+    end if;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_all(p_now timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET jit TO 'off'
+    AS $$
+declare
+    c_slice constant int := 1000;
+    c_absent constant interval := '1 hour';  -- after that nobody will insert it
+    v_ids uuid[];
+    v_gone uuid[];
+begin
+    perform public.internal_settle_late();
+    for v_ids in
+        select array_agg(q.id) from (
+            select t.id, row_number() over () as n from public.tasks t where t.status = 'Queued' and t.depends_on <> '{}') q
+         group by q.n / c_slice
+    loop
+        v_gone := array(
+            select distinct n.id from public.tasks t cross join unnest(t.depends_on) n (id)
+             where t.id = any (v_ids) and t.updated_at < p_now - c_absent
+               and not exists (select from public.tasks d where d.id = n.id)
+               and not exists (select from public.task_results r where r.id = n.id));
+        perform public.internal_settle(v_ids, v_gone);
+    end loop;
+    perform public.internal_settle_cycles(null);
+    delete from public.task_results r
+     where not exists (select from public.tasks t
+                        where t.status <> 'Complete' and t.depends_on <> '{}' and t.depends_on @> array[r.id]);
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_at_commit() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET jit TO 'off'
+    AS $$
+begin
+    perform public.internal_settle_again(new.no, true);
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_cycles(p_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    c_most constant int := 10000;
+    v_ids uuid[];
+    v_lock record;
+begin
+    if p_ids is null then
+        v_ids := array(select t.id from public.tasks t where t.blocked and t.status = 'Queued');
+    elsif public.internal_dependants(p_ids) is null then
+        return;  -- nobody waits for them
+    else
+        with recursive needed (id) as (
+            select unnest(p_ids)
+            union
+            select n.id from needed d join public.tasks t on t.id = d.id and t.blocked and t.status = 'Queued'
+                        cross join unnest(t.depends_on) n (id)
+        )
+        select array_agg(l.id) into v_ids from (select d.id from needed d limit c_most + 1) l;
+        if cardinality(v_ids) > c_most then
+            return;
+        end if;
+    end if;
+    v_ids := public.internal_stuck(v_ids);
+    if v_ids <> '{}' then
+        select * into v_lock from public.internal_lock_queued(v_ids, 1);
+        update public.tasks t
+           set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_CYCLE',
+               error_message = format('It waits for task %s, and these tasks wait for each other: none can ever run',
+                                      t.depends_on[1])
+         where t.id = any (v_lock.locked) and t.status = 'Queued' and t.blocked;
+    end if;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_late() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET jit TO 'off'
+    AS $$
+declare
+    c_bite constant int := 1000;
+    v_no bigint;
+begin
+    for v_no in select u.no from public.tasks_unsettled u order by u.no limit c_bite loop
+        perform public.internal_settle_again(v_no, false);
+    end loop;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_locked(p_ids uuid[], p_gone uuid[]) RETURNS uuid[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_before text := coalesce(current_setting('orchestrator.settling', true), '');
+    v_set text;
+begin
+    -- At this depth of triggers, and no other, a cascade is followed by the loop in internal_settle.
+    v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
     update public.tasks t
        set blocked = not t.blocked
      where t.id = any (p_ids) and t.status = 'Queued'
        and t.blocked is distinct from exists (
                select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
-                where d.status is distinct from 'Complete');
+                where d.status is distinct from 'Complete'
+                  and (d.id is not null or not exists (select from public.task_results r where r.id = n.id)));
     update public.tasks t
        set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
            error_message = (
@@ -2609,37 +2891,16 @@ begin
                 order by array_position(t.depends_on, d.id) limit 1)
      where t.id = any (p_ids) and t.status = 'Queued'
        and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
-end
-$$;
-
-CREATE FUNCTION public.internal_settle_dependants(p_ids uuid[]) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    SET enable_seqscan TO 'off'
-    SET enable_indexscan TO 'off'
-    AS $$
-declare
-    c_slice constant int := 1000;
-    v_ended uuid[] := p_ids;
-    v_dependants uuid[];
-begin
-    while v_ended is not null loop
-        select array_agg(l.id) into v_dependants from (
-            select t.id from public.tasks t
-             where t.blocked and t.status = 'Queued' and t.id = any (array(
-                       select w.id
-                         from (select array_agg(e.id) as ids
-                                 from unnest(v_ended) with ordinality e (id, n) group by (e.n - 1) / c_slice) s
-                        cross join lateral (
-                              select w.id from public.tasks w
-                               where w.blocked and w.status = 'Queued' and w.depends_on && s.ids) w))
-             order by t.id for update) l;
-        exit when v_dependants is null;
-        perform set_config('orchestrator.settling', 'on', true);
-        perform public.internal_settle(v_dependants);
-        perform set_config('orchestrator.settling', '', true);
-        select array_agg(t.id) into v_ended from public.tasks t where t.id = any (v_dependants) and t.status = 'Failed';
-    end loop;
+    if p_gone <> '{}' then
+        update public.tasks t
+           set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_DELETED',
+               error_message = format('Dependency %s does not exist: it was deleted before it was complete', (
+                   select n.id from unnest(t.depends_on) n (id) where n.id = any (p_gone) limit 1))
+         where t.id = any (p_ids) and t.status = 'Queued' and t.blocked and t.depends_on && p_gone;
+    end if;
+    v_set := set_config('orchestrator.settling', v_before, true);
+    return array(select t.id from public.tasks t
+                  where t.id = any (p_ids) and t.status in ('Complete', 'Failed', 'Cancelled'));
 end
 $$;
 
@@ -2647,12 +2908,17 @@ CREATE FUNCTION public.internal_settle_new(p_ids uuid[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
+declare
+    v_waiting uuid[];
 begin
-    perform from public.tasks d
-      where d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (p_ids)))
-      order by d.id for share;
-    perform public.internal_settle(p_ids);
+    perform public.internal_settle(p_ids, '{}');
+    v_waiting := array(select t.id from public.tasks t where t.id = any (p_ids) and t.blocked and t.status = 'Queued');
+    if v_waiting <> '{}' then
+        perform public.internal_settle_cycles(v_waiting);
+        insert into public.tasks_unsettled (task_ids) values (v_waiting);
+    end if;
 end
 $$;
 
@@ -2669,7 +2935,7 @@ CREATE FUNCTION public.internal_shares(p_since timestamp with time zone, p_until
        and x.seconds > 0
 $$;
 
-CREATE FUNCTION public.internal_sift(p_rows tid[], p_limit_bytes integer, p_now timestamp with time zone, INOUT p_passed uuid[], OUT fit tid[], OUT plain integer) RETURNS record
+CREATE FUNCTION public.internal_sift(p_rows tid[], p_limit_bytes integer, p_now timestamp with time zone, INOUT p_passed uuid[], OUT fit tid[]) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_sort TO 'off'
@@ -2679,15 +2945,13 @@ declare
     v_inputs record;
     v_bytes bigint := 0;
 begin
-    plain := 0;
-    for v_task in select t.ctid as place, t.id, t.run_after from public.tasks t where t.ctid = any (p_rows)
+    for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
                    order by ~t.priority, t.created_at, t.id loop
         select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes);
         if v_inputs.code is null then
             v_bytes := v_bytes + v_inputs.bytes;
             exit when v_bytes > p_limit_bytes;
             fit := fit || v_task.place;
-            plain := plain + (v_task.run_after is null)::int;
         elsif not public.internal_end_unclaimed(v_task.id, v_inputs.code, v_inputs.message, p_now) then
             p_passed := p_passed || v_task.id;
         end if;
@@ -2716,6 +2980,28 @@ CREATE FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timest
                     filter (where l.id is distinct from p_without), 0),
            coalesce(sum(l.rate) filter (where l.id is distinct from p_without), 0)
       from day d left join live l on true group by d.began
+$$;
+
+CREATE FUNCTION public.internal_stuck(p_ids uuid[]) RETURNS uuid[]
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+    with recursive edges (id, needs) as materialized (
+        select t.id, n.id from public.tasks t cross join unnest(t.depends_on) n (id)
+         where t.id = any (p_ids) and t.blocked and t.status = 'Queued'
+    ), open (id, needs) as materialized (  -- without those that are complete
+        select e.id, e.needs from edges e left join public.tasks d on d.id = e.needs
+         where d.status is distinct from 'Complete'
+    ), free (id) as (
+        select o.id from open o left join (select distinct w.id from open w) w on w.id = o.needs where w.id is null
+        union
+        select o.id from free f join open o on o.needs = f.id
+    )
+    select array(select o.id from open o except select f.id from free f)
 $$;
 
 CREATE FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) RETURNS jsonb
@@ -2805,7 +3091,6 @@ CREATE FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint,
 declare
     v_from record;
     v_rows tid[];
-    v_plain int;
     v_heavy boolean;
     v_tasks jsonb;
     v_passed uuid[] := '{}';  -- tasks that can neither be claimed nor ended
@@ -2820,9 +3105,9 @@ declare
 begin
     select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
     for v_look in 1..c_looks loop
-        select array_agg(l.ctid), count(*) filter (where l.run_after is null), bool_or(l.heavy)
-          into v_rows, v_plain, v_heavy from (
-            select q.ctid, q.run_after,
+        select array_agg(l.ctid), bool_or(l.heavy)
+          into v_rows, v_heavy from (
+            select q.ctid,
                    case when q.depends_on <> '{}' or pg_column_size(q.params) > c_light_bytes then true
                         else octet_length(q.params::text) > c_light_bytes or public.internal_is_unreadable(q.params) end as heavy
               from public.tasks q
@@ -2831,9 +3116,9 @@ begin
                and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
                and q.id <> all (v_passed)
              order by ~q.priority, q.created_at, q.id
-             limit p_batch for update skip locked) l;
+             limit p_batch for no key update skip locked) l;
         if v_heavy then
-            select s.p_passed, s.fit, s.plain into v_passed, v_rows, v_plain
+            select s.p_passed, s.fit into v_passed, v_rows
               from public.internal_sift(v_rows, c_bytes, p_now, v_passed) s;
             continue when v_rows is null;
         elsif v_rows is null then
@@ -2849,7 +3134,7 @@ begin
             continue;
         end if;
         begin
-            v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, v_plain, p_now);
+            v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
         exception when others then  -- one of them is the cause, and it is found without the others
             if public.internal_is_passing(sqlstate) then
                 raise;
@@ -2873,6 +3158,7 @@ $$;
 CREATE FUNCTION public.internal_task_changing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 begin
     if new.updated_at is not distinct from old.updated_at then
@@ -2897,6 +3183,7 @@ $$;
 CREATE FUNCTION public.internal_task_routed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_type public.task_types;
@@ -2916,6 +3203,7 @@ CREATE FUNCTION public.internal_tasks_added() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_waiting uuid[];
@@ -2925,10 +3213,14 @@ begin
            array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled'))
       into v_waiting, v_ended from added a;
     if v_waiting is not null then
+        -- Who deletes a dependency waits until it is known who needs it. Heartbeats and completions do not wait.
+        perform from public.tasks d
+          where d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (v_waiting)))
+          order by d.id for key share;
         perform public.internal_settle_new(v_waiting);
     end if;
     if v_ended is not null then
-        perform public.internal_settle_dependants(v_ended);
+        perform public.internal_settle(public.internal_dependants(v_ended), '{}');
     end if;
     perform pg_notify('orchestrator_tasks', p.pool)
        from (select distinct a.pool from added a
@@ -2942,43 +3234,63 @@ $$;
 CREATE FUNCTION public.internal_tasks_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_ended uuid[];
     v_waiting uuid[];
     v_pools text[];
     v_workers text[];
+    v_finished text[];
+    v_left uuid[];
+    v_queued bigint;
 begin
-    select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status <> b.status),
+    -- A full join is hashed or merged: no plan of it is quadratic, whatever number of rows it was made for.
+    select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status is distinct from b.status),
            array_agg(a.id) filter (where a.status = 'Queued'
-                                     and (a.depends_on <> b.depends_on or b.status <> 'Queued' and a.depends_on <> '{}')),
+                                     and (a.depends_on is distinct from b.depends_on
+                                          or b.status <> 'Queued' and a.depends_on <> '{}')),
            array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
-                                                and (b.status <> 'Queued' or b.blocked
+                                                and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
                                                      or b.run_after > coalesce(a.run_after, '-infinity'))),
-           array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and a.status <> 'In Progress')
-      into v_ended, v_waiting, v_pools, v_workers
-      from changed a join was b on b.id = a.id;
-    if v_ended is not null and coalesce(current_setting('orchestrator.settling', true), '') = '' then
-        perform public.internal_settle_dependants(v_ended);
+           array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and b.worker_id is not null
+                                                     and (a.status in ('In Progress', 'Complete')) is not true),
+           array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and a.status = 'Complete'),
+           array_agg(b.id) filter (where b.status = 'In Progress'
+                                     and (a.status = 'In Progress' and a.attempts = b.attempts
+                                          and a.worker_id = b.worker_id) is not true),
+           count(*) filter (where a.status = 'Queued' or b.status = 'Queued')
+      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_queued
+      from changed a full join was b on b.id = a.id;
+    if v_left is not null then
+        perform public.internal_close_attempts(v_left, false);
+    end if;
+    if v_ended is not null
+       and current_setting('orchestrator.settling', true) is distinct from (pg_trigger_depth() - 1)::text then
+        perform public.internal_settle(public.internal_dependants(v_ended), '{}');
     end if;
     if v_waiting is not null then
         perform public.internal_settle_new(v_waiting);
     end if;
     perform pg_notify('orchestrator_tasks', p) from unnest(v_pools) p;
-    perform pg_notify('orchestrator_fleet', w) from unnest(v_workers) w where w is not null;
-    insert into public.task_counts (pool, kind, n)
-    select c.pool, c.kind, sum(c.n)
-      from (select a.pool, case when a.blocked then 'blocked' when a.run_after is not null then 'timed'
-                                else 'plain' end as kind, 1 as n
-              from changed a where a.status = 'Queued'
-            union all
-            select b.pool, case when b.blocked then 'blocked' when b.run_after is not null then 'timed'
-                                else 'plain' end, -1
-              from was b where b.status = 'Queued') c
-     group by 1, 2 having sum(c.n) <> 0;
-    insert into public.task_marks (pool, place, created_at, id)
-    select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
-      from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
+    perform pg_notify('orchestrator_fleet', w) from unnest(v_workers) w;
+    perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- of a running worker's results nobody need know
+      where w.id = any (v_finished) and public.internal_wanted(w) <> 'run';
+    if v_queued > 0 then
+        insert into public.task_counts (pool, kind, n)
+        select c.pool, c.kind, sum(c.n)
+          from (select a.pool, case when a.blocked then 'blocked' when a.run_after is not null then 'timed'
+                                    else 'plain' end as kind, 1 as n
+                  from changed a where a.status = 'Queued'
+                union all
+                select b.pool, case when b.blocked then 'blocked' when b.run_after is not null then 'timed'
+                                    else 'plain' end, -1
+                  from was b where b.status = 'Queued') c
+         group by 1, 2 having sum(c.n) <> 0;
+        insert into public.task_marks (pool, place, created_at, id)
+        select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
+          from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
+    end if;
     return null;
 end
 $$;
@@ -2986,6 +3298,7 @@ $$;
 CREATE FUNCTION public.internal_tasks_counted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 begin
     if tg_op = 'TRUNCATE' then
@@ -3005,6 +3318,43 @@ begin
           from removed a cross join lateral (
               select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
          where a.status = 'Queued' group by 1, 2;
+    end if;
+    return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_tasks_removed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_held uuid[];
+    v_lost uuid[];
+begin
+    if tg_op = 'TRUNCATE' then
+        delete from public.task_results;
+        delete from public.tasks_unsettled;
+        perform public.internal_close_attempts(
+            array(select a.task_id from public.task_attempts a where a.ended_at is null), true);
+        return null;
+    end if;
+    insert into public.task_results (id, task_type, output_location, result_data, deleted_at)
+    select r.id, r.task_type, r.output_location, r.result_data, public.internal_now()
+      from removed r
+     where r.status = 'Complete'
+       and exists (select from public.tasks t
+                    where t.status <> 'Complete' and t.depends_on <> '{}' and t.depends_on @> array[r.id])
+    on conflict (id) do update
+       set output_location = excluded.output_location, result_data = excluded.result_data, deleted_at = excluded.deleted_at;
+    select array_agg(r.id) filter (where r.status = 'In Progress'), array_agg(r.id) filter (where r.status <> 'Complete')
+      into v_held, v_lost from removed r;
+    if v_held is not null then
+        perform public.internal_close_attempts(v_held, true);
+    end if;
+    if v_lost is not null then
+        perform public.internal_settle(public.internal_dependants(v_lost), v_lost);
     end if;
     return null;
 end
@@ -3059,6 +3409,7 @@ $$;
 CREATE FUNCTION public.internal_worker_billing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_proven timestamptz;
@@ -3087,6 +3438,7 @@ $$;
 CREATE FUNCTION public.internal_worker_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_from_state text;
@@ -3130,6 +3482,7 @@ $$;
 CREATE FUNCTION public.internal_worker_changing() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_now();
@@ -3174,6 +3527,7 @@ $$;
 CREATE FUNCTION public.internal_worker_climbed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 begin
     new.climb_ended_at := public.internal_now();
@@ -3230,6 +3584,7 @@ $$;
 CREATE FUNCTION public.internal_worker_sick() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_ids uuid[];
@@ -3280,12 +3635,13 @@ CREATE FUNCTION public.task_cancel(p_id uuid, p_now timestamp with time zone DEF
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
 begin
-    select * into v_task from public.tasks t where t.id = p_id for update;
+    select * into v_task from public.tasks t where t.id = p_id for no key update;
     if not found then
         return jsonb_build_object('outcome', 'not_found', 'status', null);
     elsif v_task.status = 'Queued' then
@@ -3302,6 +3658,7 @@ $$;
 CREATE FUNCTION public.task_get(p_id uuid, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     select jsonb_build_object(
         'task', (select to_jsonb(t) from public.tasks t where t.id = p_id),
@@ -3312,6 +3669,7 @@ $$;
 CREATE FUNCTION public.task_list(p_status text, p_task_type text, p_limit integer, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
     select jsonb_build_object(
         'tasks', coalesce((
@@ -3330,13 +3688,14 @@ CREATE FUNCTION public.task_retry(p_id uuid, p_now timestamp with time zone DEFA
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
     v_ids uuid[];
 begin
-    select * into v_task from public.tasks t where t.id = p_id for update;
+    select * into v_task from public.tasks t where t.id = p_id for no key update;
     if not found then
         return jsonb_build_object('outcome', 'not_found');
     elsif v_task.status not in ('Failed', 'Cancelled') then
@@ -3349,7 +3708,7 @@ begin
          where t.status = 'Failed' and t.failure_code = 'DEPENDENCY_FAILED'
     )
     select array_agg(l.id) into v_ids from (
-        select t.id from public.tasks t where t.id in (select r.id from revived r) order by t.id for update) l;
+        select t.id from public.tasks t where t.id in (select r.id from revived r) order by t.id for no key update) l;
     update public.tasks t
        set status = 'Queued', uncounted = t.attempts, run_after = null, worker_id = null, lease_expires_at = null,
            cancel_requested_at = null, error_message = null, failure_code = null, failed_at_point = null,
@@ -3367,6 +3726,7 @@ CREATE FUNCTION public.task_submit(p_tasks jsonb, p_now timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3393,6 +3753,7 @@ CREATE FUNCTION public.worker_claim(p_worker_id text, p_nonce text, p_claim_no b
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 begin
     return public.internal_claim(public.internal_caller(p_worker_id, true), p_nonce, p_claim_no, p_batch, p_wait_s,
@@ -3405,6 +3766,7 @@ CREATE FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3412,7 +3774,6 @@ declare
     v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
     v_held uuid;
     v_answer jsonb;
-    v_set text;
 begin
     if p_result_data is not null then
         perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
@@ -3432,7 +3793,6 @@ begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced');
     end if;
-    v_set := set_config('orchestrator.minded', 'on', true);  -- who waits and who listens are seen to below
     with done as (
         update public.tasks t
            set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
@@ -3446,13 +3806,8 @@ begin
           from done d where a.task_id = d.id and a.attempt = d.attempts
     )
     select d.id into v_held from done d;
-    v_set := set_config('orchestrator.minded', '', true);
     if v_held is null then
         return jsonb_build_object('outcome', public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
-    end if;
-    perform public.internal_settle_dependants(array[p_task_id]);
-    if public.internal_wanted(v_worker) <> 'run' then
-        perform pg_notify('orchestrator_fleet', p_worker_id);
     end if;
     return jsonb_build_object('outcome', 'ok');
 end
@@ -3463,6 +3818,7 @@ CREATE FUNCTION public.worker_complete_and_claim(p_worker_id text, p_nonce text,
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3479,6 +3835,7 @@ CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_re
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 begin
     return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results, public.internal_clock(p_now));
@@ -3489,6 +3846,7 @@ CREATE FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uui
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3536,6 +3894,7 @@ $$;
 CREATE FUNCTION public.worker_grants(p_worker_id text, p_nonce text, p_items jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $_$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3563,8 +3922,8 @@ begin
                   and case v_item->>'method'
                           when 'PUT' then starts_with(v_key, format('outputs/%s/%s/', t.id, t.attempts))
                           when 'GET' then exists (
-                              select from public.tasks d
-                               where d.id = any (t.depends_on) and starts_with(v_key, format('outputs/%s/', d.id))
+                              select from public.internal_results(t.depends_on) d
+                               where starts_with(v_key, format('outputs/%s/', d.id))
                                  and right(d.output_location, length(v_key) + 1) = '/' || v_key)
                           else false
                       end) then
@@ -3593,6 +3952,7 @@ CREATE FUNCTION public.worker_heartbeat(p_worker_id text, p_nonce text, p_tasks 
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $_$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3636,7 +3996,7 @@ begin
         select t.id from jsonb_array_elements(coalesce(p_tasks, '[]')) n
           join public.tasks t on t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int
          where t.worker_id = p_worker_id and t.status = 'In Progress'
-         order by t.id for update of t) l;
+         order by t.id for no key update of t) l;
     if v_held is not null then
         update public.tasks t
            set lease_expires_at = v_now + v_worker.lease_s * interval '1 second',
@@ -3660,6 +4020,7 @@ $_$;
 CREATE FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -3685,6 +4046,7 @@ CREATE FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id 
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -4137,6 +4499,16 @@ CREATE VIEW public.task_queue_analysis WITH (security_invoker='true') AS
    FROM public.tasks t
   GROUP BY pool, task_type, status;
 
+CREATE TABLE public.task_results (
+    id uuid NOT NULL,
+    task_type text NOT NULL,
+    output_location text,
+    result_data jsonb,
+    deleted_at timestamp with time zone NOT NULL
+);
+
+COMMENT ON TABLE public.task_results IS 'Of Complete tasks that were deleted while another task needed them';
+
 CREATE TABLE public.task_types (
     task_type text NOT NULL,
     fleet text NOT NULL,
@@ -4147,6 +4519,23 @@ CREATE TABLE public.task_types (
     CONSTRAINT task_types_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 100))),
     CONSTRAINT task_types_pool_check CHECK ((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'::text)),
     CONSTRAINT task_types_timeout_s_check CHECK ((timeout_s > (0)::numeric))
+);
+
+CREATE TABLE public.tasks_unsettled (
+    no bigint NOT NULL,
+    task_ids uuid[] NOT NULL,
+    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE public.tasks_unsettled IS 'Queued tasks whose dependencies, or which themselves, another transaction may be changing';
+
+ALTER TABLE public.tasks_unsettled ALTER COLUMN no ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.tasks_unsettled_no_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 
 CREATE TABLE public.worker_asks (
@@ -4272,11 +4661,17 @@ ALTER TABLE ONLY public.task_attempts
 ALTER TABLE ONLY public.task_marks
     ADD CONSTRAINT task_marks_pkey PRIMARY KEY (no);
 
+ALTER TABLE ONLY public.task_results
+    ADD CONSTRAINT task_results_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.task_types
     ADD CONSTRAINT task_types_pkey PRIMARY KEY (task_type);
 
 ALTER TABLE ONLY public.tasks
     ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.tasks_unsettled
+    ADD CONSTRAINT tasks_unsettled_pkey PRIMARY KEY (no);
 
 ALTER TABLE ONLY public.worker_asks
     ADD CONSTRAINT worker_asks_pkey PRIMARY KEY (id);
@@ -4322,6 +4717,8 @@ CREATE UNIQUE INDEX tasks_dedupe ON public.tasks USING btree (dedupe_key) WHERE 
 
 CREATE INDEX tasks_dependants ON public.tasks USING gin (depends_on) WHERE blocked;
 
+CREATE INDEX tasks_needing ON public.tasks USING gin (depends_on) WHERE ((status <> 'Complete'::text) AND (depends_on <> '{}'::uuid[]));
+
 CREATE INDEX tasks_oldest ON public.tasks USING btree (pool, created_at) WHERE ((status = 'Queued'::text) AND (NOT blocked) AND (run_after IS NULL));
 
 CREATE INDEX tasks_recent ON public.tasks USING btree (created_at DESC);
@@ -4356,9 +4753,9 @@ CREATE TRIGGER task_attempts_truncated BEFORE TRUNCATE ON public.task_attempts F
 
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
-CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_tasks_changed();
+CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
 
-CREATE TRIGGER tasks_changing BEFORE UPDATE ON public.tasks FOR EACH ROW WHEN ((current_setting('orchestrator.minded'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION public.internal_task_changing();
+CREATE TRIGGER tasks_changing BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_changing();
 
 CREATE TRIGGER tasks_counted_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
 
@@ -4366,7 +4763,13 @@ CREATE TRIGGER tasks_counted_removed AFTER DELETE ON public.tasks REFERENCING OL
 
 CREATE TRIGGER tasks_counted_truncated AFTER TRUNCATE ON public.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_counted();
 
+CREATE TRIGGER tasks_removed AFTER DELETE ON public.tasks REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_removed();
+
+CREATE TRIGGER tasks_removed_all AFTER TRUNCATE ON public.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_removed();
+
 CREATE TRIGGER tasks_routed BEFORE INSERT ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_routed();
+
+CREATE CONSTRAINT TRIGGER tasks_unsettled_at_commit AFTER INSERT ON public.tasks_unsettled DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.internal_settle_at_commit();
 
 CREATE TRIGGER worker_events_final BEFORE UPDATE ON public.worker_events FOR EACH STATEMENT EXECUTE FUNCTION public.internal_events_are_final();
 
@@ -4413,9 +4816,13 @@ ALTER TABLE public.task_counts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_marks ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.task_results ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.task_types ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.tasks ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.tasks_unsettled ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.worker_asks ENABLE ROW LEVEL SECURITY;
 
@@ -4587,9 +4994,13 @@ REVOKE ALL ON FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p
 
 REVOKE ALL ON FUNCTION public.internal_clock(p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_close_attempts(p_ids uuid[], p_gone boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_complete_many(p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_cost_booking() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_dependants(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_done_elsewhere(p_worker public.workers) FROM PUBLIC;
 
@@ -4599,7 +5010,7 @@ REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_plain integer, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_hand_over_singly(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone, INOUT p_passed uuid[], OUT tasks jsonb) FROM PUBLIC;
 
@@ -4625,6 +5036,10 @@ REVOKE ALL ON FUNCTION public.internal_is_unreadable(p_value jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_lock_briefly(p_ids uuid[], p_share boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_lock_queued(p_ids uuid[], INOUT p_waits integer, OUT locked uuid[], OUT missed uuid[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
@@ -4647,19 +5062,33 @@ REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why te
 
 REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric, p_fleet text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_results(p_ids uuid[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_settle(p_ids uuid[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_settle(p_ids uuid[], p_gone uuid[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_settle_dependants(p_ids uuid[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_settle_again(p_no bigint, p_waits boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_all(p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_at_commit() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_cycles(p_ids uuid[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_late() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_locked(p_ids uuid[], p_gone uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle_new(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_shares(p_since timestamp with time zone, p_until timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_sift(p_rows tid[], p_limit_bytes integer, p_now timestamp with time zone, INOUT p_passed uuid[], OUT fit tid[], OUT plain integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_sift(p_rows tid[], p_limit_bytes integer, p_now timestamp with time zone, INOUT p_passed uuid[], OUT fit tid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_stuck(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -4676,6 +5105,8 @@ REVOKE ALL ON FUNCTION public.internal_tasks_added() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_tasks_changed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_counted() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_tasks_removed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
 
@@ -4798,7 +5229,13 @@ GRANT ALL ON SEQUENCE public.task_marks_no_seq TO service_role;
 
 GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
 
+GRANT ALL ON TABLE public.task_results TO service_role;
+
 GRANT ALL ON TABLE public.task_types TO service_role;
+
+GRANT ALL ON TABLE public.tasks_unsettled TO service_role;
+
+GRANT ALL ON SEQUENCE public.tasks_unsettled_no_seq TO service_role;
 
 GRANT ALL ON TABLE public.worker_asks TO service_role;
 

@@ -167,6 +167,12 @@ TASKS: Mapping[str, Sentence] = MappingProxyType({
     "DEPENDENCY_FAILED": ("A task that it depends on failed or was cancelled.",
                           OPERATOR, "nothing until that one is retried: then this one is queued again too",
                           "python -m orchestrator tasks retry <task>, with the id of the dependency"),
+    "DEPENDENCY_DELETED": ("A task that it depends on was deleted before it was complete, or was never inserted.",
+                           OPERATOR, "nothing: what does not exist is never complete",
+                           "submit it again without that dependency, or insert the dependency; then " + RETRY),
+    "DEPENDENCY_CYCLE": ("It waits for tasks that wait for each other.",
+                         OPERATOR, "nothing: none of them could ever run",
+                         "correct depends_on of one of them; then " + RETRY),
 })
 
 ENDINGS: Mapping[str, Sentence] = MappingProxyType({

@@ -114,7 +114,8 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {shown}{more}"
         if any(d["status"] is None for d in unmet):
             fix = "python -m orchestrator tasks cancel <task>; submit it anew, without what was deleted"
-            return _Why(OPERATOR, what, "nothing: what does not exist is never Complete", fix)
+            then = "it fails after an hour, unless somebody inserts what does not exist"
+            return _Why(OPERATOR, what, then, fix)
         fix = f"python -m orchestrator explain {unmet[0]['id']}"
         return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)
     if task["run_after"] and datetime.fromisoformat(task["run_after"]) > now:

@@ -37,6 +37,8 @@ TABLES = (
     "releases",
     "task_types",
     "task_marks",
+    "task_results",
+    "tasks_unsettled",
 )
 
 

@@ -145,16 +145,27 @@ async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) ->
     assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker(s) serve it"
 
 
-async def test_a_dependency_that_was_deleted_is_named_and_nobody_is_sent_after_it(
+async def test_a_dependency_that_does_not_exist_is_named_and_nobody_is_sent_after_it(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
-    """It would be waited for for ever."""
+    """It may still be inserted; the task fails if it is not."""
+    absent = "10000000-0000-0000-0000-00000000000f"
+    query = "insert into tasks (task_type, depends_on) values ('t', array[%s::uuid]) returning id::text"
+    (row,) = await (await hand.execute(query, (absent,))).fetchall()
+    said = await told(fleet, row["id"])
+    assert (said.who, said.what) == ("operator", f"1 of 1 dependencies: {absent} (does not exist)")
+    assert said.fix.startswith(f"python -m orchestrator tasks cancel {row['id']}")
+
+
+async def test_a_dependency_that_was_deleted_is_named_as_the_cause(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Before it was complete: the task has failed with it."""
     (first,) = await fleet.submit()
     (task,) = await fleet.submit(depends_on=[first])
     await hand.execute("delete from tasks where id = %s", (first,))
     said = await told(fleet, task)
-    assert (said.who, said.what) == ("operator", f"1 of 1 dependencies: {first} (does not exist)")
-    assert said.fix.startswith(f"python -m orchestrator tasks cancel {task}")
+    assert (said.code, first in said.what) == ("DEPENDENCY_DELETED", True)
 
 
 async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:

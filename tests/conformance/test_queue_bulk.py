@@ -1,0 +1,76 @@
+"""What a statement over many tasks costs: its triggers' work grows with the rows, also after a small statement."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.errors import Diagnostic
+from psycopg.rows import DictRow
+
+SMALL, LARGE = 500, 2000
+MOST_GROWTH = 1.5 * LARGE / SMALL  # four times the rows are sixteen times the work if it is quadratic
+STATEMENTS = {
+    "a change of priority": "update tasks set priority = priority + 1 where labelled = {n}",
+    "a cancellation with dependants": "update tasks set status = 'Cancelled' where labelled = {n} and first",
+    "a completion with dependants": "update tasks set status = 'Complete' where labelled = {n} and first",
+    "a start": "update tasks set status = 'In Progress' where labelled = {n} and first",
+    "a deletion": "delete from tasks where labelled = {n}",
+    "a deletion of what others need": "delete from tasks where labelled = {n} and first",
+    "an insertion": """insert into tasks (task_type, params, depends_on)
+                       select 'u', params, array[id] from tasks where labelled = {n} and first""",
+}
+
+FIRST = "insert into tasks (task_type, params) select 't', jsonb_build_object('n', %s::int) from generate_series(1, %s)"
+SECOND = """insert into tasks (task_type, params, depends_on)
+            select 't', params, array[id] from tasks where params->>'n' = %s"""
+
+
+def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The plan and all plans within it."""
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+def rows_met(plan: Mapping[str, Any]) -> float:
+    """How many rows the plan's nodes returned or threw away."""
+    met = 0.0
+    for node in nodes(plan):
+        removed = node.get("Rows Removed by Join Filter", 0) + node.get("Rows Removed by Filter", 0)
+        met += node["Actual Loops"] * (node["Actual Rows"] + removed)
+    return met
+
+
+async def work(hand: AsyncConnection[DictRow], statement: str) -> float:
+    """The rows that a statement and all statements of its triggers met: the same at any load of the machine."""
+    met = [0.0]
+
+    def note(notice: Diagnostic) -> None:
+        _, explained, plan = (notice.message_primary or "").partition("plan:\n")
+        if explained:
+            met.append(rows_met(json.loads(plan)["Plan"]))
+
+    hand.add_notice_handler(note)
+    await hand.execute(statement.encode())
+    hand.remove_notice_handler(note)
+    return sum(met)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+async def test_a_large_statement_after_a_small_one_is_not_quadratic(
+    hand: AsyncConnection[DictRow], statement: str
+) -> None:
+    """In the same session, whose plans were made for the small one."""
+    for number, rows in enumerate((1, SMALL, LARGE)):
+        await hand.execute(FIRST, (number, rows))
+        await hand.execute(SECOND, (str(number),))
+    await hand.execute("load 'auto_explain'")
+    for setting in ("log_min_duration = 0", "log_analyze = on", "log_timing = off", "log_nested_statements = on",
+                    "log_format = json", "log_level = notice"):  # fmt: skip
+        await hand.execute(f"set auto_explain.{setting}".encode())
+    query = STATEMENTS[statement].replace("first", "depends_on = '{}'")
+    _, small, large = [await work(hand, query.replace("labelled = {n}", f"params->>'n' = '{n}'")) for n in range(3)]
+    assert small > SMALL
+    assert large < MOST_GROWTH * small, f"{small} rows, then {large}"
