@@ -10,10 +10,16 @@ from orchestrator.migrate import migrate
 
 
 @pytest.fixture(scope="session")
-async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresDb]:
+async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """The schema on a server of its own."""
     async with EmbeddedPostgres(tmp_path_factory.mktemp("sim") / "data", durable=False, keep=False) as server:
         await migrate(server.url)
-        db = await PostgresDb.open(server.url, call_timeout_s=30)
-        yield db
-        await db.close()
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+async def real(url: str) -> AsyncIterator[PostgresDb]:
+    """Its functions."""
+    db = await PostgresDb.open(url, call_timeout_s=30)
+    yield db
+    await db.close()

@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from orchestrator.core.states import LADDER, ExitCause
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate
 from orchestrator.ports import PortError
+from tests.sim.coverage import ONLY_REAL
 from tests.sim.sql.records import Records
 
 FLEET = "default"
@@ -75,6 +77,19 @@ def same(real: Any, model: Any) -> bool:
     return bool(real == model)
 
 
+def only_real(real: Any, model: Any, path: str) -> Iterator[str]:
+    """Where the real answer has keys that the model's lacks."""
+    if isinstance(model, dict) and isinstance(real, dict):
+        for key, value in real.items():
+            if key in model:
+                yield from only_real(value, model[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    if isinstance(model, list) and isinstance(real, list):
+        for one, other in zip(real, model, strict=False):
+            yield from only_real(one, other, f"{path}[]")
+
+
 class Pair:
     """Both databases."""
 
@@ -82,6 +97,7 @@ class Pair:
         self._db, self.model, self.dice = db, Records(), random.Random(f"drift {seed}")
         self.now = START
         self.calls: Counter[str] = Counter()
+        self.only_real: set[str] = set()  # keys of the real answers that the model's lack
         self.last: list[str] = []
         self._attempts: list[tuple[int, int]] = []  # the model's id of each, and the real one's
         self._ids = random.Random(f"ids {seed}")
@@ -108,6 +124,7 @@ class Pair:
         left, right = plain(real), plain(model)
         if not same(left, right):
             raise Drift(f"{function}({args}) at {self.now}:\n really {left}\n model  {right}\n{_where(left, right)}")
+        self.only_real |= set(only_real(left, right, function))
         return model
 
     async def _ask(self, args: dict[str, Any], function: str) -> Any:
@@ -164,6 +181,12 @@ class Pair:
                 del row["id"]
             if not same(plain(real), plain(model)):
                 raise Drift(f"fleet_worker({name}):\n{_where(plain(real), plain(model))}")
+            self.only_real |= set(only_real(plain(real), plain(model), "fleet_worker"))
+
+    def check_keys(self) -> None:
+        """Raise Drift if an answer had keys that the model's lack without a reason in coverage.py."""
+        if unknown := self.only_real - ONLY_REAL.keys():
+            raise Drift(f"keys that the model lacks, and coverage.py does not name: {sorted(unknown)}")
 
     @property
     def _term(self) -> int:
@@ -403,8 +426,10 @@ class Pair:
 
     async def _rest(self) -> None:
         dice, fleet = self.dice, {"p_fleet": FLEET}
-        what = dice.randrange(4)
-        if what == 0:
+        what = dice.randrange(5)
+        if what == 4:
+            await self.call("fleet_retain", **fleet, p_term=self._term, p_every_s=dice.choice((1, 60)))
+        elif what == 0:
             reason, pool = dice.choice((None, "a look")), dice.choice((None, "default"))
             await self.call("fleet_pause", **fleet, p_pool=pool, p_reason=reason, p_for_s=dice.choice((None, 20, 0)))
         elif what == 1:
@@ -449,6 +474,7 @@ async def drift(db: PostgresDb, seed: int, steps: int) -> Counter[str]:
             if number % LOOK_EVERY == 0:
                 await pair.look()
         await pair.look()
+        pair.check_keys()
     except Drift as error:
         raise Drift(f"seed {seed}, after {sum(pair.calls.values())} calls: {error}") from error
     return pair.calls

@@ -27,6 +27,8 @@ OVERDUE_S = 120.0
 LATE_S = 40.0  # writes that were late on the wire
 CALM_S = 20.0  # over the flush's own deadline
 UNLED_S = 3.5
+OVERSPENT_S = 60.0  # a list has to show the price, and a tick to end a worker
+RETAIN_S, RETAIN_LATE_S = 3600.0, 300.0  # a leader asks every minute whether retention is due
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
 DELETES_PER_MINUTE = 18  # of one pod: each of six calls may be made three times, after a broken connection
 CALLS_PER_MINUTE = 70  # of one process; the account's window is 60, and begins at its first call
@@ -53,6 +55,8 @@ class Laws:
         self._calls: defaultdict[str, list[float]] = defaultdict(list)  # process -> when it called the provider
         self._led_s = 0.0  # when there was last a leader, or a reason for none
         self._within_s = 0.0  # when there were last no more workers than allowed
+        self._affordable_s = 0.0  # when an hour last cost no more than it may
+        self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
     def broken(self, law: str, what: str) -> None:
         """A violation."""
@@ -104,7 +108,13 @@ class Laws:
         if new["stage"] not in STAGES.get(new["status"], (new["stage"],)):
             self.broken("I7", f"{new['id']} is {new['status']} and at {new['stage']}")
         if old is None:
+            self._intended(new)
             return
+        self._changed(old, new)
+
+    def _changed(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if (new["ssh_host"], new["ssh_port"]) != (old["ssh_host"], old["ssh_port"]):
+            self.addressed_s[new["id"]] = self._world.kernel.now
         if new["pod_id"] is not None and new["pod_id"] != old["pod_id"]:
             self._given(new)
         if new["stage"] == "pod_created" and old["stage"] != "pod_created":
@@ -113,6 +123,13 @@ class Laws:
             self._flushed_early(new)
         if new["status"] != old["status"]:
             self._moved(old, new)
+
+    def _intended(self, new: Mapping[str, Any]) -> None:
+        pool = self._world.pool(new["pool"])
+        if pool is None:
+            self.broken("pool", f"{new['id']} is of {new['pool']}, which no policy names")
+        elif new["metadata"].get("offer") not in {offer.key for offer in pool.offers}:
+            self.broken("pool", f"{new['id']} of {pool.name} is to come from {new['metadata'].get('offer')}")
 
     def _given(self, new: Mapping[str, Any]) -> None:
         pod = self._world.provider.pods.get(new["pod_id"])
@@ -240,6 +257,27 @@ class Laws:
         if self._made[pod.name] > 1:
             self.broken("I1", f"{self._made[pod.name]} pods were made for {pod.name}")
 
+    def ordered(self, body: Mapping[str, Any]) -> None:
+        """What a create call asks for: nothing of another pool."""
+        row = self._world.db.workers.get(body["name"])
+        pool = None if row is None else self._world.pool(row["pool"])
+        if row is None or pool is None:
+            return  # I1, or "pool", has it
+        gpu = body["gpu"]
+        asked = (body["image"], gpu["count"], body["disk"], gpu["minRamPerGpu"], gpu["minVcpuCountPerGpu"])
+        wanted = (pool.image, pool.gpu_count, pool.disk_gb, pool.min_memory_gb, pool.min_vcpu)
+        offers = {(offer.gpu_type, offer.data_center, offer.cloud) for offer in pool.offers}
+        place = (body["gpu"]["id"], (body.get("dataCenterIds") or [None])[0], body["cloud"])
+        if asked != wanted or place not in offers:
+            self.broken("pool", f"{body['name']} of {pool.name} is asked for as {asked} at {place}, not {wanted}")
+
+    def launched(self, pod: SimPod, config: Mapping[str, Any]) -> None:
+        """What an agent is started with."""
+        row = self._world.db.workers.get(pod.worker_id or "")
+        pool = None if row is None else self._world.pool(row["pool"])
+        if pool is not None and config["batch"] != pool.batch:
+            self.broken("pool", f"{pod.worker_id} of {pool.name} claims {config['batch']} tasks, not {pool.batch}")
+
     def deleting(self, pod: SimPod) -> None:
         """A delete call arrives for a pod that is there."""
         if not pod.ours:
@@ -288,6 +326,10 @@ class Laws:
                 self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
         self._lead(now, quiet)
         self._limit(now, quiet)
+        self._cost(now, quiet)
+        self._retention(now, quiet)
+        for replica in self._world.replicas:
+            replica.laws.look(up=replica.up)
         for row in workers.values():
             late_s = (self._world.kernel.moment() - row["deadline_at"]).total_seconds()
             if row["status"] == "spawning" and min(late_s, now - quiet) > OVERDUE_S:
@@ -304,12 +346,38 @@ class Laws:
 
     def _limit(self, now: float, quiet: float) -> None:
         """A tick writes its ends and its spawns side by side, so that it is more than the limit for a moment."""
-        pool = self._world.policy.pools[0]
-        live = sum(w["status"] in ("spawning", "active", "idle") for w in self._world.db.workers.values())
-        if live <= pool.max_active:
+        live = Counter(
+            w["pool"] for w in self._world.db.workers.values() if w["status"] in ("spawning", "active", "idle")
+        )
+        over = [pool for pool in self._world.policy.pools if live[pool.name] > pool.max_active]
+        if not over:
             self._within_s = now
         elif now - max(self._within_s, quiet) > OVER_S:
-            self.broken("I4", f"{live} workers live, MAX_ACTIVE_GPUS={pool.max_active}")
+            self.broken("I4", f"{live} workers live, MAX_ACTIVE_GPUS={over[0].max_active} of {over[0].name}")
+
+    def _cost(self, now: float, quiet: float) -> None:
+        """By what the provider really bills: a price that turns out higher than the offer's counts too."""
+        limit = self._world.policy.hourly_budget_usd
+        rows = self._world.db.workers
+        usd = sum(
+            pod.rate
+            for pod in self._world.provider.own()
+            if (row := rows.get(pod.worker_id or "")) and row["status"] in ("spawning", "active", "idle")
+        )
+        if limit is None or usd <= limit + 1e-6:
+            self._affordable_s = now
+        elif now - max(self._affordable_s, quiet) > OVERSPENT_S:
+            self.broken("I4", f"pods cost ${usd:.2f}/h, and MAX_HOURLY_COST_USD={limit}")
+
+    def _retention(self, now: float, quiet: float) -> None:
+        lease, moment = self._world.db.leases.get(FLEET), self._world.kernel.moment()
+        if lease is None or lease["expires_at"] < moment or now < quiet:
+            return
+        led_s = (moment - lease["since"]).total_seconds()
+        done_at = self._world.db.retained_at.get(FLEET)
+        late = done_at is None or (moment - done_at).total_seconds() > RETAIN_S + RETAIN_LATE_S
+        if late and led_s > RETAIN_LATE_S:
+            self.broken("retention", f"term {lease['term']} leads for {led_s:.0f} s, and it was last done at {done_at}")
 
     def at_the_end(self) -> None:
         """The faults have stopped long ago."""

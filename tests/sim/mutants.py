@@ -1,12 +1,14 @@
 """Planted bugs: each a small change of the product, applied to a copy of it, that the simulation must catch.
 
-A mutant is a file, a text that stands in it once, what takes its place, and the law that this breaks. It is caught when a
-seed ends with a violation; one that survives its seeds is a fault that the world lacks, or a rule that nothing needs.
-A text that is not found (any more) is an error: the mutant has to follow the code. Those of the SQL functions are laid
+A mutant is a file, a function in it, a text that stands there once, what takes its place, and the law that this breaks.
+It is caught when a seed ends with a violation; one that survives its seeds is a fault that the world lacks, or a rule that
+nothing needs. Without a text the whole body of the function is replaced; without a function the text stands once in the
+file. What is not found (any more) is an error: the mutant has to follow the code. Those of the SQL functions are laid
 on the model of them, which the drift test holds equal to the migrations.
 """
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -41,6 +43,32 @@ class Mutant:
     path: str
     old: str
     new: str
+    function: str = ""  # Class.method or function: where the text stands
+
+    def planted(self, text: str) -> str:
+        """The file's text with the bug in it. Raises ValueError where its place is not found, or found twice."""
+        first, last = _lines_of(text, self.function) if self.function else (0, len(text.splitlines()))
+        lines = text.splitlines(keepends=True)
+        body = "".join(lines[first:last])
+        if not self.old and self.function:
+            return "".join(lines[:first]) + self.new + "".join(lines[last:])
+        if body.count(self.old) != 1:
+            where = f"{self.path}, {self.function}" if self.function else self.path
+            raise ValueError(f"{self.name!r}: its text stands {body.count(self.old)} times in {where}")
+        return "".join(lines[:first]) + body.replace(self.old, self.new) + "".join(lines[last:])
+
+
+def _lines_of(text: str, function: str) -> tuple[int, int]:
+    """The lines of a function's body: from the first after its docstring, up to but without the last one's successor."""
+    scope: list[ast.stmt] = ast.parse(text).body
+    *outer, name = function.split(".")
+    for one in outer:
+        scope = next((node.body for node in scope if isinstance(node, ast.ClassDef) and node.name == one), [])
+    found = [n for n in scope if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
+    if len(found) != 1:
+        raise ValueError(f"there are {len(found)} functions {function}")
+    body = found[0].body[1:] if ast.get_docstring(found[0]) is not None else found[0].body
+    return body[0].lineno - 1, body[-1].end_lineno or body[-1].lineno
 
 
 EXEC, RENT, TEAR = "orchestrator/execute.py", "orchestrator/renting.py", "orchestrator/teardown.py"
@@ -110,8 +138,8 @@ MUTANTS = (
            "            await self._blobs.put(piece.key, packed, content_type=CONTENT_TYPE)\n"
            "            await self._store.log_begin(term, piece)\n            continue\n"),
     Mutant("a begun piece is not finished first", "I5", SHIP,
-           "                    if end.begun is not None:\n                        shipped +=",
-           "                    if False:\n                        shipped +="),
+           "        if end.begun is not None:\n            shipped +=",
+           "        if False:\n            shipped +=", "Shipper._ship_stream"),
     Mutant("promote before the heartbeat", "I8", "orchestrator/proofs.py",
            "            (Stage.HEARTBEAT, self.heartbeat, True),",
            "            (Stage.HEARTBEAT, self.heartbeat, False),"),
@@ -138,7 +166,7 @@ MUTANTS = (
     Mutant("the limit is forgotten", "I4", SCALE,
            "    target = max(0, min(wanted, pool.max_active))", "    target = max(0, wanted + 1)"),
     Mutant("spawning workers do not count", "I4", SCALE,
-           "    missing = target - len(ready) - len(spawning)", "    missing = target - len(ready)"),
+           "return len(self.ready) + len(self.spawning)", "return len(self.ready)"),
     Mutant("the cool-down is forgotten", "market", CAP,
            "    if known.cooldown_until and known.cooldown_until > self._now:".replace("    if", "        if"),
            "        if False:"),
@@ -198,10 +226,7 @@ def tried(mutant: Mutant, seeds: int) -> Trial:
         for name in ("orchestrator", "worker", "tests/sim"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         file = copy / mutant.path
-        text = file.read_text()
-        if text.count(mutant.old) != 1:
-            raise ValueError(f"{mutant.name!r}: its text stands {text.count(mutant.old)} times in {mutant.path}")
-        file.write_text(text.replace(mutant.old, mutant.new))
+        file.write_text(mutant.planted(file.read_text()))
         command = [sys.executable, "-m", "tests.sim", "--seeds", str(seeds), "--processes", "0", "--laws", mutant.law]
         done = subprocess.run(
             command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,

@@ -27,9 +27,11 @@ STRANGERS: tuple[
     ("lab", {}),
 )
 PRICES = {"NVIDIA A40": 0.39, "NVIDIA L4": 0.43}
+DEAR, DEARER = 0.1, 1.6  # of the pods cost more than the catalogue says, and how many times as much
 PAGE = 5  # pods
 WINDOWS = {"minute": (60, 60), "hour": (3_000, 3_600), "day": (50_000, 86_400)}  # calls, seconds
 TOO_MANY = 429
+KEEPS = 0.5  # of the moves: what was connected before stays so, as behind a translation of addresses
 ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
 NO_CAPACITY = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again.",
@@ -70,6 +72,7 @@ class SimPod:
     gone_s: float | None = None  # it is no more
     locked_s: float = 0.0  # its delete is refused until then
     unlisted_s: float = 0.0  # the listing shows it no more
+    keeps_connections: bool = False  # those made to an earlier address live on
     lies: int = 0  # deletes that will be answered and not carried out
     files: dict[str, bytearray] = field(default_factory=dict)
     agents: dict[str, Any] = field(default_factory=dict)  # nonce -> Agent
@@ -125,6 +128,7 @@ class Provider:
 
     def __init__(self, world: "World") -> None:
         self._world, self._faults = world, world.faults
+        self._prices = random.Random(f"prices of {world.seed}")
         self.pods: dict[str, SimPod] = {}
         self.dry: dict[str, float] = {}  # offer -> until when there is nothing
         self.broke = False
@@ -227,6 +231,7 @@ class Provider:
         center = (body.get("dataCenterIds") or [None])[0]
         offer = f"{gpu}|{center or '*'}|{body['cloud']}"
         self._world.laws.asked(name, offer)
+        self._world.laws.ordered(body)
         self._world.say(f"provider: create {name} on {offer}")
         if self.broke:
             return _problem(402, BALANCE)
@@ -269,7 +274,7 @@ class Provider:
             gpu_type=gpu,
             center=center,
             cloud=cloud,
-            rate=PRICES[gpu],
+            rate=PRICES[gpu] * (DEARER if self._prices.random() < DEAR else 1.0),
             machine=f"m{dice.randrange(40)}",
             created_s=now,
             visible_s=now + dice.choice((0.0, 0.5, 2.0, 8.0, 25.0)),
@@ -294,6 +299,7 @@ class Provider:
     def move(self, pod: SimPod, dice: random.Random) -> None:
         """Give the pod's SSH another address; it is the same machine, with the same key."""
         before, pod.address = pod.address, dice.choice(self._free())
+        pod.keeps_connections = dice.random() < KEEPS
         self._world.say(f"provider: SSH of {pod.id} moved from {before} to {pod.address}")
 
     def _sicken(self, pod: SimPod, how: str) -> None:

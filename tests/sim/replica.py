@@ -14,16 +14,17 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.catalog import Catalog
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Pod, Policy, Snapshot
+from orchestrator.core.plan import plan
 from orchestrator.daemon import Daemon
 from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
 from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
-from orchestrator.ports import NotFound, Unavailable
+from orchestrator.ports import NotFound, PortError, Unavailable
 from orchestrator.shipping import Shipper
-from orchestrator.web.health import Health
 from tests.sim.clock import SimLoop
+from tests.sim.processes import ProcessLaws, SimHealth
 from tests.sim.provider import FLEET
 from tests.sim.shell import SECRET, SimShell
 
@@ -38,12 +39,13 @@ MEASURED = 10  # one seed in so many has metrics
 class SimDb:
     """The transport, with the network in between."""
 
-    def __init__(self, world: "World", loop: SimLoop) -> None:
-        self._world, self._loop = world, loop
+    def __init__(self, world: "World", loop: SimLoop, laws: ProcessLaws) -> None:
+        self._world, self._loop, self._laws = world, loop, laws
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     async def call(self, function: str, /, **args: Any) -> Any:
         self._world.laws.clean(args, f"the arguments of {function}")
+        self._laws.calls(function, args)
 
         def carried_out() -> Any:
             return self._world.commit(function, args, by=self._loop.name)
@@ -77,10 +79,29 @@ class SimLanes(Lanes):
 class SimCloud(RunPodCloud):
     """The adapter itself, with the world in place of its threads."""
 
-    def __init__(self, world: "World", loop: SimLoop) -> None:
+    def __init__(self, world: "World", loop: SimLoop, laws: ProcessLaws) -> None:
         super().__init__("key", base_url="http://runpod")
-        self._world, self._loop = world, loop
+        self._world, self._loop, self._laws = world, loop, laws
         self._lanes = SimLanes(world, loop)
+
+    async def list_pods(self) -> tuple[Pod, ...]:
+        try:
+            pods = await super().list_pods()
+        except PortError:
+            self._laws.list_failed = True
+            raise
+        self._laws.list_failed = False
+        return pods
+
+    async def delete_pod(self, pod_id: str) -> bool:
+        self._laws.deletes(pod_id)
+        answered = False
+        try:
+            known = await super().delete_pod(pod_id)
+            answered = True
+        finally:
+            self._laws.deleted(pod_id, answered=answered)
+        return known
 
     async def pod_log(self, pod_id: str) -> str:
         def text() -> str:
@@ -154,7 +175,9 @@ class Replica:
         self.daemon: Daemon | None = None
         self.db: SimDb | None = None
         self.observer: Observer | None = None
-        self.health: Health | None = None
+        self.health = SimHealth(started_at_s=world.kernel.now)
+        self.health.learnt_s = world.kernel.now
+        self.laws = ProcessLaws(world, name, self.health)
         self._stop: asyncio.Event | None = None
         self.loop.create_task(self._run(policy))
 
@@ -187,9 +210,9 @@ class Replica:
 
     def _build(self, policy: Policy) -> Daemon:
         world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_timeout_s / 3
-        db = self.db = SimDb(world, loop)
-        store, cloud, blobs = SqlStore(db, FLEET), SimCloud(world, loop), SimBlobs(world, loop)
-        shell = SimShell(world, loop)
+        db = self.db = SimDb(world, loop, self.laws)
+        store, cloud, blobs = SqlStore(db, FLEET), SimCloud(world, loop, self.laws), SimBlobs(world, loop)
+        shell = SimShell(world, loop, self.laws)
         lines, catalog = SshLines(shell), Catalog(cloud, policy)
         shipper, pods, workers = Shipper(store, lines, blobs), PodView(), WorkerView()
         launch = LaunchConfig(
@@ -198,6 +221,7 @@ class Replica:
             lease_s=policy.heartbeat_timeout_s,
             spawning_timeout_s=policy.spawning_timeout_s,
             handlers=dict.fromkeys(policy.handled, "module:function"),
+            batches={pool.name: pool.batch for pool in policy.pools},
             images={pool.name: pool.image for pool in policy.pools},
         )
         bringup = BringUp(
@@ -205,7 +229,18 @@ class Replica:
             token_for=lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", pod_log=cloud.pod_log,
         )  # fmt: skip
         self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s)
-        self.health = Health(started_at_s=world.kernel.now)
+
+        async def lead(leads: bool) -> None:
+            if leads:
+                lines.open()
+            else:
+                await lines.close()
+
+        def think(snapshot: Snapshot, policy: Policy) -> Plan:
+            made = plan(snapshot, policy)
+            self.laws.thought(snapshot, made.actions)
+            return made
+
         return Daemon(
             store=store,
             db=db,
@@ -233,4 +268,6 @@ class Replica:
             poll_s=world.poll_s,
             holder=self.name,
             on_notify=lambda *_: None,
+            think=think,
+            on_lead=lead,
         )

@@ -14,6 +14,7 @@ from tests.sim.clock import EPOCH, SimLoop
 from tests.sim.provider import SimPod
 
 if TYPE_CHECKING:
+    from tests.sim.processes import ProcessLaws
     from tests.sim.world import World
 
 HALVES = re.compile(r"'?\b([0-9a-f]{16})\b'? '?([0-9a-f]{16})\b")
@@ -26,8 +27,8 @@ STOP_S = 2.0  # until a stop has ended the agent
 class SimShell:
     """One replica's SSH client."""
 
-    def __init__(self, world: "World", loop: SimLoop) -> None:
-        self._world, self._loop = world, loop
+    def __init__(self, world: "World", loop: SimLoop, laws: "ProcessLaws") -> None:
+        self._world, self._loop, self._laws = world, loop, laws
 
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
         def answer() -> str:
@@ -46,18 +47,19 @@ class SimShell:
                 raise Unavailable(f"{host}:{port} is not there")
             if pinned is not None and pinned != pod.host_key:
                 raise HostKeyChanged("the host key is another one")
-            return SimSession(self._world, self._loop, pod)
+            return SimSession(self._world, self._loop, pod, self._laws)
 
-        session: Session = await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s)
+        session: SimSession = await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s)
+        self._laws.sessions.append(session)
         return session
 
 
 class SimSession:
-    """One connection; it ends with its pod, or when that moves to another address, and sometimes before."""
+    """One connection; it ends with its pod, often when that moves to another address, and sometimes before."""
 
-    def __init__(self, world: "World", loop: SimLoop, pod: SimPod) -> None:
-        self._world, self._loop, self._pod, self._closed = world, loop, pod, False
-        self._address = pod.address
+    def __init__(self, world: "World", loop: SimLoop, pod: SimPod, laws: "ProcessLaws") -> None:
+        self._world, self._loop, self._pod, self._closed, self._laws = world, loop, pod, False, laws
+        self.address, self.worker_id, self.pod_id = pod.address, pod.worker_id, pod.id
 
     @property
     def host_key(self) -> str:
@@ -105,8 +107,11 @@ class SimSession:
         return await self._ask(entries, timeout_s)  # type: ignore[no-any-return]
 
     async def _ask(self, answer: Callable[[], Any], timeout_s: float) -> Any:
+        self._laws.speaks(self)
+
         def on_the_pod() -> Any:
-            gone = not self._pod.runs(self._world.kernel.now) or self._pod.address != self._address
+            moved = self._pod.address != self.address and not self._pod.keeps_connections
+            gone = not self._pod.runs(self._world.kernel.now) or moved
             if self._closed or gone:
                 self._closed = True
                 raise Unavailable("the connection is gone")
@@ -150,6 +155,7 @@ class SimSession:
         if nonce in self._pod.stopped:
             return Completed(1, b'{"error": "this launch was stopped", "code": "NO_PROCESS"}', b"")
         if agent is None:
+            self._world.laws.launched(self._pod, config)
             agent = Agent(self._world, self._pod, nonce, config, pid=100 + len(self._pod.agents))
             self._pod.agents[nonce] = agent
             line = {"pid": agent.pid, "start_time": str(agent.pid * 7), "code_sha256": self._world.bundle.agent_sha}

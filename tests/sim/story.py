@@ -89,6 +89,8 @@ class Story:
                 "max_attempts": 2 if params["kind"] in ("crash", "stuck") else dice.choice((3, 5)),
                 "priority": dice.choice((0, 0, 5)),
             }
+            if len(self._world.policy.pools) > 1 and self._ids.random() < 0.5:
+                task["pool"] = self._world.policy.pools[1].name
             if index and dice.random() < 0.2:
                 task["depends_on"] = [f"#{dice.randrange(index)}"]
             tasks.append(task)

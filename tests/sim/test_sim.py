@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.adapters.db_postgres import PostgresDb
 from tests.sim.drift import drift
-from tests.sim.mutants import MUTANTS, ROOT, tried
+from tests.sim.mutants import MUTANTS, ROOT, Mutant, tried
 
 LOTS, SEEDS = 10, 50  # of them in each: a lot takes half a minute, and a busy machine multiplies that
 FAULTS = 5_000  # in each
@@ -57,8 +57,35 @@ def test_a_planted_bug_is_caught(name: str) -> None:
     assert tried(mutant, seeds=3).seeds is not None
 
 
-def test_every_mutant_still_finds_its_text() -> None:
+def test_every_mutant_still_finds_its_place() -> None:
     """A planted bug that no longer fits the code would prove nothing."""
     assert len(MUTANTS) >= 30
     for mutant in MUTANTS:
-        assert Path(ROOT / mutant.path).read_text().count(mutant.old) == 1, mutant.name
+        text = Path(ROOT / mutant.path).read_text()
+        assert mutant.planted(text) != text, mutant.name
+
+
+PROGRAM = '''
+def first():
+    """A docstring."""
+    return 1
+
+
+class Second:
+    async def first(self):
+        x = 1
+        return x
+'''
+
+
+def test_a_planted_bug_is_located_by_its_function() -> None:
+    """The same text elsewhere in the file does not matter; a body can be replaced as a whole."""
+    one = Mutant("one", "I1", "a.py", "return 1", "return 2", function="first")
+    assert one.planted(PROGRAM) == PROGRAM.replace("return 1", "return 2")
+    two = Mutant("two", "I1", "a.py", "1", "2", function="Second.first")
+    assert two.planted(PROGRAM) == PROGRAM.replace("x = 1", "x = 2")
+    whole = Mutant("whole", "I1", "a.py", "", "        return 3\n", function="Second.first")
+    assert whole.planted(PROGRAM).endswith("async def first(self):\n        return 3\n")
+    for function, text in (("third", "1"), ("first", "absent"), ("Second", "1")):
+        with pytest.raises(ValueError, match=r"0 (functions|times)|stands 0"):
+            Mutant("none", "I1", "a.py", text, "", function=function).planted(PROGRAM)

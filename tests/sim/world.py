@@ -7,7 +7,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import requests
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LATENCY_S = {"db": (0.002, 0.02), "cloud": (0.1, 0.6), "ssh": (0.02, 0.12), "s3": (0.03, 0.2), "rpc": (0.01, 0.06)}
 LATE_S = 12.0  # after the caller has given up, at most
 STRAIGHT = 0.3  # of the seeds
+POOLS = 0.4  # of the seeds
 NOTICED_S = 10.0  # a shorter outage may fall between two calls
 HUNG_S = 30.0  # at most, however long the caller would wait
 QUIET = (
@@ -106,7 +107,7 @@ class World:
         rich = dice.random() < 0.5
         return Policy(
             FLEET,
-            (pool,),
+            self._pools(pool),
             spawning_timeout_s=dice.choice((200.0, 300.0)),
             spawning_grace_s=60,
             scale_down_grace_s=20,
@@ -121,6 +122,28 @@ class World:
             hourly_budget_usd=None if rich else dice.choice((0.5, 1.0, 1.4)),
             daily_budget_usd=None if rich else dice.choice((1.0, 5.0)),
         )
+
+    def _pools(self, pool: Pool) -> tuple[Pool, ...]:
+        """In some seeds a second pool, in which everything that a pool says of its pods is another."""
+        dice = random.Random(f"pools of {self.seed}")
+        if dice.random() >= POOLS:
+            return (pool,)
+        other = replace(
+            pool,
+            name="other",
+            offers=(Offer(L4, "US-1", "SECURE"), Offer(L4, "EU-2", "COMMUNITY")),
+            image="other:cu128",
+            disk_gb=80,
+            min_memory_gb=16,
+            min_vcpu=4,
+            max_active=dice.randint(1, 3),
+            batch=2,
+        )
+        return (pool, other)
+
+    def pool(self, name: str) -> Pool | None:
+        """One of the policy's."""
+        return next((pool for pool in self.policy.pools if pool.name == name), None)
 
     def listened_s(self, since_s: float) -> float:
         """How much of the time since then the database was there; what a loop may not notice is no outage."""
