@@ -4,13 +4,15 @@ The other laws look at the database and at the provider, where several processes
 longer knows, or that holds what it should have given back, often harms nobody in one seed: so it is watched by itself.
 """
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import actions as act
-from orchestrator.core.model import Snapshot
-from orchestrator.core.states import LADDER, FailureCode
+from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.states import FailureCode
 from orchestrator.web.health import Health
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ UNTAUGHT_S = 2.0  # a climb may go on for so long after its process learnt of an
 HELD_S = 10.0  # SSH connections, by a process that learnt that it stands by
 MOVED_S = 20.0  # an SSH connection to an earlier address of its worker
 DELETE_PAUSE_S = 5.0  # between two deletes of one pod that no live row names, by one process
-CLIMB = frozenset(str(rung.stage) for rung in LADDER)
 OF_A_LIST = (act.Adopt, act.Reap, act.Spawn, act.Create)
 OF_ABSENCE = (FailureCode.POD_MISSING, FailureCode.POD_EXITED)
 
@@ -56,6 +57,7 @@ class ProcessLaws:
     list_failed: bool = False  # the last list of pods that ended gave none
     sessions: "list[SimSession]" = field(default_factory=list)
     _failed_at_thought: bool = False  # the same, when the last plan was made
+    _climbs: dict[str, tuple[int, asyncio.Task[Any] | None]] = field(default_factory=dict)
     _deleted_s: dict[str, float] = field(default_factory=dict)  # pod -> when the last delete of it was answered
     _deleting: set[str] = field(default_factory=set)
     _steps: tuple[int, float] = (-1, 0.0)  # of its ticks, and since when
@@ -79,16 +81,23 @@ class ProcessLaws:
 
     # --- calls
 
-    def calls(self, function: str, args: dict[str, Any]) -> None:
-        """The database is about to be called."""
-        term, known = args.get("p_term"), self.health.term
-        if function != "fleet_attempt_open" or str(args["p_stage"]) not in CLIMB or known is None:
+    async def climb(self, up: Callable[[int, Worker], Awaitable[None]], term: int, worker: Worker) -> None:
+        """A bring-up, from its beginning to its end."""
+        task = asyncio.current_task()
+        self._climbs[worker.id] = term, task
+        try:
+            await up(term, worker)
+        finally:
+            del self._climbs[worker.id]
+
+    def _taught(self) -> None:
+        """No bring-up goes on for a term that this process knows to be over, unless it was told to end."""
+        known = (self.health.role, self.health.term)
+        if self.world.kernel.now - self.health.learnt_s < UNTAUGHT_S or known[0] not in ("leader", "standby"):
             return
-        behind = self.health.role == "standby" or (self.health.role == "leader" and term != known)
-        after_s = self.world.kernel.now - self.health.learnt_s
-        if behind and after_s > UNTAUGHT_S:
-            what = f"begins {args['p_stage']} of {args['p_worker_id']} for term {term}"
-            self._broken("term", f"{what}, {after_s:.0f} s after it learnt that {known} leads")
+        for worker_id, (term, task) in self._climbs.items():
+            if known != ("leader", term) and task is not None and not task.cancelling():
+                self._broken("term", f"brings {worker_id} up for term {term}, and knows that it is {known}")
 
     def deletes(self, pod_id: str) -> None:
         """A delete call begins."""
@@ -127,6 +136,8 @@ class ProcessLaws:
             self._steps = (self.health.steps, now)
         elif now - self._steps[1] > WEDGED_S + self.world.poll_s:
             self._broken("wedge", f"has made no step of a tick for {now - self._steps[1]:.0f} s: it would end itself")
+        if up:
+            self._taught()
         self.sessions = [session for session in self.sessions if not session.closed]
         if up and self.health.role == "standby" and self.sessions and now - self.health.learnt_s > HELD_S:
             self._broken("standby", f"stands by and holds {len(self.sessions)} SSH connections")

@@ -39,13 +39,12 @@ MEASURED = 10  # one seed in so many has metrics
 class SimDb:
     """The transport, with the network in between."""
 
-    def __init__(self, world: "World", loop: SimLoop, laws: ProcessLaws) -> None:
-        self._world, self._loop, self._laws = world, loop, laws
+    def __init__(self, world: "World", loop: SimLoop) -> None:
+        self._world, self._loop = world, loop
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     async def call(self, function: str, /, **args: Any) -> Any:
         self._world.laws.clean(args, f"the arguments of {function}")
-        self._laws.calls(function, args)
 
         def carried_out() -> Any:
             return self._world.commit(function, args, by=self._loop.name)
@@ -210,7 +209,7 @@ class Replica:
 
     def _build(self, policy: Policy) -> Daemon:
         world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_timeout_s / 3
-        db = self.db = SimDb(world, loop, self.laws)
+        db = self.db = SimDb(world, loop)
         store, cloud, blobs = SqlStore(db, FLEET), SimCloud(world, loop, self.laws), SimBlobs(world, loop)
         shell = SimShell(world, loop, self.laws)
         lines, catalog = SshLines(shell), Catalog(cloud, policy)
@@ -250,7 +249,7 @@ class Replica:
                 store,
                 store,
                 cloud,
-                climb=bringup.climb,
+                climb=partial(self.laws.climb, bringup.climb),
                 look=partial(look, lines),
                 finish_logs=shipper.finish,
                 hang_up=lines.drop,
