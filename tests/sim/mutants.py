@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant("a task that stands still is left", "I2", LIFE,
            "    if patient is None or worker.progress_at > patient:", "    if True:"),
     Mutant("the limit is forgotten", "I4", SCALE,
-           "    target = max(0, min(wanted, pool.max_active))", "    target = max(0, wanted + 1)"),
+           "    target = max(0, min(wanted, pool.max_active - unfit))", "    target = max(0, wanted + 1)"),
     Mutant("spawning workers do not count", "I4", SCALE,
            "return len(self.ready) + len(self.spawning)", "return len(self.ready)"),
     Mutant("the cool-down is forgotten", "market", CAP,
