@@ -59,11 +59,12 @@ class BringUp:
         config: LaunchConfig,
         *,
         token_for: Callable[[Worker, str], str],
+        nonce_for: Callable[[str], str],
         pod_log: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         self._store, self._config = store, config
         boot = Boot(pods, pod_log or _no_log)
-        self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for)
+        self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for, nonce_for)
 
     async def climb(self, term: int, worker: Worker) -> None:
         """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""

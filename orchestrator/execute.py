@@ -54,6 +54,7 @@ class Executor:
         hang_up: Callable[[str], Awaitable[None]],
         catalog: Catalog,
         policy: Policy,
+        nonce_for: Callable[[str], str],
         terms: Terms,
         wake: Callable[[], None],
     ) -> None:
@@ -62,7 +63,7 @@ class Executor:
         self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._renter = Renter(acts, cloud, policy, catalog)
+        self._renter = Renter(acts, cloud, policy, catalog, nonce_for)
         self._teardown = Teardown(acts, cloud, look=look, finish_logs=finish_logs, policy=policy)
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}

@@ -12,7 +12,7 @@ import structlog
 
 from orchestrator.ports import Blobs, NotFound, PortError
 
-GRANT_TTL_S = 3_600
+GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that has begun may take longer
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 BATCH = 100  # rows answered at once

@@ -13,6 +13,8 @@ UNCONNECTED = frozenset(
         FailureCode.TCP_TIMEOUT,
         FailureCode.NOT_SSH,
         FailureCode.HOST_KEY_CHANGED,
+        FailureCode.HOST_KEY_UNPROVEN,
+        FailureCode.HOST_KEY_RELAYED,
         FailureCode.CONNECTION_LOST,
     }
 )

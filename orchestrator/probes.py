@@ -68,15 +68,16 @@ say xid kernel
 
 def platform_command(limit_s: float, root: str = "") -> str:
     """The command that runs PLATFORM, given on its stdin."""
-    return _limited(limit_s, root)
+    return limited_command(limit_s, root)
 
 
 def gpus_command(limit_s: float, count: int) -> str:
     """The command that runs GPUS, given on its stdin."""
-    return _limited(limit_s, str(count))
+    return limited_command(limit_s, str(count))
 
 
-def _limited(limit_s: float, argument: str) -> str:
+def limited_command(limit_s: float, argument: str) -> str:
+    """The command that runs a script given on its stdin, for `limit_s` at most."""
     program = f"sh -s -- {shlex.quote(argument)}"
     limited = f"timeout -k 1 {max(1, int(limit_s))} {program}"
     return f"if command -v timeout >/dev/null 2>&1; then exec {limited}; else exec {program}; fi"

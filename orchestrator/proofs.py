@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 
-from orchestrator import launch, remote
+from orchestrator import bootstrap, launch, remote
 from orchestrator.ascent import Ascent, Evidence, Proof
 from orchestrator.boot import Boot
 from orchestrator.bundle import Bundle
@@ -51,7 +51,9 @@ class Proofs:
         workers: WorkerView,
         config: launch.LaunchConfig,
         token_for: Callable[[Worker, str], str],
+        nonce_for: Callable[[str], str],
     ) -> None:
+        self._nonce_for = nonce_for
         self._lines, self._shell, self._bundle = lines, shell, bundle
         self._boot, self._checks = boot, Checks(lines, config)
         self._workers, self._config, self._token_for = workers, config, token_for
@@ -122,11 +124,22 @@ class Proofs:
         return {"exit_status": 0}
 
     async def identity(self, ascent: Ascent) -> Evidence:
-        """The pod calls itself what the row calls it."""
+        """The pod calls itself what the row calls it, and proves that the host key we see is its own."""
         evidence = {"expected": ascent.worker.pod_id, "said": ascent.said_pod_id[:100] or None}
         if ascent.said_pod_id != ascent.worker.pod_id:
             raise Unproven(FailureCode.POD_MISMATCH, "the pod's RUNPOD_POD_ID is not the row's", evidence)
-        return evidence
+        if not ascent.worker.metadata.get(bootstrap.REQUIRED):
+            return evidence | {"host_key": "taken as shown: an earlier release created the pod, without a nonce"}
+        async with self._session(ascent) as session:
+            for last in (False, True):  # a tool that was killed over there gives a wrong answer once, but not twice
+                command, script = bootstrap.command(ascent.limit_s), bootstrap.SCRIPT.encode()
+                done = await remote.run(session, command, stdin=script, timeout_s=ascent.limit_s)
+                refused = bootstrap.refusal(done.stdout, self._nonce_for(ascent.worker.id), session.host_key)
+                if refused is None:
+                    return evidence | {"host_key": "proven"}
+                if last or refused[0] is FailureCode.HOST_KEY_RELAYED:
+                    raise Unproven(*refused, evidence | remote.shown(done))
+        raise AssertionError("the last try returns or raises")
 
     async def deploy(self, ascent: Ascent) -> Evidence:
         """What lies on the pod has the sha256 of what we would send; what is missing or differs is sent."""

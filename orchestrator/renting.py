@@ -5,11 +5,12 @@ the pod by name before anything else. A create call is never repeated for want o
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
-from orchestrator import phrases
+from orchestrator import bootstrap, phrases
 from orchestrator.catalog import Catalog
 from orchestrator.core import budget
 from orchestrator.core.images import cuda_of
@@ -45,7 +46,11 @@ log = structlog.get_logger()
 class Renter:
     """One orchestrator's way to new pods."""
 
-    def __init__(self, store: Store, cloud: Cloud, policy: Policy, catalog: Catalog) -> None:
+    def __init__(
+        self, store: Store, cloud: Cloud, policy: Policy, catalog: Catalog, nonce_for: Callable[[str], str]
+    ) -> None:
+        """`nonce_for`: worker id -> what its pod proves its host key with, see bootstrap.py."""
+        self._nonce_for = nonce_for
         self._store, self._cloud, self._policy, self._catalog = store, cloud, policy, catalog
         self.database_id: str | None = None  # whose rows the last look saw; every pod bears it
 
@@ -87,6 +92,7 @@ class Renter:
                 "offer": offer.key,
                 DATABASE: self.database_id,
                 MAX_FAILURES: self._policy.max_failures,
+                bootstrap.REQUIRED: True,
             },
         } | budget.reservation(usd_per_hour, self._policy)
         asking = await self._store.move(
@@ -162,7 +168,7 @@ class Renter:
             min_vcpu=pool.min_vcpu,
             ports=("22/tcp",),
             public_key=self._policy.public_key,
-            env={},
+            env={bootstrap.VARIABLE: self._nonce_for(worker_id)},
             volume_id=volume_id,
             volume_mount_path=pool.volume_mount_path,
             database_id=self.database_id,

@@ -50,6 +50,7 @@ from orchestrator.wiring import (
     LIST_WAIT_S,
     as_direct,
     lane_of,
+    nonces_of,
     open_blobs,
     open_cloud,
     open_db,
@@ -200,6 +201,7 @@ async def _parts(
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell, lines = open_lines(settings)
+        nonce_for = nonces_of(settings)
         stack.push_async_callback(lines.close)
         shipper = Shipper(acts, lines, blobs, python=settings.worker_python)
         pods, workers = PodView(), WorkerView()
@@ -213,6 +215,7 @@ async def _parts(
             workers,
             _launch(settings, heartbeat_s, policy),
             token_for=lambda worker, jti: mint(signing_key, worker.id, jti, time.time()),
+            nonce_for=nonce_for,
             pod_log=cloud.pod_log,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
@@ -245,6 +248,7 @@ async def _parts(
                 hang_up=lines.drop,
                 catalog=catalog,
                 policy=policy,
+                nonce_for=nonce_for,
                 terms=terms,
                 wake=wake,
             ),

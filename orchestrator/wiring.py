@@ -152,6 +152,14 @@ def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
     return shell, SshLines(shell)
 
 
+def nonces_of(settings: Settings) -> Callable[[str], str]:
+    """Worker id -> the nonce with which its pod proves its host key."""
+    from orchestrator.bootstrap import nonces
+
+    # DER, because OpenSSH's own format writes the same key differently each time.
+    return nonces(settings.require("shell").login_pair().private.key.export_private_key("pkcs8-der"))
+
+
 def policy_of(settings: Settings, bundle: Bundle) -> Policy:
     """The planner's numbers, with the name of the code that a worker started now would get."""
     sent = f"{bundle.agent_sha}{bundle.code_sha or ''}{sorted(settings.worker_handlers) or ''}"

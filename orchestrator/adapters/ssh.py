@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import cast
 
 import asyncssh
@@ -24,7 +24,13 @@ RESTING_S = 60.0  # … and while nobody does: a thousand lines at 6 s would be 
 KEEPALIVES_MISSED = 3
 BANNER_BYTES = 4096  # RFC 4253 allows lines before the identification, and 255 bytes for it
 OUTPUT_BYTES = 4 * 1024 * 1024  # of one command; ours answer with a line or two
+OUTPUT_READS = 4096  # of one command; a peer that sends a byte in each packet is given up long before OUTPUT_BYTES
 BLOCK_BYTES = 64 * 1024
+SFTP_BLOCK_BYTES = 32 * 1024  # every SFTP server answers so much to one request
+SFTP_BLOCKS = 16  # asked for side by side
+SHORT_READS = 64  # answers of one read that hold less than was asked for
+DIRECTORY_ENTRIES = 1024  # of one directory; ours hold a handful
+NAME_BYTES = 255  # of one entry, as in every file system of Linux; longer ones are left out
 # Named so that RSA is not asked for first and its SHA-1 form never; OpenSSH offers at least one of these since 2013.
 HOST_KEY_ALGORITHMS = (
     "ssh-ed25519",
@@ -191,28 +197,26 @@ class AsyncSshSession:
         async with self._answering(timeout_s, f"read {path}"):
             sftp = await self._files()
             try:
-                file = await sftp.open(path, "rb")
+                file = await sftp.open(path, "rb", block_size=0)  # each read is one request: see _range_of
             except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath):
                 return None
             async with file:
                 # Only what is there before the first block is asked for: blocks are fetched side by side, and one that
                 # ran into the end of a growing file would leave a hole before a later one that did not.
                 size = (await file.stat()).size or 0
-                wanted = min(limit, size - offset)
-                content = cast("bytes", await file.read(wanted, offset)) if wanted > 0 else b""
-            if len(content) != max(wanted, 0):
-                raise Unavailable(f"read {path}: {len(content)} of {wanted} bytes came: it shrank meanwhile")
-            return content
+                content = await _range_of(file, path, offset, min(limit, size - offset))
+            return content  # noqa: RET504 - for mypy, `async with file` may swallow an exception
 
     async def list(self, path: str, *, timeout_s: float) -> Mapping[str, int] | None:
         """Name -> size in bytes of a directory's entries; None if there is no such directory."""
         async with self._answering(timeout_s, f"list {path}"):
             sftp = await self._files()
             try:
-                entries = await sftp.readdir(path)
+                found = cast("AsyncGenerator[asyncssh.SFTPName, None]", sftp.scandir(path))
+                async with contextlib.aclosing(found) as entries:
+                    return await _sizes_of(entries, path)
             except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath):
                 return None
-            return {str(e.filename): e.attrs.size or 0 for e in entries if e.filename not in {".", ".."}}
 
     async def close(self) -> None:
         """End the connection; never raises and never waits for the other side."""
@@ -282,9 +286,52 @@ async def _identification(reader: asyncio.StreamReader, where: str) -> str:
 
 
 async def _all_of(reader: asyncssh.SSHReader[bytes]) -> bytes:
-    parts: list[bytes] = []
-    while part := await reader.read(BLOCK_BYTES):
-        parts.append(part)
-        if sum(map(len, parts)) > OUTPUT_BYTES:
+    said = bytearray()
+    for _ in range(OUTPUT_READS):
+        part = await reader.read(BLOCK_BYTES)
+        if not part:
+            return bytes(said)
+        said += part
+        if len(said) > OUTPUT_BYTES:
             raise Unavailable(f"command: more than {OUTPUT_BYTES} bytes of output")
-    return b"".join(parts)
+    raise Unavailable(f"command: its {len(said)} bytes of output came in more than {OUTPUT_READS} pieces")
+
+
+async def _sizes_of(entries: AsyncIterator[asyncssh.SFTPName], path: str) -> dict[str, int]:
+    """Name -> size; Unavailable for a directory that does not end."""
+    sizes: dict[str, int] = {}
+    count = 0
+    async for entry in entries:
+        count += 1
+        if count > DIRECTORY_ENTRIES:
+            raise Unavailable(f"list {path}: more than {DIRECTORY_ENTRIES} entries")
+        name = str(entry.filename)
+        if name not in {".", ".."} and len(name.encode("utf-8", "surrogateescape")) <= NAME_BYTES:
+            sizes[name] = entry.attrs.size or 0
+    return sizes
+
+
+async def _range_of(file: asyncssh.SFTPClientFile, path: str, offset: int, size: int) -> bytes:
+    """Exactly `size` bytes from `offset`, a few blocks at a time; Unavailable if they do not come in proper pieces."""
+    short = 0
+
+    async def block(first: int, end: int) -> bytes:
+        nonlocal short
+        got = bytearray()
+        while first + len(got) < end:
+            wanted = end - first - len(got)
+            part = cast("bytes", await file.read(wanted, first + len(got)))
+            if not part or len(part) > wanted:
+                raise Unavailable(f"read {path}: {len(part)} of {wanted} bytes came: it shrank meanwhile")
+            got += part
+            short += len(part) < wanted
+            if short > SHORT_READS:
+                raise Unavailable(f"read {path}: more than {SHORT_READS} answers hold less than was asked for")
+        return bytes(got)
+
+    content, end = bytearray(), offset + size
+    for first in range(offset, end, SFTP_BLOCKS * SFTP_BLOCK_BYTES):
+        starts = range(first, min(end, first + SFTP_BLOCKS * SFTP_BLOCK_BYTES), SFTP_BLOCK_BYTES)
+        for part in await asyncio.gather(*(block(at, min(end, at + SFTP_BLOCK_BYTES)) for at in starts)):
+            content += part
+    return bytes(content)

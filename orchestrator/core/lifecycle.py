@@ -30,6 +30,9 @@ NEVER_CREATED = frozenset(
         FailureCode.BAD_SPEC,
     }
 )  # codes that the provider's clear refusal, or our not asking, gave: there is no pod to look for
+NOT_OUR_POD = frozenset(
+    {FailureCode.POD_MISMATCH, FailureCode.HOST_KEY_UNPROVEN, FailureCode.HOST_KEY_RELAYED}
+)  # nothing of ours lies there
 DEAD = {
     PodStatus.EXITED: FailureCode.POD_EXITED,
     PodStatus.TERMINATED: FailureCode.POD_EXITED,
@@ -299,7 +302,7 @@ def _speaks(worker: Worker, snapshot: Snapshot) -> bool:
 
 def _was_met(worker: Worker) -> bool:
     """Whether there may be something to fetch: an agent was launched, or SSH once let us in and it was our pod."""
-    return bool(worker.nonce or (worker.host_key and worker.failure_code is not FailureCode.POD_MISMATCH))
+    return bool(worker.nonce or (worker.host_key and worker.failure_code not in NOT_OUR_POD))
 
 
 def _asked_for_here(worker: Worker, snapshot: Snapshot) -> bool:

@@ -108,7 +108,7 @@ class PodSpec:
     min_vcpu: int
     ports: tuple[str, ...]
     public_key: str
-    env: Mapping[str, str]  # nothing secret: the provider shows it to whoever may read the pod
+    env: Mapping[str, str]  # the provider shows it to every reader of the pod: nothing secret but the bootstrap nonce
     volume_id: str | None
     volume_mount_path: str
     database_id: str | None = None  # whose rows name it

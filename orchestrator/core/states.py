@@ -148,6 +148,8 @@ class FailureCode(StrEnum):
     TCP_TIMEOUT = "TCP_TIMEOUT"
     NOT_SSH = "NOT_SSH"
     HOST_KEY_CHANGED = "HOST_KEY_CHANGED"
+    HOST_KEY_UNPROVEN = "HOST_KEY_UNPROVEN"  # what answers does not prove that it is the pod
+    HOST_KEY_RELAYED = "HOST_KEY_RELAYED"  # the pod answers, through a machine with a host key of its own
     AUTH_FAILED = "AUTH_FAILED"
     EXEC_FAILED = "EXEC_FAILED"
     POD_MISMATCH = "POD_MISMATCH"

@@ -92,6 +92,7 @@ KINDS: Mapping[str, Kind] = {
     "freezes": Kind(Moment.POD, "create"),
     "flickers": Kind(Moment.POD, "create"),  # runtime null for `seconds` once, after RUNNING
     "same_machine": Kind(Moment.POD, "create"),  # the API names its machine: `detail`, the same each time
+    "no_nonce": Kind(Moment.POD, "create"),  # its environment lacks BOOTSTRAP_NONCE
     "wrong_pod_id": Kind(Moment.POD, "create"),  # its RUNPOD_POD_ID is another pod's
     "corrupt_uploads": Kind(Moment.POD, "create"),  # a byte of what comes by SFTP is another one on the disk
     "zero_gpus": Kind(Moment.POD, "create"),
@@ -117,6 +118,7 @@ KINDS: Mapping[str, Kind] = {
     "ssh_refused": Kind(Moment.POD, "create"),
     "ssh_silent": Kind(Moment.POD, "create"),  # accepts and says nothing
     "ssh_not_ssh": Kind(Moment.POD, "create"),  # something else answers
+    "ssh_relayed": Kind(Moment.POD, "create"),  # another machine answers and passes everything on to the pod
     "ssh_wrong_key": Kind(Moment.POD, "create"),  # another at each connection; cut as ssh_dropped is
     "ssh_auth_refused": Kind(Moment.POD, "create"),
     "ssh_no_shell": Kind(Moment.POD, "create"),  # logs in, and runs nothing

@@ -19,6 +19,7 @@ from typing import Any
 
 import asyncssh
 
+from orchestrator import bootstrap
 from orchestrator.emulator.ailments import facts
 from orchestrator.emulator.light_agent import LightAgent
 from orchestrator.emulator.sshd import PodSshd
@@ -64,7 +65,7 @@ class LightSshd(PodSshd):
         if found := ECHO.search(command):
             said = f"{found[1]}{found[2]} {self._environment()['RUNPOD_POD_ID']}"
         elif "sh -s -- " in command:
-            said = self._probe(stdin.decode())
+            said = self._prove() if stdin.decode() == bootstrap.SCRIPT else self._probe(stdin.decode())
         elif found := DIGESTS.search(command):
             said = self._digests(shlex.split(found[1]))
         elif found := AGENT.search(command):
@@ -75,6 +76,10 @@ class LightSshd(PodSshd):
         elif "=== gpus_status" in command:
             said = self._last_look()
         return (UNKNOWN, "a light pod does not know this command\n") if said is None else (0, said)
+
+    def _prove(self) -> str:
+        key = self.host_key
+        return f"host-key {key} {bootstrap.proof(self._environment()[bootstrap.VARIABLE], key)}\n"
 
     def _probe(self, script: str) -> str:
         """What the tools of a probe say, each as the section that the script would print."""

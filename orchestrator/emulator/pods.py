@@ -20,6 +20,7 @@ Kill = Literal["vanish", "exit", "freeze"]
 # Shares of the boot time, from the create call on; what is left is sshd's start.
 ASSIGNED_AT, RUNNING_AT, DETAILS_AT = 0.3, 0.8, 0.9
 WATCHDOG_RESTART_S = 0.2
+NONCE = "BOOTSTRAP_NONCE"
 PARENT_LINES = ("LANG", "LC_ALL")  # taken from the emulator's own environment when set
 SSH_FAULTS = {
     "ssh_refused": Mode.REFUSED,
@@ -28,6 +29,7 @@ SSH_FAULTS = {
     "ssh_auth_refused": Mode.AUTH_REFUSED,
     "ssh_wrong_key": Mode.WRONG_KEY,
     "ssh_dropped": Mode.DROPPED,
+    "ssh_relayed": Mode.RELAYED,
     "ssh_no_shell": Mode.NO_SHELL,
     "corrupt_uploads": Mode.CORRUPT,
 }
@@ -172,7 +174,7 @@ class PodHost:
             "USER": "root",
             "LOGNAME": "root",
             "SHELL": "/bin/sh",
-            **pod.env,
+            **{name: text for name, text in pod.env.items() if not (name == NONCE and pod.fault("no_nonce"))},
             "RUNPOD_POD_ID": pod.id[::-1] if pod.fault("wrong_pod_id") else pod.id,
             "RUNPOD_API_KEY": pod.api_key,
             "RUNPOD_API_BASE_URL": self.api_url,

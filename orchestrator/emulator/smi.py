@@ -85,6 +85,11 @@ echo "dmesg: read kernel buffer failed: Operation not permitted" >&2
 exit 1
 """
 
+SSHD = r"""#!/bin/sh
+# What the pod's own sshd is configured with, as `sshd -T` prints it: the host keys.
+for file in "$EMULATED_POD"/ssh/*.pub; do echo "hostkey ${file%.pub}"; done
+"""
+
 PYTHON = r"""#!/bin/sh
 case "$EMULATED_AGENT $*" in
   cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | "{python}" "$@"; exit ;;
@@ -102,7 +107,7 @@ def write_programs(bin_dir: Path, python: str) -> None:
     """Put into `bin_dir` what an image would have; `python` is the interpreter behind its python3."""
     bin_dir.mkdir(parents=True, exist_ok=True)
     interpreter = PYTHON.replace("{python}", python)
-    programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG}
+    programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG, "sshd": SSHD}
     for name, text in {**programs, "python3": interpreter, "python": interpreter}.items():
         program = bin_dir / name
         program.write_text(text)
@@ -113,3 +118,13 @@ def write_facts(directory: Path, gpu_type: str, count: int, ails: Mapping[str, s
     """Write what the programs will say on the pod of this directory; `ails`: fault kind -> its detail, or nothing."""
     for name, text in facts(gpu_type, count, ails or {}).items():
         (directory / name).write_text(text)
+
+
+def write_host_keys(directory: Path, *public_keys: str) -> None:
+    """Write the host keys of the pod of this directory, in OpenSSH's one-line form, in place of those it had."""
+    folder = directory / "ssh"
+    folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        file.unlink()
+    for number, key in enumerate(public_keys):
+        (folder / f"ssh_host_{number}_key.pub").write_text(key + "\n")

@@ -16,6 +16,8 @@ import asyncssh
 from asyncssh.channel import SSHChannel
 from asyncssh.misc import MaybeAwait
 
+from orchestrator.emulator.smi import write_host_keys
+
 HOST = "127.0.0.1"
 LOGIN_TIMEOUT_S = 30
 BACKLOG = 128
@@ -36,6 +38,7 @@ class Mode(StrEnum):
     WRONG_KEY = "wrong_key"  # another host key at each connection; cut as DROPPED is
     DROPPED = "dropped"  # the connection is cut some seconds after each command starts
     NO_SHELL = "no_shell"  # the account may log in, and run nothing
+    RELAYED = "relayed"  # another machine answers with its own host key, and passes everything on to the pod
     CORRUPT = "corrupt"  # what is written over SFTP is not what was sent
 
 
@@ -137,6 +140,7 @@ class PodSshd:
         self._silent: set[asyncio.BaseTransport] = set()
         self._environment = environment
         self._host_key = asyncssh.generate_private_key("ssh-ed25519")
+        self._write_host_keys(self._host_key)
         self._listener: asyncssh.SSHAcceptor | asyncio.Server | None = None
         self._closed = False
         self._reserved: socket.socket | None = _bound(0)
@@ -169,13 +173,24 @@ class PodSshd:
         else:
             if mode is Mode.WRONG_KEY:
                 self.change_key()
+            elif mode is Mode.RELAYED:
+                self._host_key = asyncssh.generate_private_key("ssh-ed25519")  # the pod's own key stays what it was
             self._listener = await self._listen(listening)
+
+    @property
+    def host_key(self) -> str:
+        """The host key in OpenSSH's form without a comment."""
+        return " ".join(self._host_key.export_public_key().decode().split()[:2])
 
     def change_key(self) -> None:
         """Show another host key from the next connection on."""
-        self._host_key = asyncssh.generate_private_key("ssh-ed25519")
+        before, self._host_key = self._host_key, asyncssh.generate_private_key("ssh-ed25519")
+        self._write_host_keys(before, self._host_key)  # the connection that stands was made with the one before
         if isinstance(self._listener, asyncssh.SSHAcceptor):
             self._listener.update(server_host_keys=[self._host_key])
+
+    def _write_host_keys(self, *keys: asyncssh.SSHKey) -> None:
+        write_host_keys(self.home.parent, *(key.export_public_key().decode().strip() for key in keys))
 
     async def _listen(self, listening: socket.socket) -> asyncssh.SSHAcceptor:
         return await asyncssh.listen(

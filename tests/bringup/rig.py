@@ -17,6 +17,7 @@ from typing import Any
 import asyncssh
 import uvicorn
 
+from orchestrator import bootstrap
 from orchestrator.adapters.blobs import S3Blobs
 from orchestrator.adapters.db_postgres import PostgresDb
 from orchestrator.adapters.lines import SshLines
@@ -26,7 +27,7 @@ from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
 from orchestrator.bundle import Bundle, build_bundle
 from orchestrator.core.model import Pod, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
-from orchestrator.emulator.smi import write_facts, write_programs
+from orchestrator.emulator.smi import write_facts, write_host_keys, write_programs
 from orchestrator.ports import Unavailable
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
@@ -38,6 +39,7 @@ from tests.bringup.sshd import Sshd, pem_of
 SECRET = "a secret for tests, of more than 32 bytes"
 GPU = "NVIDIA GeForce RTX 4090"
 PATH = "/usr/local/bin:/usr/bin:/bin"
+nonce_for = bootstrap.nonces(b"a private key")
 DEADLINE_S = 20.0  # of what should take a second
 SNAPSHOT_EVERY_S = 0.05
 
@@ -83,6 +85,7 @@ class Rig:
             seen,
             config,
             token_for=self._token,
+            nonce_for=nonce_for,
             pod_log=pod_log or self._pod_log,
         )
 
@@ -101,7 +104,9 @@ class Rig:
         machine.mkdir()
         write_facts(machine, *gpus, ails)
         env = {"RUNPOD_POD_ID": pod_id, "EMULATED_POD": str(machine), "PATH": f"{self.directory / 'bin'}:{PATH}"}
+        env[bootstrap.VARIABLE] = nonce_for(worker_id)
         sshd = Sshd(home, self.key, [asyncssh.generate_private_key("ssh-ed25519")], env)
+        write_host_keys(machine, sshd.host_key)
         self.servers[worker_id] = sshd
         await sshd.start()
         if not server:
@@ -121,7 +126,8 @@ class Rig:
 
     async def created(self, worker_id: str, pod_id: str) -> Worker:
         """The row once its pod was created."""
-        fields = {"pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
+        sent = {bootstrap.REQUIRED: True}
+        fields = {"metadata": sent, "pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
         return await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
 
     async def move(self, worker_id: str, **given: Any) -> Worker:

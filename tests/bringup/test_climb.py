@@ -126,7 +126,7 @@ async def test_an_unknown_exit_status_is_neither_good_nor_bad(rig: Rig, monkeypa
     """A command that a signal ended is asked again."""
     monkeypatch.setattr("orchestrator.proofs.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker()
-    once = 'if mkdir once 2>/dev/null; then kill -9 $PPID; else exec /usr/bin/sha256sum "$@"; fi'
+    once = 'if [ $# -gt 0 ] && mkdir once 2>/dev/null; then kill -9 $PPID; else exec /usr/bin/sha256sum "$@"; fi'
     rig.install(sshd, "sha256sum", once)
     await rig.bring_up().climb(rig.term, worker)
     attempts = await rig.attempts(worker.id)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import bootstrap
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.core.model import PodSpec, Worker
 from orchestrator.core.states import READY, Stage, State
-from tests.bringup.rig import DEADLINE_S, SNAPSHOT_EVERY_S, Rig
+from tests.bringup.rig import DEADLINE_S, SNAPSHOT_EVERY_S, Rig, nonce_for
 from tests.emulator.build import GPU, emulated
 
 UNLUCKY = {
     "boot_error": "POD_ERROR",
     "ssh_auth_refused": "AUTH_FAILED",
+    "ssh_relayed": "HOST_KEY_RELAYED",
     "ssh_dropped": None,  # every connection is cut a moment after each command: promoted all the same
     None: None,
 }
@@ -55,7 +57,7 @@ class Account:
             min_vcpu=8,
             ports=("22/tcp",),
             public_key=self._rig.key.export_public_key().decode().strip(),
-            env={},
+            env={bootstrap.VARIABLE: nonce_for(worker_id)},
             volume_id=None,
             volume_mount_path="/workspace",
         )

@@ -245,7 +245,11 @@ async def test_a_pod_that_is_not_the_rows_is_never_promoted(rig: Rig, said: str 
 async def test_code_that_never_arrives_as_it_was_sent(rig: Rig) -> None:
     """Sent twice, wrong twice: stale."""
     worker, sshd = await rig.worker()
-    rig.install(sshd, "sha256sum", 'for f in "$@"; do echo "$(printf %064d 0)  $f"; done')
+    rig.install(
+        sshd,
+        "sha256sum",
+        '[ $# -gt 0 ] || exec /usr/bin/sha256sum; for f in "$@"; do echo "$(printf %064d 0)  $f"; done',
+    )
     attempt = await fails(rig, worker, code="STALE_CODE", stage=Stage.DEPLOY)
     assert len(attempt["evidence"]["pushed"]) == 2
     assert rig.tokens == []

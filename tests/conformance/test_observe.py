@@ -116,7 +116,7 @@ def daemon_of(db: PostgresDb, think: Callable[[Snapshot, Policy], Plan], health:
         store=store, db=db, observer=Observer(store, None, FLEET, catalog), catalog=catalog, health=health,
         executor=lambda wake: Executor(
             store, store, cast("Cloud", None), climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,
-            catalog=catalog, policy=policy(), terms=Terms(20, 60, own_program=False), wake=wake,
+            catalog=catalog, policy=policy(), nonce_for=str, terms=Terms(20, 60, own_program=False), wake=wake,
         ),
         shipper=cast("Shipper", None), pods=PodView(), workers=WorkerView(), metrics=metrics, policy=policy(),
         poll_s=0.1, holder="us", on_notify=lambda *_: None, think=think,

@@ -52,7 +52,7 @@ async def orchestrator(url: str, api: Api) -> AsyncIterator[tuple[Daemon, SqlSto
         store=store, db=db, observer=Observer(store, cloud, FLEET, catalog), catalog=catalog,
         executor=lambda wake: Executor(
             store, store, cloud, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing, catalog=catalog,
-            policy=POLICY, terms=Terms(20, 60, own_program=False), wake=wake,
+            policy=POLICY, nonce_for=str, terms=Terms(20, 60, own_program=False), wake=wake,
         ),
         shipper=cast("Shipper", None), pods=PodView(), workers=WorkerView(), health=Health(started_at_s=0),
         metrics=Metrics(), policy=POLICY, poll_s=1, holder="us", on_notify=lambda *_: None,

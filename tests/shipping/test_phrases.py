@@ -43,7 +43,8 @@ async def test_tasks_that_cannot_be_reset_are_said_so() -> None:
     store = SqlStore(db, "test")
     executor = Executor(
         store, store, None, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
-        catalog=Catalog(None, rules), policy=rules, terms=Terms(20, 60, own_program=False), wake=lambda: None,
+        catalog=Catalog(None, rules), policy=rules, nonce_for=str,
+        terms=Terms(20, 60, own_program=False), wake=lambda: None,
     )  # fmt: skip
     with capture_logs() as logs:
         await executor.start(1, snapshot(), (Rescue("leases are over"),))

@@ -43,7 +43,8 @@ MANGLED = (b"<html>502</html>", b'{"pods": [', b"null", b"[]", b"{}", b'{"pods":
            b'{"pods": {}, "pagination": {"hasNextPage": false}}', b'{"pods": [], "pagination": null}',
            b'{"pods": [{"id": "x"}], "pagination": {"nextCursor": null, "hasNextPage": false}}')  # fmt: skip
 FALSE_EMPTY = b'{"pods": []}'  # the document allows it; for one read only: for longer, nothing tells it from the truth
-SICK = ("no_gpu", "busy", "xid", "disk", "mismatch", "silent", "refuses", "no_runtime", "no_ssh", "exits", "error")
+SICK = ("no_gpu", "busy", "xid", "disk", "mismatch", "relayed", "silent", "refuses", "no_runtime", "no_ssh", "exits",
+        "error")  # fmt: skip
 
 
 @dataclass

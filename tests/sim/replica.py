@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
+from orchestrator import bootstrap
 from orchestrator.adapters.lines import SshLines
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.runpod_lanes import Lane, Lanes
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 DB_TIMEOUT_S = 15.0
 S3_TIMEOUT_S = 20.0
 MEASURED = 10  # one seed in so many has metrics
+
+nonce_for = bootstrap.nonces(b"a private key")
 
 
 class SimDb:
@@ -225,7 +228,7 @@ class Replica:
         )
         bringup = BringUp(
             store, lines, shell, world.bundle, pods, workers, launch,
-            token_for=lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", pod_log=cloud.pod_log,
+            token_for=lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", pod_log=cloud.pod_log, nonce_for=nonce_for,
         )  # fmt: skip
         self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s)
 
@@ -255,6 +258,7 @@ class Replica:
                 hang_up=lines.drop,
                 catalog=catalog,
                 policy=policy,
+                nonce_for=nonce_for,
                 terms=Terms(heartbeat_s, policy.heartbeat_timeout_s, own_program=False),
                 wake=wake,
             ),

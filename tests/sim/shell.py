@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import launch, probes
+from orchestrator import bootstrap, launch, probes
 from orchestrator.ports import Completed, HostKeyChanged, Refused, Session, Unavailable
 from tests.sim.agents import Agent
 from tests.sim.clock import EPOCH, SimLoop
@@ -130,6 +130,9 @@ class SimSession:
             return _said(_platform(self._pod, self._world.kernel.now))
         if stdin == probes.GPUS.encode():
             return _said(_gpus(self._pod))
+        if stdin == bootstrap.SCRIPT.encode():
+            key = f"ssh-ed25519 own{self._pod.id}" if self._pod.sick == "relayed" else self._pod.host_key
+            return _said(f"host-key {key} {bootstrap.proof(self._pod.env[bootstrap.VARIABLE], key)}")
         if halves := HALVES.search(command):
             said = "another" if self._pod.sick == "mismatch" else self._pod.id
             return _said(f"{halves[1]}{halves[2]} {said}")
@@ -152,6 +155,8 @@ class SimSession:
 
     def _start(self, nonce: str, config: dict[str, Any]) -> Completed:
         agent = self._pod.agents.get(nonce)
+        if self._pod.sick in ("mismatch", "relayed"):
+            self._world.laws.broken("I6", f"a token was sent to {self._pod.id}, which had not proven its host key")
         if nonce in self._pod.stopped:
             return Completed(1, b'{"error": "this launch was stopped", "code": "NO_PROCESS"}', b"")
         if agent is None:

@@ -1,6 +1,7 @@
 """Complete means that the output is there: the bucket is asked before the database is."""
 
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -23,6 +24,14 @@ async def _claimed(door: Door) -> tuple[Caller, str]:
     await door.submit(worker.pool)
     (task,) = (await worker.claim())["tasks"]
     return worker, f"{task['output_prefix']}x"
+
+
+def test_a_grant_is_short() -> None:
+    """Only the start of a transfer needs it: a URL that got out can replace an output for minutes, and not an hour."""
+    signed = grants.sign(NOWHERE, "PUT", "outputs/1/1/x")
+    assert signed is not None
+    (seconds,) = parse_qs(urlsplit(signed["url"]).query)["X-Amz-Expires"]
+    assert int(seconds) <= 300
 
 
 async def test_an_output_that_is_not_there_completes_nothing(door: Door) -> None:
