@@ -277,6 +277,24 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_declare_programs(p_fleet text, p_term bigint, p_pools jsonb, p_stuck_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_programs');
+    if jsonb_typeof(p_pools) is distinct from 'array' or p_stuck_s is null or p_stuck_s not between 1 and 2592000 then
+        perform public.internal_refuse('OR007', 'p_pools is a list of pools and p_stuck_s is from 1 to 2592000');
+    end if;
+    insert into public.fleet_settings (fleet, name, value, reason, set_at)
+    values (p_fleet, 'programs', jsonb_build_object('pools', p_pools, 'stuck_s', p_stuck_s), 'WORKER_START_COMMAND', v_now)
+    on conflict (fleet, name) do update set value = excluded.value, set_at = excluded.set_at;
+    return jsonb_build_object('declared', jsonb_array_length(p_pools));
+end
+$$;
+
 CREATE FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -897,7 +915,8 @@ begin
             'expired_leases', (
                 select count(*) from public.tasks t
                  where t.status = 'In Progress'
-                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)),
+                   and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= v_now)
+                   and public.internal_is_lost(t, v_now, 0)),
             'recent_workers', coalesce((
                 select jsonb_agg(jsonb_build_object(
                            'id', w.id, 'status', w.status, 'pool', w.pool, 'gpu_type', w.gpu_type, 'pod_id', w.pod_id,
@@ -1171,7 +1190,11 @@ begin
             select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool order by w.pool limit 1)
               from spawned s where s.pool is not null
         ), running as (
-            select t.worker_id, t.pool, count(*) as n, min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
+            select t.worker_id, t.pool, count(*) as n,
+                   count(*) filter (where case
+                       when t.lease_expires_at > v_now and t.lease_expires_at < 'infinity' then true
+                       else (select h.held_by <> 'nobody' from public.internal_holder(t, v_now) h) end) as counted,
+                   min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
                    max(coalesce(t.progress_at, t.generation_started_at)) as moved_at,
                    (array_agg(t.id order by coalesce(t.progress_at, t.generation_started_at), t.id))[1] as slowest
               from public.tasks t where t.status = 'In Progress' group by t.worker_id, t.pool
@@ -1204,7 +1227,7 @@ begin
                    coalesce(q.scheduled, 0) as scheduled, q.oldest
               from (select pool from queued union select pool from running) p
               left join queued q on q.pool = p.pool
-              left join (select pool, sum(n) as n from running group by pool) r on r.pool = p.pool
+              left join (select pool, sum(counted) as n from running group by pool) r on r.pool = p.pool
         ), climbs as (
             select w.id, w.pool, w.created_at, w.climb_ended_at, w.promoted_at is not null as promoted, w.exit_cause, w.failure_code,
                    w.release, w.ending_since,
@@ -1232,7 +1255,8 @@ begin
             'expired_leases', (
                 select count(*) from public.tasks t
                  where t.status = 'In Progress'
-                   and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, v_now)
+                   and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= v_now)
+                   and public.internal_is_lost(t, v_now, 0)
                    and not public.internal_is_anothers(p_fleet, t.worker_id, v_now)),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
@@ -1377,6 +1401,7 @@ begin
                         where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
                           and b.ended_at < a.ended_at))) as seconds) x
              where a.outcome = 'complete' and t.task_type = v_task.task_type),
+        'holder', case when v_task.status = 'In Progress' then (select to_jsonb(h) from public.internal_holder(v_task, v_now) h) end,
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
                    where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
@@ -1791,6 +1816,7 @@ begin
                 when 'id' then jsonb_typeof(v_value) = 'string' and (v_value #>> '{}')::uuid is not null
                 when 'task_type' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') <= 200
                 when 'params' then jsonb_typeof(v_value) = 'object' and octet_length(v_value::text) <= 1048576
+                              and not public.internal_is_unreadable(v_value)
                 when 'pool' then jsonb_typeof(v_value) = 'string'
                                  and v_value #>> '{}' ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'
                 when 'priority' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int is not null
@@ -1810,7 +1836,7 @@ begin
                 case v_key
                     when 'id' then 'a uuid'
                     when 'task_type' then 'text of at most 200 characters'
-                    when 'params' then 'a JSON object of at most 1 MiB'
+                    when 'params' then 'a JSON object of at most 1 MiB and 64 levels, without a number of more than 4000 digits'
                     when 'pool' then 'letters, digits, _ and -, at most 63'
                     when 'priority' then 'a whole number; higher goes first'
                     when 'max_attempts' then 'a whole number from 1 to 100'
@@ -2295,6 +2321,96 @@ begin
 end
 $$;
 
+CREATE TABLE public.tasks (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    task_type text NOT NULL,
+    params jsonb DEFAULT '{}'::jsonb NOT NULL,
+    status text DEFAULT 'Queued'::text NOT NULL,
+    worker_id text,
+    attempts integer DEFAULT 0 NOT NULL,
+    output_location text,
+    result_data jsonb,
+    error_message text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    generation_started_at timestamp with time zone,
+    generation_processed_at timestamp with time zone,
+    pool text,
+    priority integer DEFAULT 0 NOT NULL,
+    max_attempts integer,
+    uncounted integer DEFAULT 0 NOT NULL,
+    timeout_s numeric,
+    run_after timestamp with time zone,
+    depends_on uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    blocked boolean DEFAULT false NOT NULL,
+    dedupe_key text,
+    lease_expires_at timestamp with time zone,
+    progress jsonb,
+    progress_at timestamp with time zone,
+    cancel_requested_at timestamp with time zone,
+    failure_code text,
+    failed_at_point text,
+    pool_by_type boolean DEFAULT false NOT NULL,
+    CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
+    CONSTRAINT tasks_filled CHECK (((pool IS NOT NULL) AND (max_attempts IS NOT NULL))),
+    CONSTRAINT tasks_pool_named CHECK (((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(pool) <= 63))),
+    CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
+)
+WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON COLUMN public.tasks.attempts IS 'How often it was claimed: the fencing token of the claim that holds it';
+
+COMMENT ON COLUMN public.tasks.pool IS 'NULL in a write: by task type';
+
+COMMENT ON COLUMN public.tasks.priority IS 'Higher first, then age';
+
+COMMENT ON COLUMN public.tasks.max_attempts IS 'NULL in a write: by task type';
+
+COMMENT ON COLUMN public.tasks.uncounted IS 'Attempts that do not count against max_attempts: given back unstarted, or before a retry';
+
+COMMENT ON COLUMN public.tasks.blocked IS 'Queued, but a task in depends_on is not Complete; kept by triggers';
+
+COMMENT ON COLUMN public.tasks.dedupe_key IS 'Unique while the task is Queued or In Progress';
+
+COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past it the task is rescued';
+
+COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
+
+COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
+
+COMMENT ON COLUMN public.tasks.pool_by_type IS 'Its pool was not named by whoever submitted it, but filled in';
+
+CREATE FUNCTION public.internal_holder(p_task public.tasks, p_now timestamp with time zone, OUT held_by text, OUT rescue_at timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_worker record;
+    v_program boolean;
+    v_stuck_s numeric;
+begin
+    select bool_or(s.value->'pools' ? p_task.pool), max((s.value->>'stuck_s')::numeric) into v_program, v_stuck_s
+      from public.fleet_settings s where s.name = 'programs';
+    select w.status = 'terminated' as gone, w.terminated_at, w.own_program, w.metadata ? 'legacy_status' as legacy
+      into v_worker from public.workers w where w.id = p_task.worker_id;
+    if p_task.lease_expires_at < 'infinity' then
+        rescue_at := p_task.lease_expires_at;
+        if v_program and not exists (select from public.task_attempts a
+                                      where a.task_id = p_task.id and a.attempt = p_task.attempts) then
+            rescue_at := null;  -- the lease is not of a claim: its program has the task, whatever the lease says
+        end if;
+    elsif v_worker.gone and not (v_program and v_worker.legacy) then
+        rescue_at := v_worker.terminated_at;
+    elsif not v_program and v_worker.own_program is not true then
+        rescue_at := greatest(p_task.updated_at, p_task.progress_at) + v_stuck_s * interval '1 second';
+    end if;
+    held_by := case when rescue_at is null and v_stuck_s is null then 'unknown'
+                    when rescue_at is null then 'program'
+                    when rescue_at > p_now and p_task.lease_expires_at < 'infinity' then 'lease'
+                    else 'nobody' end;
+end
+$$;
+
 CREATE FUNCTION public.internal_inputs(p_task_id uuid, p_limit_bytes integer, OUT bytes bigint, OUT code text, OUT message text) RETURNS record
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2323,15 +2439,6 @@ exception when program_limit_exceeded or statement_too_complex or numeric_value_
 end
 $$;
 
-CREATE FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) RETURNS boolean
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-    select coalesce(p_lease_expires_at <= p_now, exists (
-        select from public.workers w
-         where w.id = p_worker_id and w.status = 'terminated' and w.terminated_at <= p_now))
-$$;
-
 CREATE FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2347,6 +2454,13 @@ CREATE FUNCTION public.internal_is_here(p_fleet text, p_pool text, p_release tex
     select exists (select from public.workers w
                     where w.fleet = p_fleet and w.pool = p_pool and w.release = p_release
                       and w.status in ('active', 'idle') and w.drain_requested_at is null)
+$$;
+
+CREATE FUNCTION public.internal_is_lost(p_task public.tasks, p_now timestamp with time zone, p_over_s numeric) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select coalesce(h.rescue_at <= p_now - p_over_s * interval '1 second', false) from public.internal_holder(p_task, p_now) h
 $$;
 
 CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
@@ -2379,11 +2493,15 @@ CREATE FUNCTION public.internal_is_unreadable(p_value jsonb) RETURNS boolean
     AS $_$
 declare
     c_digits constant int := 4000;  -- Python refuses 4,301 of them
+    v_text text;
 begin
     if p_value @? 'strict $.**{65}' then
         return true;
     end if;
-    return octet_length(p_value::text) > c_digits
+    v_text := p_value::text;
+    -- A text without as many digits in a row as an expression can count has no such number. The digits may be a string's.
+    return octet_length(v_text) > c_digits
+       and v_text ~ '[0-9]{255}'
        and p_value @? 'strict $.** ? (@.type() == "number" && (@ >= 1e4000 || @ <= -1e4000))';
 end
 $_$;
@@ -2640,12 +2758,14 @@ begin
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
              where t.status = 'In Progress'
-               and public.internal_is_abandoned(t.worker_id, t.lease_expires_at, p_now - p_over_s * interval '1 second')
+               and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= p_now)
+               and public.internal_is_lost(t, p_now, p_over_s)
                and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
              order by t.id for no key update skip locked) l;
     end if;
     for v_task in
-        select t.id, t.worker_id, t.lease_expires_at,
+        select t.id, t.worker_id, t.lease_expires_at, t.updated_at,
+               t.lease_expires_at < 'infinity' is true or w.status is not distinct from 'terminated' as leased,
                case when w.exit_cause = 'task_stuck' then
                    extract(epoch from p_now - coalesce(t.progress_at, t.generation_started_at)) end as still_s,
                coalesce((w.metadata->>'stuck_s')::numeric, 0) as stuck_s
@@ -2658,6 +2778,9 @@ begin
                                   v_task.worker_id))
             when p_worker_id is not null then jsonb_build_object(
                 'code', 'WORKER_LOST', 'exit_class', 'lost', 'message', format('Worker %s is gone', v_task.worker_id))
+            when not v_task.leased then jsonb_build_object(
+                'code', 'NO_HOLDER', 'exit_class', 'lost',
+                'message', format('It was In Progress without a lease, and it did not change since %s', v_task.updated_at))
             else jsonb_build_object(
                 'code', 'LEASE_EXPIRED', 'exit_class', 'lost',
                 'message', format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
@@ -3152,6 +3275,30 @@ begin
         perform public.internal_raise_mark(p_worker.pool, p_now, false);
     end if;
     return v_tasks;
+end
+$$;
+
+CREATE FUNCTION public.internal_task_bounded() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    c_params_bytes constant int := 1048576;
+    c_depends_on constant int := 10000;
+    c_type_letters constant int := 200;
+begin
+    if octet_length(new.params::text) > c_params_bytes then
+        perform public.internal_refuse('OR007', 'params is too large',
+            format('%s bytes, the limit is %s', octet_length(new.params::text), c_params_bytes),
+            'upload it and pass its location');
+    elsif public.internal_is_unreadable(new.params) then
+        perform public.internal_refuse('OR007', 'params cannot be read by a worker',
+            'it is nested deeper than 64 levels, or has a number of more than 4000 digits', 'make it flatter');
+    elsif cardinality(new.depends_on) > c_depends_on or length(new.task_type) > c_type_letters then
+        perform public.internal_refuse('OR007', 'depends_on or task_type is too long',
+            format('the limits are %s ids and %s letters', c_depends_on, c_type_letters));
+    end if;
+    return new;
 end
 $$;
 
@@ -4062,65 +4209,6 @@ begin
 end
 $$;
 
-CREATE TABLE public.tasks (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    task_type text NOT NULL,
-    params jsonb DEFAULT '{}'::jsonb NOT NULL,
-    status text DEFAULT 'Queued'::text NOT NULL,
-    worker_id text,
-    attempts integer DEFAULT 0 NOT NULL,
-    output_location text,
-    result_data jsonb,
-    error_message text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    generation_started_at timestamp with time zone,
-    generation_processed_at timestamp with time zone,
-    pool text,
-    priority integer DEFAULT 0 NOT NULL,
-    max_attempts integer,
-    uncounted integer DEFAULT 0 NOT NULL,
-    timeout_s numeric,
-    run_after timestamp with time zone,
-    depends_on uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    blocked boolean DEFAULT false NOT NULL,
-    dedupe_key text,
-    lease_expires_at timestamp with time zone,
-    progress jsonb,
-    progress_at timestamp with time zone,
-    cancel_requested_at timestamp with time zone,
-    failure_code text,
-    failed_at_point text,
-    pool_by_type boolean DEFAULT false NOT NULL,
-    CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
-    CONSTRAINT tasks_filled CHECK (((pool IS NOT NULL) AND (max_attempts IS NOT NULL))),
-    CONSTRAINT tasks_pool_named CHECK (((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(pool) <= 63))),
-    CONSTRAINT tasks_status_known CHECK ((status = ANY (ARRAY['Queued'::text, 'In Progress'::text, 'Complete'::text, 'Failed'::text, 'Cancelled'::text])))
-)
-WITH (fillfactor='85', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
-
-COMMENT ON COLUMN public.tasks.attempts IS 'How often it was claimed: the fencing token of the claim that holds it';
-
-COMMENT ON COLUMN public.tasks.pool IS 'NULL in a write: by task type';
-
-COMMENT ON COLUMN public.tasks.priority IS 'Higher first, then age';
-
-COMMENT ON COLUMN public.tasks.max_attempts IS 'NULL in a write: by task type';
-
-COMMENT ON COLUMN public.tasks.uncounted IS 'Attempts that do not count against max_attempts: given back unstarted, or before a retry';
-
-COMMENT ON COLUMN public.tasks.blocked IS 'Queued, but a task in depends_on is not Complete; kept by triggers';
-
-COMMENT ON COLUMN public.tasks.dedupe_key IS 'Unique while the task is Queued or In Progress';
-
-COMMENT ON COLUMN public.tasks.lease_expires_at IS 'Renewed by heartbeats; past it the task is rescued';
-
-COMMENT ON COLUMN public.tasks.progress_at IS 'When progress last changed; the stuck clock';
-
-COMMENT ON COLUMN public.tasks.failed_at_point IS 'Claiming, Processing or Completion';
-
-COMMENT ON COLUMN public.tasks.pool_by_type IS 'Its pool was not named by whoever submitted it, but filled in';
-
 CREATE VIEW public.active_workers_health WITH (security_invoker='true') AS
  SELECT w.id,
     w.fleet,
@@ -4753,6 +4841,8 @@ CREATE TRIGGER task_attempts_truncated BEFORE TRUNCATE ON public.task_attempts F
 
 CREATE TRIGGER tasks_added AFTER INSERT ON public.tasks REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_added();
 
+CREATE TRIGGER tasks_bounded BEFORE INSERT OR UPDATE OF params, depends_on, task_type ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_bounded();
+
 CREATE TRIGGER tasks_changed AFTER UPDATE ON public.tasks REFERENCING OLD TABLE AS was NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_tasks_changed();
 
 CREATE TRIGGER tasks_changing BEFORE UPDATE ON public.tasks FOR EACH ROW EXECUTE FUNCTION public.internal_task_changing();
@@ -4866,6 +4956,9 @@ GRANT ALL ON FUNCTION public.fleet_decisions(p_fleet text, p_limit integer, p_no
 
 REVOKE ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_declare_pools(p_fleet text, p_term bigint, p_pools jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fleet_declare_programs(p_fleet text, p_term bigint, p_pools jsonb, p_stuck_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_declare_programs(p_fleet text, p_term bigint, p_pools jsonb, p_stuck_s numeric, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_declare_release(p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamp with time zone) TO service_role;
@@ -5018,13 +5111,17 @@ REVOKE ALL ON FUNCTION public.internal_hold(p_worker public.workers, p_nonce tex
 
 REVOKE ALL ON FUNCTION public.internal_hold_back(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_inputs(p_task_id uuid, p_limit_bytes integer, OUT bytes bigint, OUT code text, OUT message text) FROM PUBLIC;
+GRANT ALL ON TABLE public.tasks TO service_role;
 
-REVOKE ALL ON FUNCTION public.internal_is_abandoned(p_worker_id text, p_lease_expires_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_holder(p_task public.tasks, p_now timestamp with time zone, OUT held_by text, OUT rescue_at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_inputs(p_task_id uuid, p_limit_bytes integer, OUT bytes bigint, OUT code text, OUT message text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_here(p_fleet text, p_pool text, p_release text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_lost(p_task public.tasks, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
@@ -5095,6 +5192,8 @@ REVOKE ALL ON FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp wit
 REVOKE ALL ON FUNCTION public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_take(p_worker public.workers, p_claim_no bigint, p_batch integer, p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_task_bounded() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_task_changing() FROM PUBLIC;
 
@@ -5178,8 +5277,6 @@ GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_a
 REVOKE ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO service_role;
-
-GRANT ALL ON TABLE public.tasks TO service_role;
 
 GRANT SELECT ON TABLE public.active_workers_health TO service_role;
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from orchestrator.cli_render import Output, clock, json_option, numbers, one_line
 from orchestrator.cli_session import opened_store, runs, settings_for
-from orchestrator.diagnostics.errors import MISSING_PART, NO_PROVIDER, OLD_SCHEMA, Failure
+from orchestrator.diagnostics.errors import BAD_ARGUMENT, MISSING_PART, NO_PROVIDER, OLD_SCHEMA, Failure
 from orchestrator.ports import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -108,17 +108,23 @@ async def resume(output: Output, pool: str | None) -> None:
 
 
 @click.command()
+@click.option("--requeue-held", is_flag=True, help="Queue tasks again that are In Progress and that no worker holds.")
 @json_option
 @click.pass_obj
-def migrate(output: Output) -> None:
+def migrate(output: Output, requeue_held: bool) -> None:
     """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator.
+
+    Tasks In Progress that no worker holds are listed. --requeue-held queues them again: use it if no program of yours
+    works on them.
 
     Without DATABASE_URL, the schema behind SUPABASE_URL is looked at: exit 4 if it is missing or older.
     """
     url = settings_for("database").database_url
     from orchestrator.migrate import migrate as bring_up
 
-    report = asyncio.run(bring_up(url.get_secret_value()) if url else _look_at_schema())
+    if requeue_held and not url:
+        raise Failure(BAD_ARGUMENT, why="--requeue-held needs a connection to the database", fix="set DATABASE_URL")
+    report = asyncio.run(bring_up(url.get_secret_value(), requeue_held=requeue_held) if url else _look_at_schema())
     if output.json:
         output.document(applied=report.applied, notes=report.notes)
         return

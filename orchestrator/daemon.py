@@ -324,6 +324,8 @@ class Daemon:
         began_s = time.monotonic()
         if self._declared != term:
             await self._store.declare_pools(term, self._policy.task_types)
+            programs = [pool.name for pool in self._policy.pools if self._policy.own_program]
+            await self._store.declare_programs(term, programs, self._policy.task_stuck_s)
             releases = {pool.name: self._policy.release(pool) for pool in self._policy.pools}
             await self._store.declare_release(term, releases, self._policy.handled)
             self._declared = term

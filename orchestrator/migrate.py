@@ -40,6 +40,20 @@ select format('%%s has no %%s', k.name, string_agg(w.name, ', ' order by w.name)
                     where a.attrelid = to_regclass('public.' || k.name) and a.attname = w.name)
  group by k.name
 """
+# Tasks In Progress of nobody: without the lease of a claim, and not with a worker that lives.
+UNHELD = """
+from public.tasks t
+ where t.status = 'In Progress'
+   and (t.lease_expires_at is null or t.lease_expires_at = 'infinity'
+        or not exists (select from public.task_attempts a where a.task_id = t.id and a.attempt = t.attempts))
+   and not exists (select from public.workers w where w.id = t.worker_id and w.status <> 'terminated')
+"""
+LIST_UNHELD = f"select t.id::text, t.task_type, t.pool, count(*) over () {UNHELD} order by t.updated_at, t.id limit %s"
+REQUEUE_UNHELD = f"""
+with unheld as (select t.id {UNHELD} for update)
+update public.tasks t set status = 'Queued', worker_id = null, lease_expires_at = null from unheld u where t.id = u.id
+"""  # noqa: S608
+NAMED = 20  # tasks in a note; the others are counted
 LEDGER = """
 create table if not exists public.schema_migrations (
     version text primary key,
@@ -84,8 +98,11 @@ def read_migrations(directory: Path = DIRECTORY) -> tuple[Migration, ...]:
     return tuple(found)
 
 
-async def migrate(url: str, *, directory: Path = DIRECTORY) -> MigrationReport:
-    """Apply what is missing. SchemaMismatch if the database is not a prefix of the files; Unavailable if it is away."""
+async def migrate(url: str, *, directory: Path = DIRECTORY, requeue_held: bool = False) -> MigrationReport:
+    """Apply what is missing. SchemaMismatch if the database is not a prefix of the files; Unavailable if it is away.
+
+    Tasks In Progress that no worker holds are noted, and with `requeue_held` queued again.
+    """
     migrations = read_migrations(directory)
     applied: list[str] = []
     notes: list[str] = []
@@ -105,9 +122,26 @@ async def migrate(url: str, *, directory: Path = DIRECTORY) -> MigrationReport:
             while await _apply_next(connection, migrations, applied):
                 pass
             newest = max(await _ledger(connection))
+            notes += await _note_unheld(connection, requeue=requeue_held)
     except psycopg.OperationalError as error:
         raise Unavailable(f"the database cannot be migrated now: {error}") from error
     return MigrationReport(tuple(applied), (*notes, *_of_a_newer(newest, migrations)), newest)
+
+
+async def _note_unheld(connection: psycopg.AsyncConnection[TupleRow], *, requeue: bool) -> tuple[str, ...]:
+    """What to say of the tasks In Progress that no worker holds; they are queued again if `requeue`."""
+    found = await (await connection.execute(LIST_UNHELD, (NAMED,))).fetchall()
+    if not found:
+        return ()
+    total = found[0][3]
+    named = ", ".join(f"{task_id} ({task_type}, pool {pool})" for task_id, task_type, pool, _ in found)
+    listed = named + (f", and {total - len(found)} more" if total > len(found) else "")
+    if requeue:
+        done = await connection.execute(REQUEUE_UNHELD.encode())
+        return (f"{done.rowcount} tasks that no worker held are queued again: {listed}",)
+    then = "They are queued again TASK_STUCK_TIMEOUT_SEC after a change, except in pools with WORKER_START_COMMAND"
+    now = "now: python -m orchestrator migrate --requeue-held"
+    return (f"{total} tasks are In Progress and no worker holds them: {listed}. {then}; {now}",)
 
 
 def looked_at(version: str, *, directory: Path = DIRECTORY) -> MigrationReport:

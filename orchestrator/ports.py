@@ -189,6 +189,10 @@ class Store(Protocol):
         """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
         ...
 
+    async def declare_programs(self, term: int, pools: Sequence[str], stuck_s: float) -> None:
+        """Name the pools whose programs take tasks; in others a task that nobody holds is requeued after `stuck_s`."""
+        ...
+
     async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
         """Let be known, while this term lasts, what a worker of each pool would run now, and the types it handles."""
         ...

@@ -195,6 +195,7 @@ class Settings(BaseSettings):
             fleet_id=self.fleet_id,
             pools=pools,
             task_types=task_types,
+            own_program=self.worker_start_command is not None,
             handled=() if self.worker_start_command else tuple(name for name, _ in self.worker_handlers),
             spawning_timeout_s=self.spawning_timeout_sec,
             spawning_grace_s=self.spawning_grace_period_sec,

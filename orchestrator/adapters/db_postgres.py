@@ -18,11 +18,12 @@ import psycopg_pool
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, set_json_loads
 
 from orchestrator.adapters.arguments import check_names, plain
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
+from orchestrator.adapters.replies import loads
 from orchestrator.ports import DatabaseAuth, PortError, TooManyConnections, Unavailable
 
 CHANNELS = (TASKS, FLEET, ASKS)
@@ -201,6 +202,7 @@ class PostgresDb:
         return Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s{said}")
 
     async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        set_json_loads(loads, connection)
         if self._in_session_mode:
             limit_ms = int(self._call_timeout_s * 1000 * SERVER_SHARE)
             await connection.execute("select set_config('statement_timeout', %s, false)", (str(limit_ms),))

@@ -18,6 +18,7 @@ from supabase import AsyncClient, AsyncClientOptions, acreate_client
 from orchestrator.adapters.arguments import check_names, plain
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.listening import POLL_S, Listeners, poll
+from orchestrator.adapters.replies import loads
 from orchestrator.ports import BadArgument, DatabaseAuth, PortError, SchemaMismatch, Unavailable
 
 CONNECT_TIMEOUT_S = 10.0
@@ -55,7 +56,7 @@ class SupabaseDb:
     ) -> Self:
         """A Db. It does not wait for the database: a call does."""
         # HTTP/1.1: over one HTTP/2 connection, a lost packet or a GOAWAY would hold up or fail all calls at once.
-        http = httpx.AsyncClient(
+        http = _Client(
             timeout=httpx.Timeout(call_timeout_s, connect=min(CONNECT_TIMEOUT_S, call_timeout_s)),
             limits=httpx.Limits(max_connections=pool_size, keepalive_expiry=KEEP_ALIVE_S),
             verify=_trusted(),
@@ -109,6 +110,15 @@ class SupabaseDb:
         if not isinstance(answer, dict):  # our functions return objects: somebody else's page
             raise Unavailable(f"{function}: an answer that is no JSON object: {str(answer)[:200]}")
         return answer
+
+
+class _Client(httpx.AsyncClient):
+    """Its replies are decoded as those over a direct connection are."""
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        response = await super().send(request, **options)
+        response.json = lambda **_: loads(response.content)  # type: ignore[method-assign]
+        return response
 
 
 @cache

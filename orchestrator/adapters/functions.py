@@ -131,6 +131,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
         "fleet_decisions": ("p_fleet", "p_limit"),
         "fleet_declare_pools": ("p_fleet", "p_term", "p_pools"),
+        "fleet_declare_programs": ("p_fleet", "p_term", "p_pools", "p_stuck_s"),
         "fleet_declare_release": ("p_fleet", "p_term", "p_releases", "p_task_types"),
         "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),
         "fleet_explain": ("p_fleet", "p_worker_id"),

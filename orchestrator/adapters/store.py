@@ -162,6 +162,10 @@ class SqlStore:
         ]
         await self._call("fleet_declare_pools", p_term=term, p_pools=rows)
 
+    async def declare_programs(self, term: int, pools: Sequence[str], stuck_s: float) -> None:
+        """Name the pools whose programs take tasks; in others a task that nobody holds is requeued after `stuck_s`."""
+        await self._call("fleet_declare_programs", p_term=term, p_pools=list(pools), p_stuck_s=stuck_s)
+
     async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
         """Let be known, while this term lasts, what a worker of each pool would run now, and the types it handles."""
         await self._call("fleet_declare_release", p_term=term, p_releases=releases, p_task_types=list(task_types))

@@ -241,6 +241,7 @@ class Policy:
     code_sha: str = ""  # of what is sent to every pod: agent, user code and the names of its handlers
     handled: tuple[str, ...] = ()  # the types of task that a worker started now has handlers for
     task_types: tuple[TaskType, ...] = ()
+    own_program: bool = False  # WORKER_START_COMMAND: the programs of these pools take tasks themselves
     max_failure_rate: float = 0.8  # of ended climbs; above it the breaker opens
     failure_window_s: float = 300
     failure_min_climbs: int = 5  # fewer ended climbs say nothing

@@ -12,6 +12,7 @@ from orchestrator.diagnostics.sentences import CAPACITY, NOBODY, OPERATOR, ORCHE
 
 Row = Mapping[str, Any]
 LEAD = "python -m orchestrator run"
+REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if nobody works on it"
 FEW = 3  # attempts from which something can be called usual
 NAMED = 3  # dependencies that are named; the rest is counted
 
@@ -182,7 +183,14 @@ def _unserved(found: Row) -> _Why:
 
 
 def _running(found: Row, _: Policy | None) -> _Why:
-    task, worker = found["task"], found["worker"] or {}
+    task, worker, holder = found["task"], found["worker"] or {}, found.get("holder") or {}
+    held_by = holder.get("held_by", "lease")  # a database of the version before does not say it
+    if held_by in ("program", "unknown"):
+        return _taken(task, declared=held_by == "program")
+    if held_by == "nobody" and not _leased(task):
+        what = "its time: it is In Progress, but no worker holds it (it has no lease)"
+        then = "it is queued again if it does not change by then"
+        return _Why(ORCHESTRATOR, what, then, REQUEUE, "NO_HOLDER", holder["rescue_at"])
     what = f"worker {task['worker_id']} ({worker.get('status', 'not ours')}) to finish it"
     if task["cancel_requested_at"]:
         what += "; its cancellation was asked for"
@@ -190,6 +198,19 @@ def _running(found: Row, _: Policy | None) -> _Why:
         what += f"; progress: {progress(task['progress'])}"
     then = "without a heartbeat by then it is queued again, the attempt counted"
     return _Why(WORKER, what, then, "python -m orchestrator logs <worker> -f", None, task["lease_expires_at"])
+
+
+def _leased(task: Row) -> bool:
+    return task["lease_expires_at"] not in (None, "infinity")
+
+
+def _taken(task: Row, *, declared: bool) -> _Why:
+    """In Progress by a plain statement, in a pool where that may be somebody's work."""
+    if not declared:
+        what = "whoever set it In Progress: it has no lease, and no leader has said which pools' programs take tasks"
+        return _Why(OPERATOR, what, "the next leader says so within a tick", LEAD)
+    what = f"the program of pool {task['pool']} (WORKER_START_COMMAND), which took it as {task['worker_id']}"
+    return _Why(WORKER, what, "nothing: the orchestrator does not take tasks from such a program", REQUEUE)
 
 
 def _complete(found: Row, _: Policy | None) -> _Why:

@@ -210,3 +210,33 @@ async def test_a_heartbeat_default_of_now_is_taken_away(project: AsyncConnection
     query = """select column_default as it from information_schema.columns
                 where table_name = 'workers' and column_name = 'last_heartbeat'"""
     assert await rows(project, query) == [{"it": None}]
+
+
+async def test_tasks_that_nobody_holds_are_listed_and_queued_again_on_request(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
+    """Those of an older schema and those without a lease; a claimed task stays with its worker."""
+    await make(project, TEXT)
+    await project.execute(ROWS)
+    (old,) = await rows(project, "select id::text from tasks where status = 'In Progress'")
+    report = await migrated(project, empty_database)
+    (note,) = [note for note in report.notes if "no worker holds" in note]
+    assert note.startswith(
+        f"1 tasks are In Progress and no worker holds them: {old['id']} (travel_segment, pool default)"
+    )
+    assert "--requeue-held" in note
+    assert (await rows(project, "select count(*) as n from tasks where status = 'Queued'")) == [{"n": 1}]
+
+    db = await PostgresDb.open(empty_database)
+    fleet = Fleet(db)
+    fleet.now = (await rows(project, "select now() as at"))[0]["at"]
+    fleet.term = (await fleet.lead())["term"]
+    (claimed,) = await (await fleet.agent()).claim()
+    await db.close()
+    report = await migrate(empty_database, requeue_held=True)
+    assert [note for note in report.notes if "queued again" in note] == [
+        f"1 tasks that no worker held are queued again: {old['id']} (travel_segment, pool default)"
+    ]
+    running = await rows(project, "select id::text, status from tasks where status in ('In Progress', 'Queued')")
+    assert {row["id"]: row["status"] for row in running} == {claimed["id"]: "In Progress", old["id"]: "Queued"}
+    assert (await migrate(empty_database)).notes == ()

@@ -214,7 +214,7 @@ class Database(Queue):
                 attempt |= {"ended_at": self.now, "outcome": "lost"}
 
     def abandoned(self, task: Row, over_s: float = 0) -> bool:
-        """internal_is_abandoned, of a task In Progress."""
+        """internal_is_lost, of a task In Progress."""
         by = self.now - timedelta(seconds=over_s)
         if task["lease_expires_at"] is not None:
             return bool(task["lease_expires_at"] <= by)
@@ -354,7 +354,8 @@ class Database(Queue):
                 continue
             count, pool = counts.setdefault(task["pool"], Counter()), task["pool"]
             if task["status"] == "In Progress":
-                count["running"] += 1
+                lease = task["lease_expires_at"]
+                count["running"] += lease is not None and lease > self.now
             elif task["blocked"]:
                 count["dependencies"] += 1
             elif task["run_after"] is not None and task["run_after"] > self.now:

@@ -134,6 +134,11 @@ class Records(Database):
         self.update_tasks(moved)
         return {"declared": len(told), "rerouted": len(moved)}
 
+    def fleet_declare_programs(self, p_fleet: str, p_term: int, p_pools: list[str], p_stuck_s: float) -> Json:
+        """In here every task In Progress has a lease, so nothing depends on what is declared."""
+        self._check_term(p_fleet, p_term, "fleet_declare_programs")
+        return {"declared": len(p_pools)}
+
     def fleet_declare_release(
         self, p_fleet: str, p_term: int, p_releases: Mapping[str, str], p_task_types: list[str]
     ) -> Json:

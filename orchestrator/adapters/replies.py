@@ -1,0 +1,43 @@
+"""Decode a database's JSON, whatever a user's row holds: one value that cannot be decoded must not hide the others."""
+
+import json
+import re
+from typing import Any
+
+MAX_LEVELS = 100  # a task's own are at most 64; a reply wraps a few around them
+MAX_DIGITS = 4_300  # Python refuses to convert more
+TOO_DEEP = '"(nested too deeply to be shown)"'
+TOO_LONG = "(a number too long to be shown)"
+TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
+
+
+def loads(reply: str | bytes) -> Any:
+    """The value, with a sentence for each part that Python cannot decode. JSONDecodeError for what is no JSON."""
+    try:
+        return json.loads(reply)
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
+        text = reply if isinstance(reply, str) else reply.decode()
+        return json.loads(_flattened(text), parse_int=_int)
+
+
+def _flattened(text: str) -> str:
+    """The same JSON with a sentence for each value that begins below MAX_LEVELS. Linear in the text."""
+    kept, level, done, cut = [], 0, 0, 0
+    for token in TOKENS.finditer(text):
+        mark = token[0]
+        if mark in ("[", "{"):
+            level += 1
+            if level == MAX_LEVELS + 1:
+                cut = token.start()
+        elif mark in ("]", "}"):
+            if level == MAX_LEVELS + 1:
+                kept += [text[done:cut], TOO_DEEP]
+                done = token.end()
+            level -= 1
+    return "".join([*kept, text[done:]])
+
+
+def _int(digits: str) -> int | str:
+    return int(digits) if len(digits) <= MAX_DIGITS else TOO_LONG
