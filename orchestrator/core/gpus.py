@@ -24,7 +24,8 @@ RECOVERY_XID = 154  # what the driver logs when a GPU's recovery action changes
 ABSENT = re.compile(r"gpu is lost|requires reset", re.IGNORECASE)
 NO_ANSWER = re.compile(r"\[.*\]|ERR!|N/A|", re.IGNORECASE)
 XID = re.compile(
-    r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)[^)]*\): (?P<number>\d{1,9})\b"
+    r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid "
+    r"\((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{1,32})[^)]{0,32}\): (?P<number>\d{1,9})\b"
 )
 CUDA_LINE = re.compile(r"CUDA Version\s*:\s*(\d{1,4})\.(\d{1,4})\b")
 # The newest CUDA that a driver branch brings, for when nvidia-smi does not tell (CUDA Toolkit release notes, table 3).

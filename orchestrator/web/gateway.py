@@ -9,7 +9,6 @@ bucket shows it.
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,13 +20,16 @@ from orchestrator.grants import has_output, sign
 from orchestrator.ports import Blobs, PortError
 from orchestrator.redaction import redact
 from orchestrator.web.beats import Beats, BeatsDb
+from orchestrator.web.bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, parsed
 from orchestrator.web.claims import LongPolls
+from orchestrator.web.rates import MAX_CALLERS, WORKER_BYTES, WORKER_REQUESTS, Buckets
 from orchestrator.web.refusals import (
     BAD_BODY,
     BAD_JWT,
     NO_BUCKET,
     NO_JWT,
     NO_STORE,
+    TOO_FAST,
     Refusal,
     from_port_error,
     unknown_function,
@@ -36,10 +38,11 @@ from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims, InvalidToken
 from worker import protocol
 
-MAX_BODY_BYTES = 1 << 20
-MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
+MAX_DIGITS = 12  # of a Content-Length that is read as a number
 BODY_TIMEOUT_S = 30.0
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
+TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
+VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another question
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
@@ -93,6 +96,8 @@ class Gateway:
         self._polls = LongPolls(self._call, task_signal)
         self._beats = Beats(db)
         self._on_unanswered = on_unanswered
+        self._requests, self._bytes = Buckets(WORKER_REQUESTS), Buckets(WORKER_BYTES)
+        self._valid_until: dict[str, float] = {}  # jti -> how long the database's last word on it counts
 
     async def rpc(self, request: Request) -> Response:
         """One call, answered or refused."""
@@ -101,10 +106,11 @@ class Gateway:
         try:
             claims = self._claims(request)
             worker_id = claims["sub"]
+            await self._admit(request, claims, function)
             arguments = _without_secrets(await _arguments(request, function))
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
-            if worker_id and (refusal.status >= SERVER_ERROR or refusal.status == TOO_SLOW):
+            if worker_id and (refusal.status >= SERVER_ERROR or refusal.status in {TOO_SLOW, TOO_MANY}):
                 self._on_unanswered(worker_id)
             say = log.warning if refusal.status >= SERVER_ERROR else log.info
             say("worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal))
@@ -124,6 +130,22 @@ class Gateway:
         except InvalidToken as error:
             raise Refusal(401, BAD_JWT, str(error)) from None
 
+    async def _admit(self, request: Request, claims: Claims, function: str) -> None:
+        """Let a call in before anything is done for its body: size, rate, then whether the token is still valid."""
+        limit_bytes = MAX_BYTES.get(function, 0)
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isdecimal() and len(declared) <= MAX_DIGITS else limit_bytes
+        if function in MAX_BYTES and size > limit_bytes:
+            raise Refusal(413, BAD_BODY, f"The body is larger than {limit_bytes} bytes")
+        now_s = asyncio.get_running_loop().time()
+        caller = claims["jti"]
+        if not (self._requests.take(caller, 1, now_s) and self._bytes.take(caller, size, now_s)):
+            raise Refusal(TOO_MANY, TOO_FAST, "Too many requests or bytes from this worker", hint="try again")
+        if size > CHEAP_BYTES and self._valid_until.get(caller, 0.0) < now_s:
+            # A call without effect: it is refused if the worker has terminated or its token was revoked.
+            who = {"p_worker_id": claims["sub"], "p_nonce": "", "p_items": []}
+            await self._call(claims, protocol.GRANTS, who)
+
     async def _answer(self, request: Request, claims: Claims, function: str, arguments: dict[str, Any]) -> Any:
         if function == protocol.CLAIM:
             return await self._polls.claim(request, claims, arguments)
@@ -137,9 +159,15 @@ class Gateway:
 
     async def _call(self, claims: Claims, function: str, arguments: Mapping[str, Any]) -> Any:
         try:
-            return await self._db.call_as_worker(claims, function, arguments)
+            answer = await self._db.call_as_worker(claims, function, arguments)
         except PortError as error:
+            self._valid_until.pop(claims["jti"], None)
             raise from_port_error(error, function) from None
+        now_s = asyncio.get_running_loop().time()
+        self._valid_until[claims["jti"]] = now_s + VALID_FOR_S
+        if len(self._valid_until) > MAX_CALLERS:
+            self._valid_until = {jti: until_s for jti, until_s in self._valid_until.items() if until_s > now_s}
+        return answer
 
     async def _beat(self, request: Request, claims: Claims, arguments: dict[str, Any]) -> Any:
         """The answer to a heartbeat that others joined; None for one that is to be asked alone."""
@@ -188,63 +216,24 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
         raise unknown_function(function)
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await _body(request)
+            body = await _body(request, MAX_BYTES[function])
     except TimeoutError:
         raise Refusal(TOO_SLOW, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
-    try:
-        arguments = json.loads(body.decode(), parse_constant=_no_constant)  # bytes would be guessed at: UTF-16, a BOM
-    except (ValueError, RecursionError):
-        raise Refusal(400, BAD_BODY, "Empty or invalid json") from None
-    if not isinstance(arguments, dict):
-        raise Refusal(400, BAD_BODY, "The body must be one JSON object of named arguments")
+    arguments = parsed(body)
     if unknown := sorted(set(arguments) - names):
         raise unknown_function(function, f"it has no argument {unknown[0][:80]!r}")
-    _check(arguments)
     return {name: _as_text(value) if name in SCALARS else value for name, value in arguments.items()}
 
 
-async def _body(request: Request) -> bytes:
-    too_large = Refusal(413, BAD_BODY, f"The body is larger than {MAX_BODY_BYTES} bytes")
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-        raise too_large
+async def _body(request: Request, limit_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise too_large
+        if len(body) > limit_bytes:
+            raise Refusal(413, BAD_BODY, f"The body is larger than {limit_bytes} bytes")
     return bytes(body)
-
-
-def _check(arguments: dict[str, Any]) -> None:
-    """Refuse what no jsonb can hold: NUL, lone surrogates, endless numbers, and nesting past MAX_DEPTH."""
-    todo: list[tuple[Any, int]] = [(arguments, 1)]
-    while todo:
-        value, depth = todo.pop()
-        if depth > MAX_DEPTH:
-            raise Refusal(400, BAD_BODY, f"The body is nested deeper than {MAX_DEPTH}")
-        if isinstance(value, dict):
-            todo += ((part, depth + 1) for pair in value.items() for part in pair)
-        elif isinstance(value, list):
-            todo += ((part, depth + 1) for part in value)
-        elif isinstance(value, str) and ("\0" in value or not _is_utf8(value)):
-            raise Refusal(400, "22P05", "unsupported Unicode escape sequence")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise Refusal(400, BAD_BODY, "A number is out of range")
 
 
 def _as_text(value: Any) -> str | None:
     """A scalar as PostgREST hands it on: text, which the database reads as the argument's type or refuses."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.core.states import State
 from orchestrator.redaction import HIDDEN, hide
-from orchestrator.web.gateway import FUNCTIONS, MAX_BODY_BYTES
+from orchestrator.web.bodies import MAX_BODY_BYTES
+from orchestrator.web.gateway import FUNCTIONS
 from orchestrator.web.tokens import mint
 from tests.web.builders import SECRET, Caller, Door, done
 from worker import protocol
