@@ -1,4 +1,4 @@
-"""What one request costs the gateway, for the worst bodies found within the limits: processor milliseconds of each step.
+"""What one request costs the gateway: processor milliseconds for the worst bodies found within the limits.
 
     python -m bench.bodies
 

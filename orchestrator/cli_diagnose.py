@@ -22,7 +22,6 @@ from orchestrator.cli_render import (
     json_option,
     numbers,
     one_line,
-    plain,
     relative,
     usd,
 )
@@ -31,7 +30,7 @@ from orchestrator.cli_tables import facts, table
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.environment import NEVER
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, Failure
-from orchestrator.redaction import PRIVATE_KEYS, Redactor, redact
+from orchestrator.redaction import PRIVATE_KEYS, Redactor, plain, redact
 
 SAVED = "diagnostic_report_*.json"
 LAST = "last"

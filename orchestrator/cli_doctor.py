@@ -10,8 +10,9 @@ import click
 from rich.padding import Padding
 from rich.text import Text
 
-from orchestrator.cli_render import Output, json_option, plain
+from orchestrator.cli_render import Output, json_option
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, SETTING, Failure
+from orchestrator.redaction import plain
 
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("skip", "dim")}
 INDENT = (0, 0, 0, 7)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.cli_render import aged, ago, clock, gpu_name, moment, numbers, one_line, plain, relative, span, usd
+from orchestrator.cli_render import aged, ago, clock, gpu_name, moment, numbers, one_line, relative, span, usd
 from orchestrator.cli_tables import STYLES, Stacked, table
 from orchestrator.core.states import State
 from orchestrator.diagnostics.early import silent_leader
@@ -16,6 +16,7 @@ from orchestrator.diagnostics.tasks import Attempt
 from orchestrator.diagnostics.tasks import Explanation as TaskExplanation
 from orchestrator.diagnostics.workers import Explanation as WorkerExplanation
 from orchestrator.diagnostics.workers import named
+from orchestrator.redaction import plain
 
 GAP = "   "
 

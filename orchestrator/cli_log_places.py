@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.rows import worker_of
-from orchestrator.cli_render import clock, one_line, plain
+from orchestrator.cli_render import clock, one_line
 from orchestrator.ports import PortError
+from orchestrator.redaction import plain
 from orchestrator.remote import TAIL_BYTES
 
 if TYPE_CHECKING:

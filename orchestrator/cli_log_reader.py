@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli_render import Output, ago, octets, plain, span
+from orchestrator.cli_render import Output, ago, octets, span
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import is_live
 from orchestrator.diagnostics.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
 from orchestrator.log_generations import launch_of
 from orchestrator.ports import NotFound, PortError
+from orchestrator.redaction import plain
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore

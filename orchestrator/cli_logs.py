@@ -11,10 +11,11 @@ import click
 from orchestrator.cli_fleet import NOBODY
 from orchestrator.cli_log_places import in_the_database, on_the_pod
 from orchestrator.cli_log_reader import Reader
-from orchestrator.cli_render import Output, json_option, plain
+from orchestrator.cli_render import Output, json_option
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for
 from orchestrator.cli_workers import is_live
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_BUCKET, NO_TASK, Failure
+from orchestrator.redaction import plain
 from worker.protocol import STREAMS
 
 if TYPE_CHECKING:

@@ -4,17 +4,18 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, Any, TypeVar, cast
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from orchestrator.diagnostics.errors import Failure
-from orchestrator.redaction import redact
+from orchestrator.redaction import plain, redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
 PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
@@ -193,11 +194,6 @@ def clock(value: Any) -> str:
     return "–" if then is None else then.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def plain(text: str) -> str:
-    """Text from elsewhere without what would steer a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
-
-
 def one_line(value: Any, most: int = 200) -> str:
     """A value in one line, cut."""
     text = value if isinstance(value, str) else json.dumps(value, default=_encode, ensure_ascii=False)
@@ -212,7 +208,20 @@ def numbers(value: Mapping[str, float]) -> str:
 
 def _console(stream: Any) -> Console:
     width = None if stream.isatty() else PIPE_COLUMNS
-    return Console(file=cast("IO[str]", _Redacting(stream)), width=width, highlight=False, markup=False, emoji=False)
+    return _Console(file=cast("IO[str]", _Redacting(stream)), width=width, highlight=False, markup=False, emoji=False)
+
+
+class _Console(Console):
+    """Rich's console, which shows no text that would steer a terminal; its own control sequences stay.
+
+    Every text passes here on its way out, so no caller has to remember that it came from a pod.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Rich's segments, their texts without control characters."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(plain(text), style)
 
 
 class _Redacting:

@@ -11,8 +11,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli_render import Output, ago, gpu_name, plain, span, usd
+from orchestrator.cli_render import Output, ago, gpu_name, span, usd
 from orchestrator.cli_workers import ended_after_s, flags, is_live, note, totals
+from orchestrator.redaction import plain
 
 STYLES = {
     "spawning": "yellow",

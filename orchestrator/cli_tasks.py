@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import RenderableType
 
-from orchestrator.cli_render import Output, ago, clock, json_option, numbers, one_line, plain, relative, span
+from orchestrator.cli_render import Output, ago, clock, json_option, numbers, one_line, relative, span
 from orchestrator.cli_session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli_tables import Stacked, facts, state, table
 from orchestrator.diagnostics.errors import BAD_ARGUMENT, NO_TASK, WRONG_STATE, Failure
 from orchestrator.diagnostics.tasks import progress
+from orchestrator.redaction import plain
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings

@@ -10,10 +10,11 @@ import click
 from rich.text import Text
 
 from orchestrator.cli_patience import leave
-from orchestrator.cli_render import Output, ago, clock, json_option, one_line, plain, span
+from orchestrator.cli_render import Output, ago, clock, json_option, one_line, span
 from orchestrator.cli_session import find_worker, opened_store, runs, settings_for
 from orchestrator.cli_tables import STYLES, table
 from orchestrator.core.states import RUNGS, Stage, State
+from orchestrator.redaction import plain
 
 MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
 

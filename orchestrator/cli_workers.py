@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.cli_render import ago, one_line, plain, span
+from orchestrator.cli_render import ago, one_line, span
 from orchestrator.core.states import LIVE, READY, State
+from orchestrator.redaction import plain
 
 SLOW_SPAWN_S = 300.0  # flags, as operators know them: spawning for longer than 5 minutes,
 SILENT_S = 600.0  # … no heartbeat for 10 minutes,

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from orchestrator.redaction import hide, redact
+from orchestrator.redaction import hide, plain, redact
 
 NOISY = ("asyncssh", "botocore", "boto3", "urllib3", "httpx", "httpcore", "apscheduler", "uvicorn.access", "paramiko")
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ def _steady(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> Mutabl
     """Nothing from elsewhere steers the terminal; what is not text, the renderer shows by its repr."""
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = "".join(c if c.isprintable() or c in "\n\t" else "·" for c in value)
+            event[key] = plain(value)
     return event
 
 

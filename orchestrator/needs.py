@@ -4,11 +4,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.problems import Problem, SettingsError
+from orchestrator.weak_secrets import is_readable_on_the_way, weakness
 
 if TYPE_CHECKING:
     from orchestrator.settings import Settings
 
 MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
+MIN_TOKEN_BYTES = 16
+MIN_BYTES = {
+    "WORKER_JWT_SECRET": MIN_SECRET_BYTES,
+    "WORKER_JWT_SECRET_PREVIOUS": MIN_SECRET_BYTES,
+    "METRICS_TOKEN": MIN_TOKEN_BYTES,
+    "ADMIN_TOKEN": MIN_TOKEN_BYTES,
+}
+ENCRYPTED = ("WORKER_API_URL", "SUPABASE_URL", "S3_ENDPOINT_URL", "RUNPOD_API_BASE_URL")
 PROJECTS_OWN = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
 PUBLIC_KEY = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
 
@@ -70,6 +79,29 @@ def _missing_shell(settings: "Settings") -> list[Problem]:
     return []
 
 
+def _guessable(settings: "Settings", fix: str) -> list[Problem]:
+    """Secrets that open something of ours and could be guessed."""
+    problems = []
+    for name, min_bytes in MIN_BYTES.items():
+        secret = getattr(settings, name.lower())
+        why = weakness(secret.get_secret_value(), min_bytes) if secret else None
+        if why:
+            how = fix if name == "WORKER_JWT_SECRET" else f'set {name}="$(openssl rand -hex 32)", or unset it'
+            problems.append(Problem(f"{name} is too weak", why, how))
+    return problems
+
+
+def _readable(settings: "Settings") -> list[Problem]:
+    """Addresses to which tokens, keys and tasks would go unencrypted."""
+    given = {name: getattr(settings, name.lower()) for name in ENCRYPTED}
+    why = "http:// outside of this machine: whoever is on the way reads tokens, keys and tasks"
+    return [
+        Problem(f"{name} is not encrypted", why, f"set {name}=https://…")
+        for name, url in given.items()
+        if url and is_readable_on_the_way(url)
+    ]
+
+
 def _missing_gateway(settings: "Settings") -> list[Problem]:
     fix = 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'
     if settings.supabase_url:
@@ -78,9 +110,8 @@ def _missing_gateway(settings: "Settings") -> list[Problem]:
     if not (settings.worker_jwt_secret or settings.worker_jwt_signing_key):
         why = "neither WORKER_JWT_SECRET nor WORKER_JWT_SIGNING_KEY is set in the environment"
         problems.append(Problem("WORKER_JWT_SECRET is missing", why, fix))
-    if settings.worker_jwt_secret and len(settings.worker_jwt_secret.get_secret_value()) < MIN_SECRET_BYTES:
-        why = f"HS256 needs {MIN_SECRET_BYTES} bytes or more"
-        problems.append(Problem("WORKER_JWT_SECRET is too short", why, fix))
+    problems += _guessable(settings, fix)
+    problems += _readable(settings)
     try:
         settings.token_keys()
     except ValueError as error:

@@ -171,6 +171,11 @@ def encodings(secret: str) -> Iterator[str]:
             yield encode(b"\0" * before + raw).decode()[first:whole]
 
 
+def plain(text: str) -> str:
+    """Text from elsewhere without what would steer a terminal: escape sequences, C1 controls, marks of direction."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
 def passwords(text: str) -> Iterator[str]:
     """The passwords of the URLs in a text, as they stand there and decoded; not one that is the user's own name."""
     for user, password in re.findall(r"://([^\s/:@]*):([^\s/@]+)@", text):
@@ -191,7 +196,7 @@ def guard_last_words() -> None:
 
 def last_words(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> str:
     """A traceback, redacted."""
-    return str(redact("".join(traceback.format_exception(kind, error, trace))))
+    return plain(str(redact("".join(traceback.format_exception(kind, error, trace)))))
 
 
 def _excepthook(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
@@ -206,12 +211,12 @@ def _show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    (file or sys.stderr).write(redact(warnings.formatwarning(message, category, filename, lineno, line)))
+    (file or sys.stderr).write(plain(redact(warnings.formatwarning(message, category, filename, lineno, line))))
 
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return str(redact(super().format(record)))
+        return plain(str(redact(super().format(record))))
 
 
 def _blocks(needles: Iterable[str]) -> dict[int, tuple[str, ...]]:

@@ -106,6 +106,7 @@ class Settings(BaseSettings):
     # The worker
     worker_api_url: Url | None = None
     worker_jwt_secret: SecretStr | None = None
+    worker_jwt_secret_previous: SecretStr | None = None
     worker_jwt_signing_key: SecretStr | None = None
     worker_code_dir: Path | None = None
     worker_handlers: Handlers = ()
@@ -141,12 +142,16 @@ class Settings(BaseSettings):
         return self.worker_url is not None and self.worker_url == self.supabase_url
 
     def token_keys(self) -> "tuple[Key, ...]":
-        """What verifies workers' tokens; the first one signs them. Raises ValueError where a key cannot be used."""
+        """What verifies workers' tokens; the first one signs them. Raises ValueError where a key cannot be used.
+
+        The previous secret verifies alone: workers that got their token from it keep it until they end.
+        """
         from orchestrator.web.tokens import SigningKey  # noqa: PLC0415  few commands need what it imports
 
         signing, secret = self.worker_jwt_signing_key, self.worker_jwt_secret
         keys: tuple[Key, ...] = (SigningKey.parse(signing.get_secret_value()),) if signing else ()
-        return (*keys, secret.get_secret_value()) if secret else keys
+        secrets = (secret, self.worker_jwt_secret_previous)
+        return (*keys, *(one.get_secret_value() for one in secrets if one))
 
     def require(self, *parts: str) -> Self:
         """These settings, if what the parts (the names in MISSING) need is set."""

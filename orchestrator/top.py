@@ -18,12 +18,12 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from orchestrator import cli_explanations, cli_tables
-from orchestrator.cli_render import NARROW_COLUMNS, ago, gpu_name, one_line, plain, relative, span, usd
+from orchestrator.cli_render import NARROW_COLUMNS, ago, gpu_name, one_line, relative, span, usd
 from orchestrator.cli_session import utcnow
 from orchestrator.cli_workers import flags, note, totals
 from orchestrator.diagnostics import workers
 from orchestrator.ports import PortError
-from orchestrator.redaction import redact
+from orchestrator.redaction import plain, redact
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
@@ -63,7 +63,7 @@ class Told(ModalScreen[None]):
 
     def tell(self, text: Text) -> None:
         """Show this instead, if somebody still looks."""
-        hidden = redact(text.plain)
+        hidden = plain(redact(text.plain))
         with suppress(NoMatches):
             self.query_one("#told", Static).update(text if hidden == text.plain else Text(hidden))
 

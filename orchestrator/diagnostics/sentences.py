@@ -138,6 +138,8 @@ TASKS: Mapping[str, Sentence] = MappingProxyType({
     "TIMEOUT": ("The attempt took longer than the task allows.",
                 OPERATOR, AGAIN, "python -m orchestrator tasks submit --timeout-s SECONDS, with more of them"),
     "CANCELLED": ("Somebody cancelled the task.", NOBODY, "nothing", RETRY),
+    "INVALID_CODE": ("The handler or the agent reported a code that is none: capital letters, digits, '_'.",
+                     OPERATOR, AGAIN, LOGS),
     "NO_HANDLER": ("No handler is set for this type of task, on that worker or in the release that leads.",
                    OPERATOR, AGAIN, "add it to WORKER_HANDLERS: type=module:function"),
     "EARLIER_RELEASE": ("The worker is of an earlier release, without a handler for this type; the present one has it.",

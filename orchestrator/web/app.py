@@ -4,7 +4,8 @@ Everything else is refused.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,7 +17,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.ports import Blobs
 from orchestrator.web.gateway import FUNCTIONS, Gateway, WorkerDb
 from orchestrator.web.health import Health
-from orchestrator.web.metrics import exposition
+from orchestrator.web.metrics import exposition, holds_token
 from orchestrator.web.refusals import NO_STORE, Refusal
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims
@@ -35,17 +36,24 @@ def build_app(
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
-    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics; without `db` there is no gateway: pods
+    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics or more of
+    the health than its status; without `db` there is no gateway: pods
     speak to Supabase.
     """
 
-    async def healthz(_: Request) -> Response:
-        now_s = time.monotonic()
-        return JSONResponse(health.report(now_s), status_code=200 if health.alive(now_s) else 503, headers=NO_STORE)
+    def shown(request: Request, now_s: float) -> Mapping[str, Any]:
+        report = health.report(now_s)
+        return report if holds_token(request, metrics_tokens) else {"status": report["status"]}
 
-    async def readyz(_: Request) -> Response:
+    async def healthz(request: Request) -> Response:
         now_s = time.monotonic()
-        return JSONResponse(health.report(now_s), status_code=200 if health.ready(now_s) else 503, headers=NO_STORE)
+        status = 200 if health.alive(now_s) else 503
+        return JSONResponse(shown(request, now_s), status_code=status, headers=NO_STORE)
+
+    async def readyz(request: Request) -> Response:
+        now_s = time.monotonic()
+        status = 200 if health.ready(now_s) else 503
+        return JSONResponse(shown(request, now_s), status_code=status, headers=NO_STORE)
 
     numbers = metrics or Metrics()
     routes = [

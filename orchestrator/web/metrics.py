@@ -14,18 +14,22 @@ CLOSED = "METRICS_CLOSED"  # no token is configured: there is none that would op
 UNAUTHORIZED = "METRICS_TOKEN"
 
 
+def holds_token(request: Request, tokens: Sequence[str]) -> bool:
+    """Whether a request carries one of these tokens."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    given = token.strip().encode()
+    known = [hmac.compare_digest(given, one.encode()) for one in tokens if one]  # all of them: the time tells nothing
+    return scheme.lower() == "bearer" and any(known)
+
+
 def exposition(metrics: Metrics, tokens: Sequence[str]) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint that answers to any of the tokens, and to nobody when there is none."""
-    allowed = [token.encode() for token in tokens if token]
 
     async def answer(request: Request) -> Response:
-        if not allowed:
+        if not any(tokens):
             why = "The metrics are closed"
             return Refusal(403, CLOSED, why, hint="set METRICS_TOKEN or ADMIN_TOKEN on the service").response()
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip().encode()
-        known = [hmac.compare_digest(given, one) for one in allowed]  # all of them: the time tells nothing
-        if scheme.lower() != "bearer" or not any(known):
+        if not holds_token(request, tokens):
             return Refusal(
                 401, UNAUTHORIZED, "Not allowed", hint="send Authorization: Bearer <METRICS_TOKEN>"
             ).response()

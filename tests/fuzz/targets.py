@@ -27,7 +27,7 @@ from orchestrator.adapters import rows, runpod_logs, runpod_replies
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.runpod_fields import Malformed
 from orchestrator.cli_log_reader import Reader
-from orchestrator.cli_render import Output, one_line, plain
+from orchestrator.cli_render import Output, one_line
 from orchestrator.cli_tables import workers
 from orchestrator.core import fabric, gpus, inspection
 from orchestrator.core.model import ID_PATTERN, Pool
@@ -36,7 +36,7 @@ from orchestrator.keys import BadKey, login_pair
 from orchestrator.pools import read_pools
 from orchestrator.ports import Completed, PortError
 from orchestrator.problems import SettingsError
-from orchestrator.redaction import redact
+from orchestrator.redaction import plain, redact
 from tests.fuzz.corpus import ENVIRONMENT, GPU_OUTPUT, LAST_LOOK, PLATFORM_OUTPUT, POOLS, REPLIES, ROW
 from tests.fuzz.mutate import HOSTILE, spoilt, spoilt_bytes, spoilt_text
 

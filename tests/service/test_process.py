@@ -29,6 +29,8 @@ FREED = "update fleet_lease set expires_at = now()"  # as of an orchestrator tha
 LED = "select since from fleet_lease where holder <> 'gone'"
 WITH_AGENTS = "select 1 from workers where status in ('active', 'idle') limit 1"
 
+TOKEN = "0123456789abcdef-of-the-metrics"
+
 
 @pytest.fixture(scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
@@ -77,20 +79,21 @@ async def test_it_ends_again_and_again_under_load_and_loses_nothing(tmp_path: Pa
 
 
 async def test_it_says_what_it_is_and_what_it_did(stack: Stack) -> None:
-    """Health to everybody: version, schema, what it depends on; the fleet's numbers to who has the token."""
-    child = await stack.start_orchestrator({"METRICS_TOKEN": "a token", "RAILWAY_GIT_COMMIT_SHA": "c0ffee"})
+    """Version, schema, dependencies and the fleet's numbers to callers with the token; to others only the status."""
+    child = await stack.start_orchestrator({"METRICS_TOKEN": TOKEN, "RAILWAY_GIT_COMMIT_SHA": "c0ffee"})
     await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 0.1}}])
     await until(stack, "select 1 from tasks where status = 'Complete'")
     await until(stack, "select 1 from log_objects where shipped_at is not null")
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
-        health = (await client.get("/healthz")).json()
+        assert (await client.get("/healthz")).json() == {"status": "ok"}  # to a stranger
+        health = (await client.get("/healthz", headers={"Authorization": f"Bearer {TOKEN}"})).json()
         assert (health["role"], health["commit"], health["version"]) == ("leader", "c0ffee", __version__)
         assert health["schema"] == read_migrations()[-1].version
         assert health["depends_on"] == {"database": "up", "provider": "up", "s3": "up"}
         assert (await client.get("/metrics")).status_code == 401
         async with asyncio.timeout(30):
             while True:  # what tasks went through is counted every few seconds
-                said = (await client.get("/metrics", headers={"Authorization": "Bearer a token"})).text
+                said = (await client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})).text
                 if "orchestrator_task_completions_total 1.0" in said:
                     break
                 await asyncio.sleep(0.2)

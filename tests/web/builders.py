@@ -136,6 +136,7 @@ async def serving(
         health=health,
         task_signal=signal,
         on_unanswered=on_unanswered,
+        metrics_tokens=(SECRET,),
     )
     server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
     running = asyncio.create_task(server.serve())

@@ -28,7 +28,8 @@ async def test_the_probes_follow_the_daemons_record(postgres: EmbeddedPostgres, 
     """Starting: alive, not ready. Leading or standing by: both. A dead loop: neither."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     health = Health(started_at_s=time.monotonic(), dead_after_s=60)
-    async with serving(db, blobs, TaskSignal(), health) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(db, blobs, TaskSignal(), health) as url, httpx.AsyncClient(base_url=url) as stranger:
+        client = httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {SECRET}"})
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz")] == [200, 503]
         health.stands_by(3, "another:1")
         health.ticked(time.monotonic())
@@ -40,9 +41,12 @@ async def test_the_probes_follow_the_daemons_record(postgres: EmbeddedPostgres, 
         health.failed("Unavailable: nobody answers")
         reply = await client.get("/healthz")
         assert (reply.status_code, reply.json()["reason"]) == (200, "Unavailable: nobody answers")
+        for path in ("/healthz", "/readyz"):  # a stranger learns nothing about hosts, versions and errors
+            assert (await stranger.get(path)).json() == {"status": "degraded"}
         health.ticked(time.monotonic() - 61)
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz")] == [503, 503]
         assert (await client.head("/healthz")).status_code == 503
+        await client.aclose()
     await db.close()
 
 

@@ -194,7 +194,7 @@ async def test_no_other_path_exists(door: Door, method: str, path: str, status: 
         (b'{"p_agent":1e999}', 400, "PGRST102"),
         (b'{"p_agent":' + b"9" * 5_000 + b"}", 400, "PGRST102"),
         (b'{"p_agent":' + b"[" * 100 + b"]" * 100 + b"}", 400, "PGRST102"),
-        (b'{"p_agent":' + b"[" * 100_000 + b"}", 400, "PGRST102"),
+        (b'{"p_agent":' + b"[" * 10_000 + b"}", 400, "PGRST102"),
         (b'{"p_agent":"\\u0000"}', 400, "22P05"),
         (b'{"p_agent":{"\\u0000":1}}', 400, "22P05"),
         (b'{"p_agent":"\\ud800"}', 400, "22P05"),

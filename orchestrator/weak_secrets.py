@@ -1,0 +1,35 @@
+"""Which secrets and addresses the service refuses to start with: a stranger could guess or read them."""
+
+import ipaddress
+import re
+import urllib.parse
+
+MIN_DISTINCT = 10  # characters of a secret that differ; 32 random hexadecimal digits have 14
+PLACEHOLDER = re.compile(
+    r"change.?(?:me|this|it)|placeholder|example|replace.?(?:me|this)|your[-_ ](?:jwt|secret|token|key)"
+    r"|(?:secret|password|token|key)[-_ ]?(?:here|goes)|super[-_ ]?secret|password|^<.*>$|^\$\{?\w+\}?$",
+    re.IGNORECASE,
+)
+
+
+def weakness(secret: str, min_bytes: int) -> str | None:
+    """Why a secret could be guessed, without the secret; None if nothing shows that."""
+    if len(secret.encode()) < min_bytes:
+        return f"it is shorter than {min_bytes} bytes"
+    if PLACEHOLDER.search(secret):
+        return "it is a placeholder, not a secret"
+    if (secret * 2).find(secret, 1) < len(secret) or len(set(secret)) < MIN_DISTINCT:
+        return "it repeats a few characters"
+    return None
+
+
+def is_readable_on_the_way(url: str) -> bool:
+    """Whether what goes to this URL leaves the machine unencrypted."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "http" or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
