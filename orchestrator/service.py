@@ -138,6 +138,7 @@ async def _application(
             on_unanswered=lambda worker_id: _tell(loop, parts.observer.knocked, worker_id),
             metrics=parts.metrics,
             metrics_tokens=settings.metrics_tokens,
+            proxy_hops=settings.proxy_hops,
         )
 
 

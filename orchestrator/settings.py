@@ -63,6 +63,7 @@ class Settings(BaseSettings):
     fleet_id: FleetId = "default"
     host: str = "0.0.0.0"  # noqa: S104  a container's only door; what is behind it checks tokens
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
+    trusted_proxy_hops: Annotated[int, Field(ge=0, le=8)] | None = None
     railway_public_domain: str | None = None
     railway_git_commit_sha: str | None = None
     metrics_token: SecretStr | None = None
@@ -125,6 +126,13 @@ class Settings(BaseSettings):
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
         return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+
+    @property
+    def proxy_hops(self) -> int:
+        """How many proxies of ours each request passes: one on Railway, none elsewhere, unless it is set."""
+        if self.trusted_proxy_hops is not None:
+            return self.trusted_proxy_hops
+        return 1 if self.railway_public_domain else 0
 
     @property
     def handler_env(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from orchestrator.metrics import Metrics
 from orchestrator.ports import Blobs
+from orchestrator.web.connections import Connections
 from orchestrator.web.gateway import FUNCTIONS, Gateway, WorkerDb
 from orchestrator.web.health import Health
 from orchestrator.web.metrics import exposition, holds_token
@@ -33,6 +34,7 @@ def build_app(
     on_unanswered: Callable[[str], None] = lambda _: None,
     metrics: Metrics | None = None,
     metrics_tokens: Sequence[str] = (),
+    proxy_hops: int = 0,
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
@@ -68,6 +70,7 @@ def build_app(
         routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
+    app.state.connections = Connections(proxy_hops)
     app.router.redirect_slashes = False  # a path that is nearly right is not there
     return app
 

@@ -9,6 +9,7 @@ bucket shows it.
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -40,6 +41,7 @@ from worker import protocol
 
 MAX_DIGITS = 12  # of a Content-Length that is read as a number
 BODY_TIMEOUT_S = 30.0
+UNAUTHORIZED = 401  # HTTP status
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
 VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another question
@@ -106,12 +108,15 @@ class Gateway:
         try:
             claims = self._claims(request)
             worker_id = claims["sub"]
+            request.app.state.connections.known(request.client, claims["jti"])
             await self._admit(request, claims, function)
             arguments = _without_secrets(await _arguments(request, function))
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
             if worker_id and (refusal.status >= SERVER_ERROR or refusal.status in {TOO_SLOW, TOO_MANY}):
                 self._on_unanswered(worker_id)
+            if refusal.status == UNAUTHORIZED and not request.app.state.connections.allows(request, time.monotonic()):
+                return Refusal(TOO_MANY, TOO_FAST, "Too many requests without a valid token").response()
             say = log.warning if refusal.status >= SERVER_ERROR else log.info
             say("worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal))
             return refusal.response()

@@ -7,14 +7,16 @@ import asyncio
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from orchestrator.web.connections import Connections
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
 MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal
 HEAD_TIMEOUT_S = 10.0  # from a connection's first moment, or a request's first byte, to the end of its headers
 KEEP_ALIVE_S = 45  # an idle agent's beats, every 20 s by default, go over one connection
-MAX_CONNECTIONS = 4_096  # a thousand agents hold two each; past it the answer is 503
+STRANGER_KEEP_ALIVE_S = 5  # without a worker's token
 SAID = b'{"code":"PGRST000","message":"The request\'s headers are too large","details":null,"hint":null}'
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -27,15 +29,35 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     _head_bytes = 0
     _slow: asyncio.TimerHandle | None = None
+    callers: Connections
+    peer = ("", 0)
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first head."""
         super().connection_made(transport)
+        self.timeout_keep_alive = STRANGER_KEEP_ALIVE_S
+        self.peer = self.client or ("", id(self))
+        self.callers.opened(self)
         self._wait()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def know(self) -> None:
+        """A worker's: its beats go over one connection."""
+        self.timeout_keep_alive = KEEP_ALIVE_S
+
+    def hang_up(self) -> None:
+        """Close it, and forget it at once: several may have to go in one turn of the event loop."""
+        self.callers.closed(self)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing to wait for."""
         self._wait_no_more()
+        self.callers.closed(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -66,14 +88,15 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._slow = None
 
 
-def bounded(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
+def bounded(app: Starlette, host: str, port: int) -> uvicorn.Config:
     """The application on this address, within these limits."""
+    protocol = type("BoundProtocol", (BoundedProtocol,), {"callers": app.state.connections})
     return uvicorn.Config(
         app,
         host,
         port,
-        http=BoundedProtocol,
-        limit_concurrency=MAX_CONNECTIONS,
+        http=protocol,
+        proxy_headers=False,  # Connections reads them, and knows how many to believe
         timeout_keep_alive=KEEP_ALIVE_S,
         log_config=None,
         access_log=False,
