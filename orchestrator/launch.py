@@ -6,7 +6,7 @@ No I/O here. The token travels in the configuration, on stdin; nothing secret is
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ class LaunchConfig:
     batches: Mapping[str, int] = field(default_factory=dict)  # pool -> tasks that an agent claims at once; else 1
     images: Mapping[str, str] = field(default_factory=dict)  # pool -> the image of its pods
     env: Mapping[str, str] = field(default_factory=dict)  # for handlers; travels with the configuration
+    pool_handlers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool -> its task types; else all
+    pool_env: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool -> its names of `env`; else all
 
     def deadline_s(self, rung: Rung) -> float:
         """What a stage may take."""
@@ -87,7 +89,7 @@ def configuration(config: LaunchConfig, worker: Worker, token: str, user_code: s
             "api_key": config.api_key,
             "token": token,
             "pool": worker.pool,
-            "handlers": dict(config.handlers),
+            "handlers": _part(config.handlers, config.pool_handlers.get(worker.pool)),
             "user_code": user_code,
             "python": config.python,
             "setup_command": config.setup_command,
@@ -98,9 +100,14 @@ def configuration(config: LaunchConfig, worker: Worker, token: str, user_code: s
             "claim_wait_s": config.claim_wait_s,
             "batch": config.batches.get(worker.pool, 1),
             "default_timeout_s": config.default_timeout_s,
-            "env": dict(config.env),
+            "env": _part(config.env, config.pool_env.get(worker.pool)),
         }
     ).encode()
+
+
+def _part(all_of_it: Mapping[str, str], names: Sequence[str] | None) -> dict[str, str]:
+    """What a pool's workers get."""
+    return {name: value for name, value in all_of_it.items() if names is None or name in names}
 
 
 def echo_command(left: str, right: str) -> str:

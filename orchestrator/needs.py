@@ -40,9 +40,22 @@ def contradictions(settings: "Settings") -> list[Problem]:
         why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
         problems.append(Problem("two kinds of worker are set", why, "unset one of the two"))
     try:
-        settings.policy()
+        problems += _beyond(settings)
     except SettingsError as error:
         problems += error.problems
+    return problems
+
+
+def _beyond(settings: "Settings") -> list[Problem]:
+    """What a pool is to get and nobody gets. Raises SettingsError where POOLS_FILE cannot be used."""
+    known = {"worker_handlers": {name for name, _ in settings.worker_handlers}, "worker_env": set(settings.worker_env)}
+    problems = []
+    for pool in settings.policy().pools:
+        for key, named in (("worker_handlers", pool.handlers), ("worker_env", pool.env)):
+            if beyond := sorted(set(named or ()) - known[key]):
+                what = f"POOLS_FILE [pools.{pool.name}] {key} names {beyond[0]!r}"
+                why = f"{key.upper()} does not have it, and a pool gets a part of that"
+                problems.append(Problem(what, why, f"add it to {key.upper()}, or remove it from the pool"))
     return problems
 
 

@@ -5,6 +5,8 @@
     gpu_types = ["NVIDIA H100 80GB HBM3"]  # in order of preference, as all of RunPod's names
     gpu_count = 2
     max_active_gpus = 4
+    worker_handlers = ["finetune"]         # its workers get these handlers of WORKER_HANDLERS only
+    worker_env = ["HF_TOKEN"]              # and these variables of WORKER_ENV only; [] for none
 
     [task_types.finetune]
     timeout_s = 7200
@@ -47,6 +49,8 @@ SAME_NAME = {
     "gpu_idle_timeout_sec": "idle_timeout_s",
     "gpu_overcapacity_idle_timeout_sec": "overcapacity_idle_timeout_s",
     "worker_tasks_per_claim": "batch",
+    "worker_handlers": "handlers",
+    "worker_env": "env",
 }  # key -> field of Pool
 
 
@@ -73,6 +77,8 @@ class PoolEntry(BaseModel):
     gpu_idle_timeout_sec: Seconds | None = None
     gpu_overcapacity_idle_timeout_sec: Seconds | None = None
     worker_tasks_per_claim: Batch | None = None
+    worker_handlers: tuple[str, ...] | None = None  # task types: a part of WORKER_HANDLERS
+    worker_env: tuple[str, ...] | None = None  # names: a part of WORKER_ENV; [] for none
 
     def pool(self, name: str, base: Pool) -> Pool:
         """The base pool with what is said here."""

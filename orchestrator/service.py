@@ -340,4 +340,6 @@ def _launch(settings: Settings, heartbeat_s: float, policy: Policy) -> LaunchCon
         batches={pool.name: pool.batch for pool in policy.pools},
         images={pool.name: pool.image for pool in policy.pools},
         env=settings.handler_env,
+        pool_handlers={pool.name: pool.handlers for pool in policy.pools if pool.handlers is not None},
+        pool_env={pool.name: pool.env for pool in policy.pools if pool.env is not None},
     )

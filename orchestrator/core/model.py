@@ -208,6 +208,8 @@ class Pool:
     idle_timeout_s: float
     overcapacity_idle_timeout_s: float
     batch: int = 1  # tasks that an agent claims at once
+    handlers: tuple[str, ...] | None = None  # task types whose handlers its workers get; None: all
+    env: tuple[str, ...] | None = None  # names of WORKER_ENV that its workers get; None: all
     min_cuda: str | None = None  # "12.4": of the machine's driver; None: what the image's name tells
 
 
