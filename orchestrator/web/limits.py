@@ -90,7 +90,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 def bounded(app: Starlette, host: str, port: int) -> uvicorn.Config:
     """The application on this address, within these limits."""
-    protocol = type("BoundProtocol", (BoundedProtocol,), {"callers": app.state.connections})
+    callers = getattr(app.state, "connections", None) or Connections()
+    protocol = type("BoundProtocol", (BoundedProtocol,), {"callers": callers})
     return uvicorn.Config(
         app,
         host,
