@@ -99,7 +99,7 @@ async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
     assert "refuses the API key" in said["runpod"]
     assert "do not belong together" in said["ssh"]
     assert "AWS_ACCESS_KEY_ID" in said["s3"]
-    assert "too short" in said["gateway"]
+    assert "shorter than 32 bytes" in said["gateway"]
     assert any("MAX_ACTIVE_GPUS" in finding["what"] for finding in ran.json()["findings"])
     assert ran.json()["counts"]["ok"] >= 4  # the database, the leader, each half of the pair, a clock
     assert "rpa_wrong" not in ran.out + ran.err
