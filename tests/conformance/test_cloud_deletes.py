@@ -30,7 +30,8 @@ async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(tmp_p
         store = SqlStore(db, "test")
         executor = Executor(
             store, store, cloud, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
-            catalog=Catalog(None, rules), policy=rules, terms=Terms(20, 60, own_program=False), wake=lambda: None,
+            catalog=Catalog(None, rules), policy=rules, terms=Terms(20, 60, own_program=False),
+            nonce_for=str, wake=lambda: None,
         )  # fmt: skip
         for _ in range(3):
             seen = snapshot(pods=(ORPHAN,), in_flight=executor.in_flight)
