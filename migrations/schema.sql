@@ -1976,6 +1976,16 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_code_checked() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    new.failure_code := 'INVALID_CODE';
+    return new;
+end
+$$;
+
 CREATE FUNCTION public.internal_complete_many(p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -4833,6 +4843,10 @@ CREATE INDEX workers_recent ON public.workers USING btree (fleet, pool, created_
 
 CREATE TRIGGER costs_booking BEFORE INSERT ON public.costs FOR EACH ROW EXECUTE FUNCTION public.internal_cost_booking();
 
+CREATE TRIGGER failure_code_checked BEFORE INSERT OR UPDATE OF failure_code ON public.task_attempts FOR EACH ROW WHEN ((new.failure_code !~ '^[A-Z0-9_]{1,64}$'::text)) EXECUTE FUNCTION public.internal_code_checked();
+
+CREATE TRIGGER failure_code_checked BEFORE INSERT OR UPDATE OF failure_code ON public.tasks FOR EACH ROW WHEN ((new.failure_code !~ '^[A-Z0-9_]{1,64}$'::text)) EXECUTE FUNCTION public.internal_code_checked();
+
 CREATE TRIGGER task_attempts_removed AFTER DELETE ON public.task_attempts REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION public.internal_attempts_removed();
 
 CREATE TRIGGER task_attempts_renumbered AFTER UPDATE OF task_id, attempt, worker_id, nonce ON public.task_attempts FOR EACH ROW WHEN (((((old.task_id IS DISTINCT FROM new.task_id) OR (old.attempt IS DISTINCT FROM new.attempt)) OR (old.worker_id IS DISTINCT FROM new.worker_id)) OR (old.nonce IS DISTINCT FROM new.nonce))) EXECUTE FUNCTION public.internal_attempts_removed();
@@ -5088,6 +5102,8 @@ REVOKE ALL ON FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p
 REVOKE ALL ON FUNCTION public.internal_clock(p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_close_attempts(p_ids uuid[], p_gone boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_code_checked() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_complete_many(p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamp with time zone) FROM PUBLIC;
 

@@ -281,3 +281,16 @@ async def test_answers_are_json(door: Door) -> None:
     reply = await worker.call(protocol.CLAIM, **ARGS[protocol.CLAIM])
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.content)["tasks"] == []
+
+
+@pytest.mark.parametrize("code", ["\x1b[31mred", "x" * 200, "lower", "A B", ""])
+async def test_a_code_that_is_none_is_stored_as_invalid(door: Door, code: str) -> None:
+    """The call succeeds: an agent that is refused reports the same failure again and again."""
+    worker = await door.worker()
+    (task_id,) = await door.submit(worker.pool)
+    await worker.claim()
+    failure = {"code": code, "message": "m", "point": "Processing", "retryable": False}
+    reply = await worker.call(protocol.FAIL, p_task_id=task_id, p_attempt=1, p_failure=failure)
+    assert (reply.status_code, reply.json()["outcome"]) == (200, "failed"), reply.text
+    found = await door.store.task(uuid.UUID(task_id))
+    assert found["task"]["failure_code"] == found["attempts"][0]["failure_code"] == "INVALID_CODE"
