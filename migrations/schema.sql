@@ -477,7 +477,6 @@ $$;
 CREATE FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
-    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz;
@@ -494,6 +493,7 @@ begin
     if v_lease.expires_at <= v_now then
         update public.fleet_lease l
            set holder = p_holder, term = l.term + 1, since = v_now,
+               unled_from = case when l.term > 0 then l.expires_at end,
                expires_at = v_now + p_ttl_s * interval '1 second'
          where l.fleet = p_fleet returning * into v_lease;
     elsif v_lease.holder = p_holder then
@@ -1334,6 +1334,36 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.fleet_store_away(p_fleet text, p_term bigint, p_reason text, p_since timestamp with time zone, p_for_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_ended int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_store_away');
+    if p_reason is null then
+        delete from public.fleet_settings s where s.fleet = p_fleet and s.name = 'store_away';
+        get diagnostics v_ended = row_count;
+        if v_ended > 0 then  -- claims that wait look again
+            perform pg_notify('orchestrator_tasks', p.pool)
+               from (select distinct w.pool from public.workers w
+                      where w.fleet = p_fleet and w.status in ('active', 'idle')) p;
+        end if;
+    else
+        if p_since is null or p_for_s is null or p_for_s <= 0 or p_for_s > 3600 then
+            perform public.internal_refuse('OR007', 'p_since must be given, and p_for_s be from 0 to 3600 seconds');
+        end if;
+        insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
+        values (p_fleet, 'store_away', 'true', left(p_reason, 1000), p_since, v_now + p_for_s * interval '1 second')
+        on conflict (fleet, name) do update
+           set reason = excluded.reason, set_at = excluded.set_at, expires_at = excluded.expires_at;
+    end if;
+    return jsonb_build_object('away', p_reason is not null);
+end
+$$;
+
 CREATE FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1892,7 +1922,9 @@ begin
         v_spent := v_tasks = '[]';
     else
         if p_worker.status <> 'spawning' and p_worker.held_back is null then
-            v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
+            if not public.internal_is_store_away(p_worker.fleet, p_now) then
+                v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
+            end if;
             if v_tasks is not null then
                 v_status := 'active';
             elsif p_worker.status = 'active' and not exists (
@@ -2473,6 +2505,18 @@ CREATE FUNCTION public.internal_is_lost(p_task public.tasks, p_now timestamp wit
     select coalesce(h.rescue_at <= p_now - p_over_s * interval '1 second', false) from public.internal_holder(p_task, p_now) h
 $$;
 
+CREATE FUNCTION public.internal_is_outage(p_fleet text, p_lease_s numeric, p_lease_expires_at timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select exists (
+        select from public.fleet_lease l
+         where l.fleet = p_fleet and l.unled_from is not null
+           and l.since - l.unled_from >= greatest(p_lease_s - 20, p_lease_s / 2) * interval '1 second'
+           and p_lease_expires_at - p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
+           and p_lease_expires_at > l.unled_from and p_lease_expires_at < l.since + interval '30 seconds')
+$$;
+
 CREATE FUNCTION public.internal_is_over_postgrest() RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2495,6 +2539,14 @@ begin
     -- Inside a security definer function current_user is the owner; the role that the request runs under is still here.
     return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
 end
+$$;
+
+CREATE FUNCTION public.internal_is_store_away(p_fleet text, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select exists (select from public.fleet_settings s
+                    where s.fleet = p_fleet and s.name = 'store_away' and s.expires_at > p_now)
 $$;
 
 CREATE FUNCTION public.internal_is_unreadable(p_value jsonb) RETURNS boolean
@@ -2778,9 +2830,19 @@ begin
                t.lease_expires_at < 'infinity' is true or w.status is not distinct from 'terminated' as leased,
                case when w.exit_cause = 'task_stuck' then
                    extract(epoch from p_now - coalesce(t.progress_at, t.generation_started_at)) end as still_s,
-               coalesce((w.metadata->>'stuck_s')::numeric, 0) as stuck_s
+               coalesce((w.metadata->>'stuck_s')::numeric, 0) as stuck_s,
+               public.internal_is_outage(w.fleet, w.lease_s, t.lease_expires_at) as outage
           from public.tasks t left join public.workers w on w.id = t.worker_id
          where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+        if v_task.outage and v_task.still_s is null then
+            v_tasks := v_tasks || jsonb_build_object(
+                'id', v_task.id, 'worker_id', v_task.worker_id,
+                'outcome', public.internal_give_up(v_task.id, 'released', jsonb_build_object(
+                    'code', 'RELEASED', 'message', format(
+                        'Worker %s could not renew its lease, which ended %s: the database or the orchestrator was away',
+                        v_task.worker_id, v_task.lease_expires_at)), false, false, p_now));
+            continue;
+        end if;
         v_failure := case
             when v_task.still_s >= v_task.stuck_s then jsonb_build_object(
                 'code', 'TASK_STUCK', 'exit_class', 'timeout',
@@ -4334,8 +4396,11 @@ CREATE TABLE public.fleet_lease (
     holder text NOT NULL,
     term bigint NOT NULL,
     expires_at timestamp with time zone NOT NULL,
-    since timestamp with time zone NOT NULL
+    since timestamp with time zone NOT NULL,
+    unled_from timestamp with time zone
 );
+
+COMMENT ON COLUMN public.fleet_lease.unled_from IS 'When the lease before this term ended: from then until `since` no leader was there, or it could not reach the database.';
 
 CREATE TABLE public.fleet_settings (
     fleet text NOT NULL,
@@ -5058,6 +5123,9 @@ GRANT ALL ON FUNCTION public.fleet_snapshot(p_fleet text, p_now timestamp with t
 REVOKE ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_spawn(p_fleet text, p_term bigint, p_worker jsonb, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION public.fleet_store_away(p_fleet text, p_term bigint, p_reason text, p_since timestamp with time zone, p_for_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fleet_store_away(p_fleet text, p_term bigint, p_reason text, p_since timestamp with time zone, p_for_s numeric, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_strike(p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after integer, p_memory_s numeric, p_now timestamp with time zone) TO service_role;
 
@@ -5139,11 +5207,15 @@ REVOKE ALL ON FUNCTION public.internal_is_here(p_fleet text, p_pool text, p_rele
 
 REVOKE ALL ON FUNCTION public.internal_is_lost(p_task public.tasks, p_now timestamp with time zone, p_over_s numeric) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_is_outage(p_fleet text, p_lease_s numeric, p_lease_expires_at timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_is_over_postgrest() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_passing(p_sqlstate text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_pod() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_is_store_away(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_is_unreadable(p_value jsonb) FROM PUBLIC;
 

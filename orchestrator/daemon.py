@@ -43,6 +43,8 @@ RETENTION_CHECK_S = 60.0  # between two questions whether retention is due: the 
 RETENTION_FIRST_S = 10.0  # after a lead begins, so that a process that is replaced often does it too
 COUNT_EVERY_S = 10.0  # how often what tasks went through is counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are due
+LOOK_AT_STORE_S = 2.0  # how often it is looked whether the object store has to be asked
+HOLD_S, HOLD_AGAIN_S = 60.0, 20.0  # for how long claims are held at once, and how often that is said again
 SETTLE_S = 0.6  # SIGTERM to a standby's lead takes at most 1 s; what is cut off here is found by the next leader
 RESIGN_S = 1.0  # a database that is away is not waited for: the lease ends by itself
 LAST_WORDS_S = 0.2  # for the listening connection to close
@@ -76,6 +78,7 @@ class Daemon:
         think: Callable[[Snapshot, Policy], Plan] = plan,
         answers: Answers | None = None,
         on_lead: Callable[[bool], Awaitable[None]] = _nothing,
+        look_at_store: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`on_lead` is told when this process begins to lead, and when it learns that it does not."""
         self._store, self._db, self._observer = store, db, observer
@@ -90,6 +93,9 @@ class Daemon:
         self._answering = False
         self._on_lead = on_lead
         self._listening: asyncio.Task[None] | None = None  # only a leader listens
+        self._look_at_store = look_at_store
+        self._claims_held: tuple[int, float] | None = None  # the term in which claims were held, and when last
+        self._claims_freed: int | None = None  # the term in which it was last said that they are not
         self._executor = executor(self.wake)
         observer.wake = self.wake
         self._scheduler = AsyncIOScheduler(timezone=UTC)
@@ -179,6 +185,9 @@ class Daemon:
         self._scheduler.add_job(lead, "interval", seconds=LEAD_EVERY_S, id="lead", next_run_time=now, **once)
         self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
+        if self._look_at_store:
+            look, every_s = self._look_at_store, LOOK_AT_STORE_S
+            self._scheduler.add_job(look, "interval", seconds=every_s, next_run_time=now, **once)
         self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_CHECK_S, id="retain", **once)
         if self._answers:
@@ -342,6 +351,7 @@ class Daemon:
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
         if not self._stopping:
+            await self._hold_claims(term, snapshot)
             await self._journal.record(term, snapshot, made)
             self._health.stepped()
             await self._executor.start(term, snapshot, made.actions)
@@ -349,6 +359,18 @@ class Daemon:
         self._journal.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)
         self._metrics.saw(snapshot, made, self._policy, self._tick_s)
         return made
+
+    async def _hold_claims(self, term: int, snapshot: Snapshot) -> None:
+        """Let the database know while the store is away, and once when it is not: what it heard from us lapses."""
+        if snapshot.store_away is not None:
+            held_term, held_s = self._claims_held or (None, 0.0)
+            if held_term != term or time.monotonic() - held_s >= HOLD_AGAIN_S:
+                log.warning("store_away", message=snapshot.store_away.why, since=snapshot.store_away.since.isoformat())
+                await self._store.hold_claims(term, snapshot.store_away, for_s=HOLD_S)
+                self._claims_held, self._claims_freed = (term, time.monotonic()), None
+        elif self._claims_freed != term and self._observer.knows_the_store:
+            await self._store.hold_claims(term, None, for_s=HOLD_S)
+            self._claims_held, self._claims_freed = None, term
 
     # --- logs and rows
 

@@ -16,10 +16,12 @@ import structlog
 
 from orchestrator import phrases
 from orchestrator.catalog import Catalog
+from orchestrator.core import store_outage
 from orchestrator.core.hearing import Hearing
-from orchestrator.core.model import Pod, Snapshot
+from orchestrator.core.model import Pod, Snapshot, StoreAway
 from orchestrator.core.presence import PAGE_PODS, Presence, fold
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
+from orchestrator.store_watch import StoreWatch
 
 LIST_EVERY_S = 2.0  # per page, at least; longer where the account's limits would be used up at that pace
 PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
@@ -42,6 +44,7 @@ class Observer:
         *,
         deaf_s: float = 15,
         patience_s: float = FIRST_PATIENCE_S,
+        store_watch: StoreWatch | None = None,
     ) -> None:
         """Without a cloud nothing is known about pods; a database as slow as `deaf_s` heard no heartbeats meanwhile.
 
@@ -49,6 +52,8 @@ class Observer:
         """
         self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
         self._deaf_s, self._patience_s = deaf_s, patience_s
+        self._store_watch = store_watch
+        self._store_away: StoreAway | None = None  # at the last snapshot
         self._presence = Presence()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
@@ -66,6 +71,11 @@ class Observer:
     def knocked(self, worker_id: str) -> None:
         """A worker called through our own door and got no answer from us: it is alive, whatever its row says."""
         self._knocks_s[worker_id] = asyncio.get_running_loop().time()
+
+    @property
+    def knows_the_store(self) -> bool:
+        """Whether this process can tell that the object store is not away."""
+        return self._store_watch is not None and self._store_watch.is_known
 
     def gap(self) -> None:
         """Something was missed (no lead, no database) since we last heard: it makes no silence until we hear again."""
@@ -111,6 +121,9 @@ class Observer:
         pods, strangers = self._apart(half.database_id)
         if fresh and pods is not None:
             self._presence = fold(self._presence, pods, half.workers, self._fleet_id, half.now)
+        away = self._store_watch.away() if self._store_watch else None
+        own = StoreAway(half.now - timedelta(seconds=away[0]), away[1]) if away else None
+        self._store_away = store_outage.judge(own, half.workers, self._store_away, half.now)
         return Snapshot(
             now=half.now,
             hearing=self._hearing(half.now, clock_s),
@@ -135,6 +148,7 @@ class Observer:
             knocked=knocked,
             unlisted=self._late() or (self.cloud_error if self._pods is None else None),
             database_id=half.database_id,
+            store_away=self._store_away,
             strangers=strangers,
         )
 

@@ -11,7 +11,18 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from orchestrator.core.hosts import Strike
-from orchestrator.core.model import Demand, EndedClimb, OfferState, Pause, Pod, PodSpec, Spent, TaskType, Worker
+from orchestrator.core.model import (
+    Demand,
+    EndedClimb,
+    OfferState,
+    Pause,
+    Pod,
+    PodSpec,
+    Spent,
+    StoreAway,
+    TaskType,
+    Worker,
+)
 from orchestrator.core.states import FailureCode, Stage, State
 
 
@@ -195,6 +206,10 @@ class Store(Protocol):
 
     async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
         """Let be known, while this term lasts, what a worker of each pool would run now, and the types it handles."""
+        ...
+
+    async def hold_claims(self, term: int, away: StoreAway | None, *, for_s: float) -> None:
+        """While the object store is away no worker of the fleet claims; None: it is back."""
         ...
 
     async def log_begin(self, term: int, piece: LogRange) -> None:

@@ -36,9 +36,10 @@ from orchestrator.logs import configure
 from orchestrator.metered import MeteredDb, MeteredDoor
 from orchestrator.metrics import Metrics
 from orchestrator.observe import FIRST_PATIENCE_S, Observer
-from orchestrator.ports import Blobs, Db
+from orchestrator.ports import Blobs, Db, NotFound, PortError
 from orchestrator.settings import Settings
 from orchestrator.shipping import Shipper
+from orchestrator.store_watch import StoreWatch
 from orchestrator.watchdog import Watchdog
 from orchestrator.web.app import build_app
 from orchestrator.web.door import Door
@@ -198,7 +199,13 @@ async def _parts(
         acting = lane_of(db, ACTS_LANE if is_direct else HTTP_LANE)
         metrics = Metrics()
         store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
-        cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, metrics.stored)
+        store_watch = StoreWatch()
+
+        def on_blob_call(operation: str, error: PortError | None) -> None:
+            metrics.stored(error is None or isinstance(error, NotFound))
+            store_watch.called(operation, error)
+
+        cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, on_blob_call)
         catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell, lines = open_lines(settings)
@@ -233,7 +240,15 @@ async def _parts(
                 await _hang_up(lines)
 
         health = _health(settings, metrics, await store.check_functions())
-        observer = Observer(store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s, patience_s=patience_s)
+        observer = Observer(
+            store,
+            cloud,
+            settings.fleet_id,
+            catalog,
+            deaf_s=heartbeat_s,
+            patience_s=patience_s,
+            store_watch=store_watch,
+        )
         daemon = Daemon(
             store=store,
             db=db,
@@ -265,6 +280,7 @@ async def _parts(
             on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
             answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
             on_lead=lead,
+            look_at_store=partial(store_watch.look, blobs),
         )
         yield Parts(db, daemon, observer, blobs, notified, on_lead, health, metrics)
 

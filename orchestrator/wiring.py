@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
     from orchestrator.core.actions import Plan, Verdict
     from orchestrator.core.model import Policy, Snapshot
-    from orchestrator.ports import Db
+    from orchestrator.ports import Db, PortError
     from orchestrator.settings import Settings
 
 LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
@@ -113,7 +113,9 @@ def store_over(db: Db, settings: Settings) -> SqlStore:
     return SqlStore(db, settings.fleet_id)
 
 
-def open_blobs(settings: Settings, on_call: Callable[[bool], None] = lambda _: None) -> S3Blobs:
+def open_blobs(
+    settings: Settings, on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None
+) -> S3Blobs:
     """The bucket."""
     from orchestrator.adapters.blobs import S3Blobs
 

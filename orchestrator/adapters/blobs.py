@@ -38,9 +38,9 @@ class S3Blobs:
         prefix: str,
         region: str,
         *,
-        on_call: Callable[[bool], None] = lambda _: None,
+        on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None,
     ) -> None:
-        """`on_call` is told after each call whether the server answered."""
+        """`on_call` is told of each call: the operation, and None or what it raised; NotFound is an answer."""
         self._endpoint_url = endpoint_url
         self._access_key = access_key
         self._secret_key = secret_key
@@ -60,7 +60,7 @@ class S3Blobs:
             return int(client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
 
         try:
-            kept_bytes = await self._in_thread(put)
+            kept_bytes = await self._in_thread("put", put)
         except NotFound as error:
             raise Unavailable(f"S3 took {key} and does not show it") from error
         if kept_bytes != len(content):
@@ -73,18 +73,18 @@ class S3Blobs:
         def get() -> bytes:
             return self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
 
-        return await self._in_thread(get)
+        return await self._in_thread("get", get)
 
     async def delete(self, key: str) -> None:
         """Delete the object; one that is not there is no error."""
         name = self._prefix + key
-        await self._in_thread(lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
+        await self._in_thread("delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
 
     async def size(self, key: str) -> int:
         """The object's size in bytes. Raises NotFound."""
         name = self._prefix + key
         return await self._in_thread(
-            lambda: int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
+            "size", lambda: int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
         )
 
     def sign_get(self, key: str, *, expires_s: int) -> str:
@@ -138,7 +138,7 @@ class S3Blobs:
         arguments = {"Bucket": self._bucket, "Key": self._prefix + key}
         return self._client.generate_presigned_url(operation, Params=arguments, ExpiresIn=expires_s)
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
+    async def _in_thread(self, operation: str, call: Callable[[], T]) -> T:
         try:
             begun = self._threads.submit(_translated, call)
         except RuntimeError as error:  # so the executor says that it was shut down
@@ -150,16 +150,14 @@ class S3Blobs:
             if (task := asyncio.current_task()) and not task.cancelling():
                 raise Unavailable(CLOSED) from None  # the call was dropped, not its caller
             raise
-        except NotFound:
-            self._on_call(True)
-            raise
-        except PortError:
-            self._on_call(False)
+        except PortError as error:
+            self._on_call(operation, error)
             raise
         except TimeoutError:
-            self._on_call(False)
-            raise Unavailable(f"S3 did not answer within {CALL_TIMEOUT_S:.0f} s") from None
-        self._on_call(True)
+            late = Unavailable(f"S3 did not answer within {CALL_TIMEOUT_S:.0f} s")
+            self._on_call(operation, late)
+            raise late from None
+        self._on_call(operation, None)
         return answer
 
 

@@ -134,6 +134,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_declare_programs": ("p_fleet", "p_term", "p_pools", "p_stuck_s"),
         "fleet_declare_release": ("p_fleet", "p_term", "p_releases", "p_task_types"),
         "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),
+        "fleet_store_away": ("p_fleet", "p_term", "p_reason", "p_since", "p_for_s"),
         "fleet_explain": ("p_fleet", "p_worker_id"),
         "fleet_task_explain": ("p_fleet", "p_task_id"),
         "fleet_scaling_explain": ("p_fleet",),

@@ -57,6 +57,7 @@ def worker_of(row: Row) -> Worker:
         machine_id=row["machine_id"],
         held_back=_held_back_of(row),
         disk_full_since=_disk_full_since(row.get("health")),
+        waits_for_store=isinstance(row.get("health"), dict) and bool(row["health"].get("store")),
     )
 
 

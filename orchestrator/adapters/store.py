@@ -21,7 +21,7 @@ from orchestrator.adapters.rows import (
     worker_of,
 )
 from orchestrator.core.hosts import Strike
-from orchestrator.core.model import Pause, Spent, TaskType, Worker
+from orchestrator.core.model import Pause, Spent, StoreAway, TaskType, Worker
 from orchestrator.core.states import FailureCode, Stage, State
 from orchestrator.ports import Attempt, DatabaseHalf, Db, Lease, LogRange, SchemaMismatch
 from orchestrator.redaction import redact
@@ -249,6 +249,16 @@ class SqlStore:
         """Stop spawning for a reason (None: go on), in one pool or all, for a time or for good; what holds then."""
         answer = await self._call("fleet_pause", p_pool=pool, p_reason=reason, p_for_s=for_s)
         return dict(answer["paused"])
+
+    async def hold_claims(self, term: int, away: StoreAway | None, *, for_s: float) -> None:
+        """While the object store is away no worker of the fleet claims; None: it is back, and waiting claims look."""
+        await self._call(
+            "fleet_store_away",
+            p_term=term,
+            p_reason=away.why if away else None,
+            p_since=away.since.isoformat() if away else None,
+            p_for_s=for_s if away else None,
+        )
 
     async def leadership(self) -> Row:
         """Who leads ({holder, since, term}, or None), and where nobody does who led last: {leader, last, now}."""

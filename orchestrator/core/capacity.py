@@ -134,6 +134,9 @@ def _held_back(
     pause = snapshot.pause_of(pool.name)
     if pause:
         return WaitingOn.OPERATOR, f"paused, {pause.reason}", None  # however long: it may be resumed before
+    if snapshot.store_away:
+        why = f"the store is away since {snapshot.store_away.since:%H:%M:%S}: {snapshot.store_away.why}"
+        return WaitingOn.ORCHESTRATOR, why, None
     brake = breaker.brake(pool, snapshot, policy, climbing)
     if brake is None or brake.limit > 0 or brake.kind not in (Brakes.HALTED, Brakes.OPEN):
         return None

@@ -181,6 +181,7 @@ class Worker:
     machine_id: str | None = None  # the provider's host, as far as it tells
     held_back: HeldBack | None = None  # why it claims no more
     disk_full_since: datetime | None = None  # its agent reports that it has too little room to claim
+    waits_for_store: bool = False  # its last heartbeat said that a result waits for the object store
 
     @property
     def is_fit(self) -> bool:
@@ -305,6 +306,14 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreAway:
+    """The object store cannot be used: by this process, or by half of the workers."""
+
+    since: datetime
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Volume:
     """What the provider says of a network volume, asked for by name."""
 
@@ -338,6 +347,7 @@ class Snapshot:
     knocked: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when we last gave it no answer: it lives
     unlisted: str | None = None  # why there is no list of pods, or none newer than `pods`
     database_id: str | None = None  # which database these rows are of
+    store_away: StoreAway | None = None  # nobody claims, and no pod starts
     strangers: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not among `pods`
     exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists show it as ended
 

@@ -21,7 +21,7 @@ from statistics import median
 from orchestrator.core import breaker, succession
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
 from orchestrator.core.capacity import Market
-from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, StoreAway, Worker
 from orchestrator.core.states import READY, ExitCause, Stage, State, WaitingOn
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
@@ -76,6 +76,8 @@ class Size:
 def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
     """The size of a pool by the formula; `leaving` end in this tick."""
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
+    if snapshot.store_away:  # as long as nobody may claim it, it is no demand: idle workers go when they are due
+        demand = replace(demand, claimable=0, blocked={**demand.blocked, "store": demand.claimable})
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
     ready = [w for w in here if w.state in READY and w.is_fit]
     unfit = sum(1 for w in here if w.state in READY and not w.is_fit)
@@ -91,8 +93,8 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
 
 
 def allowed(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> int:
-    """Of the spawns that are wanted, those that neither a pause nor the breaker holds back."""
-    if mine.asked <= 0 or snapshot.pause_of(pool.name):
+    """Of the spawns that are wanted, those that no pause, no outage of the store and no breaker holds back."""
+    if mine.asked <= 0 or snapshot.pause_of(pool.name) or snapshot.store_away:
         return 0
     brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
     return min(mine.asked, SPAWNS_PER_TICK, brake.limit if brake else SPAWNS_PER_TICK)
@@ -146,13 +148,15 @@ def plan(
 
 
 def _held(pool: Pool, mine: Size, snapshot: Snapshot) -> Held:
-    """What the limit and a pause hold back."""
+    """What the limit, a pause and an outage of the store hold back."""
     held = Held()
     if mine.wanted > mine.target:
         held.note(f"{mine.wanted - mine.target} more wanted, MAX_ACTIVE_GPUS={pool.max_active}")
     pause = snapshot.pause_of(pool.name)
     if pause and mine.demand.blocked.get("paused"):
         held.note(f"{mine.demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
+    if snapshot.store_away and mine.demand.blocked["store"]:
+        held.note(f"{mine.demand.blocked['store']} task(s): {store_words(snapshot.store_away)}")
     recorded = [w for w in mine.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
     intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
     if pause and intents:
@@ -176,6 +180,11 @@ def unserved(
     return plans
 
 
+def store_words(away: StoreAway) -> str:
+    """Why nobody claims and no pod starts, for people."""
+    return f"the store is away since {away.since:%H:%M:%S}: {away.why}"
+
+
 def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
     """`gpu-YYYYMMDD_HHMMSS-<8 hex>`, derived, so that the same snapshot names the same workers."""
     digest = hashlib.sha256(f"{fleet_id}|{pool}|{now.isoformat()}|{index}".encode()).hexdigest()
@@ -194,6 +203,9 @@ def _spawns(
     pause = snapshot.pause_of(pool.name)
     if pause:
         held.note(f"{mine.asked} spawn(s): paused, {pause.reason}", pause.until)
+        return []
+    if snapshot.store_away:
+        held.note(f"{mine.asked} spawn(s): {store_words(snapshot.store_away)}")
         return []
     brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
     if brake and brake.limit < mine.asked:

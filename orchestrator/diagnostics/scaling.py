@@ -24,6 +24,18 @@ BLOCKS: tuple[tuple[re.Pattern[str], str, str, str], ...] = tuple(
             "the next complete list is decided by",
             "see RUNPOD_API_KEY and RunPod's status; it is asked again at each tick",
         ),
+        (
+            r"the store is away.*refuses",
+            OPERATOR,
+            "workers claim and start again once it takes objects",
+            "python -m orchestrator doctor; mend S3_BUCKET, S3_ENDPOINT_URL or the AWS keys",
+        ),
+        (
+            r"the store is away",
+            PROVIDER,
+            "workers claim and start again once it answers; running tasks keep their results",
+            "see the store's status; python -m orchestrator doctor",
+        ),
         (r"\bpaused\b", OPERATOR, "workers are started again", "python -m orchestrator resume"),
         (
             r"halted by|after [A-Z_]+ one at a time",

@@ -24,6 +24,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
 from orchestrator.ports import NotFound, PortError, Unavailable
 from orchestrator.shipping import Shipper
+from orchestrator.store_watch import StoreWatch
 from tests.sim.clock import SimLoop
 from tests.sim.processes import ProcessLaws, SimHealth
 from tests.sim.provider import FLEET
@@ -119,15 +120,24 @@ class SimCloud(RunPodCloud):
 class SimBlobs:
     """S3; what it keeps is the world's."""
 
-    def __init__(self, world: "World", loop: SimLoop) -> None:
-        self._world, self._loop = world, loop
+    def __init__(self, world: "World", loop: SimLoop, watch: StoreWatch) -> None:
+        self._world, self._loop, self._watch = world, loop, watch
+
+    async def _call(self, operation: str, act: Callable[[], Any]) -> Any:
+        try:
+            answer = await self._world.carry(self._loop, "s3", act, timeout_s=S3_TIMEOUT_S)
+        except PortError as error:
+            self._watch.called(operation, error)
+            raise
+        self._watch.called(operation, None)
+        return answer
 
     async def put(self, key: str, content: bytes, *, content_type: str) -> None:
         def kept() -> None:
             self._world.laws.stored(key, content)
             self._world.bucket[key] = content
 
-        await self._world.carry(self._loop, "s3", kept, timeout_s=S3_TIMEOUT_S)
+        await self._call("put", kept)
 
     async def get(self, key: str) -> bytes:
         def content() -> bytes:
@@ -135,7 +145,7 @@ class SimBlobs:
                 raise NotFound(key)
             return self._world.bucket[key]
 
-        found: bytes = await self._world.carry(self._loop, "s3", content, timeout_s=S3_TIMEOUT_S)
+        found: bytes = await self._call("get", content)
         return found
 
     async def size(self, key: str) -> int:
@@ -213,7 +223,9 @@ class Replica:
     def _build(self, policy: Policy) -> Daemon:
         world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_timeout_s / 3
         db = self.db = SimDb(world, loop)
-        store, cloud, blobs = SqlStore(db, FLEET), SimCloud(world, loop, self.laws), SimBlobs(world, loop)
+        watch = StoreWatch()
+        store, cloud = SqlStore(db, FLEET), SimCloud(world, loop, self.laws)
+        blobs = SimBlobs(world, loop, watch)
         shell = SimShell(world, loop, self.laws)
         lines, catalog = SshLines(shell), Catalog(cloud, policy)
         shipper, pods, workers = Shipper(store, lines, blobs), PodView(), WorkerView()
@@ -230,7 +242,7 @@ class Replica:
             store, lines, shell, world.bundle, pods, workers, launch,
             token_for=lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", pod_log=cloud.pod_log, nonce_for=nonce_for,
         )  # fmt: skip
-        self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s)
+        self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s, store_watch=watch)
 
         async def lead(leads: bool) -> None:
             if leads:
@@ -273,4 +285,5 @@ class Replica:
             on_notify=lambda *_: None,
             think=think,
             on_lead=lead,
+            look_at_store=partial(watch.look, blobs),
         )

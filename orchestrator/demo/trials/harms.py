@@ -19,6 +19,8 @@ from orchestrator.diagnostics.errors import NO_DATABASE
 from orchestrator.ports import LEASE_TTL_S
 
 OUTAGE_S = 8.0
+STORE_AWAY_S = 30.0  # for thirty minutes, scaled like every other time here; uploads used to give up after 17 s
+CLAIMS = "select count(*) as n from task_attempts"
 LIE_S = 25.0
 BACKED_OFF_S = 120.0  # the pause after a second loss, and the way of a pod that was gone meanwhile
 FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a word
@@ -236,6 +238,25 @@ async def without_s3(scene: Scene) -> None:
     await scene.stack.s3.start()
 
 
+async def store_away(scene: Scene) -> None:
+    """S3 ends while outputs are on their way, for longer than agents may be out of reach; nobody claims meanwhile."""
+    await scene.under_way()
+    scene.strike()
+    await scene.stack.s3.stop()
+    await scene.named()
+    [before] = await scene.rows(CLAIMS)
+    await asyncio.sleep(STORE_AWAY_S)
+    [after] = await scene.rows(CLAIMS)
+    await scene.stack.s3.start()
+    if after["n"] != before["n"]:
+        raise NotWithin(f"{after['n'] - before['n']} task(s) were claimed while the store was away")
+    [counted] = await scene.rows(
+        "select count(*) as n from task_attempts where outcome not in ('complete', 'released')"
+    )
+    if counted["n"]:
+        raise NotWithin(f"{counted['n']} attempt(s) were lost to the outage")
+
+
 async def provider_away(scene: Scene) -> None:
     """Every call to RunPod is cut while a pod's agent dies: its task must be rescued all the same."""
     busy = await scene.busy()
@@ -250,6 +271,12 @@ async def provider_away(scene: Scene) -> None:
     others = [row["id"] for row in ended if row["id"] != busy["worker"]]
     if others:
         raise NotWithin(f"{len(others)} worker(s) with a living agent ended while nothing was known of pods")
+
+
+STORING = {
+    "WORKER_HANDLERS": "work=cmd:sh -c 'sleep 0.4; echo kept > output/result',hang=cmd:sleep 600",
+    "DEADMAN_TIMEOUT_SEC": "20",
+}
 
 
 def _pod(name: str, harm: str, says: str, act: Act, **more: Any) -> Trial:
@@ -310,6 +337,9 @@ HARMS: tuple[Trial, ...] = (
     Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),
           own_servers=True, tasks=TASKS * 2, quick=True),
     Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
+    Trial("store_away", "S3 is away for 30 s while outputs are on their way",
+          "results wait, nobody claims, no attempt is used up", "the store is away since|waits for the store",
+          store_away, own_servers=True, tasks=TASKS * 2, settings=STORING, limit_s=180),
     Trial("provider_away", "RunPod cut off while an agent dies", "the task is rescued; no living worker ends",
           "no list of pods.*no connection, or it was cut", provider_away, ends_as=(FailureCode.NO_HEARTBEAT,),
           tasks=TASKS * 2),

@@ -56,14 +56,16 @@ class Database(Queue):
         if not p_holder or not 0 < p_ttl_s <= 3600:
             refuse("OR007", "p_holder must be named and p_ttl_s be from 0 to 3600 seconds")
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
-        fresh = {"holder": "", "term": 0, "expires_at": epoch, "since": epoch}
+        fresh = {"holder": "", "term": 0, "expires_at": epoch, "since": epoch, "unled_from": None}
         lease = self.leases.setdefault(p_fleet, fresh)
         until = self.now + timedelta(seconds=p_ttl_s)
         if lease["expires_at"] <= self.now:
-            lease |= {"holder": p_holder, "term": lease["term"] + 1, "since": self.now, "expires_at": until}
+            gap = {"unled_from": lease["expires_at"] if lease["term"] else None}
+            lease |= {"holder": p_holder, "term": lease["term"] + 1, "since": self.now, "expires_at": until} | gap
         elif lease["holder"] == p_holder:
             lease["expires_at"] = until
-        answer: Json = jsonable({"leader": lease["holder"] == p_holder, **lease})
+        shown = {name: value for name, value in lease.items() if name != "unled_from"}
+        answer: Json = jsonable({"leader": lease["holder"] == p_holder, **shown})
         return answer
 
     def fleet_resign(self, p_fleet: str, p_holder: str, p_term: int) -> Json:
@@ -232,6 +234,12 @@ class Database(Queue):
             if task["status"] != "In Progress":
                 continue
             holder, until = task["worker_id"], task["lease_expires_at"]
+            if self._in_outage(task) and not self._stuck(task):
+                why = f"Worker {holder} could not renew its lease, which ended {until}"
+                told = {"code": "RELEASED", "message": f"{why}: the database or the orchestrator was away"}
+                outcome = self.give_up(task["id"], "released", told, counted=False, backoff=False)
+                found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
+                continue
             gone = f"Worker {holder} is gone"
             silent = f"Worker {holder} did not renew its lease, which ended {until}"
             said = {"code": "WORKER_LOST" if worker_id else "LEASE_EXPIRED", "message": gone if worker_id else silent}
@@ -239,6 +247,20 @@ class Database(Queue):
             outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
             found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
         return found
+
+    def _in_outage(self, task: Row) -> bool:
+        """internal_is_outage."""
+        worker = self.workers.get(task["worker_id"] or "")
+        lease = self.leases.get(worker["fleet"]) if worker else None
+        if not worker or not lease or lease["unled_from"] is None or task["lease_expires_at"] is None:
+            return False
+        until, lease_s = task["lease_expires_at"], float(worker["lease_s"])
+        away = lease["since"] - lease["unled_from"]
+        return bool(
+            away >= timedelta(seconds=max(lease_s - 20, lease_s / 2))
+            and until - timedelta(seconds=lease_s) >= lease["unled_from"] - timedelta(seconds=60)
+            and lease["unled_from"] < until < lease["since"] + timedelta(seconds=30)
+        )
 
     def _stuck(self, task: Row) -> Json:
         """What is said of a task of a worker that was ended as stuck, if it stood still for that long."""
@@ -412,10 +434,30 @@ class Database(Queue):
             for w in kept
         ]
 
+    def fleet_store_away(
+        self, p_fleet: str, p_term: int, p_reason: str | None, p_since: Any, p_for_s: float | None
+    ) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_store_away")
+        if p_reason is None:
+            if self.settings.pop((p_fleet, "store_away"), None) is not None:
+                here = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] in ("active", "idle")]
+                for pool in sorted({w["pool"] for w in here}):
+                    self.notify("orchestrator_tasks", pool)
+        else:
+            if p_since is None or p_for_s is None or not 0 < p_for_s <= 3600:
+                refuse("OR007", "p_since must be given, and p_for_s be from 0 to 3600 seconds")
+            until = self.now + timedelta(seconds=float(p_for_s or 0))
+            self.settings[p_fleet, "store_away"] = {"reason": p_reason, "expires_at": until}
+        return {"away": p_reason is not None}
+
     def _pauses(self, fleet: str) -> Json:
         found = {}
         for (owner, name), row in sorted(self.settings.items()):
-            if owner == fleet and (row["expires_at"] is None or row["expires_at"] > self.now):
+            if (
+                owner == fleet
+                and name.startswith("paused")
+                and (row["expires_at"] is None or row["expires_at"] > self.now)
+            ):
                 pool = name.removeprefix("paused").removeprefix(":") or "*"
                 found[pool] = {"reason": row["reason"], "until": jsonable(row["expires_at"])}
         return found
@@ -428,7 +470,8 @@ class Database(Queue):
             refuse("OR007", "a pause must last longer than nothing")
         name = "paused" if p_pool is None else f"paused:{p_pool}"
         if p_reason is None:
-            ends = [key for key in self.settings if key[0] == p_fleet and (p_pool is None or key[1] == name)]
+            paused = [key for key in self.settings if key[0] == p_fleet and key[1].startswith("paused")]
+            ends = [key for key in paused if p_pool is None or key[1] == name]
             for key in ends:
                 del self.settings[key]
         else:

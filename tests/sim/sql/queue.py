@@ -181,7 +181,7 @@ class Queue(Fitness):
         asks = want == "run" and status in ("spawning", "active", "idle")
         fresh = p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
         if asks and fresh:
-            held = status == "spawning" or worker["held_back"] is not None
+            held = status == "spawning" or worker["held_back"] is not None or self._store_away(worker["fleet"])
             taken = 0 if held else self._take(worker, p_claim_no, p_batch)
             if taken:
                 status = "active"
@@ -198,6 +198,11 @@ class Queue(Fitness):
         tasks = self._claimed(p_worker_id, p_nonce, p_claim_no)
         answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "tasks": tasks}
         return answer | {"spent": asks and not fresh and not tasks}
+
+    def _store_away(self, fleet: str) -> bool:
+        """internal_is_store_away."""
+        row = self.settings.get((fleet, "store_away"))
+        return row is not None and row["expires_at"] > self.now
 
     def _take(self, worker: Row, claim_no: int, batch: int) -> int:
         ready = [
