@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.cli_render import ago, one_line, span
 from orchestrator.core.states import LIVE, READY, State
+from orchestrator.diagnostics.early import unfit
 from orchestrator.redaction import plain
 
 SLOW_SPAWN_S = 300.0  # flags, as operators know them: spawning for longer than 5 minutes,
@@ -52,6 +53,8 @@ def flags(row: Mapping[str, Any], now: datetime) -> list[str]:
     quiet = in_state if silent is None else silent
     if row["status"] in READY and quiet > SILENT_S:
         found.append(f"no heartbeat for {span(quiet)}")
+    if row["status"] in READY and (why := unfit(row)):
+        found.append(f"claims no more: {why}")
     return found
 
 

@@ -33,6 +33,8 @@ HALT_S = 30.0  # after a refusal that somebody must mend; doubles
 HALT_MAX_S = 600.0
 OF_THE_ACCOUNT = frozenset({FailureCode.QUOTA, FailureCode.BALANCE, FailureCode.API_AUTH})  # hold for every pool
 OF_THE_MARKET = frozenset({FailureCode.NO_CAPACITY, FailureCode.INTENT_STALE, FailureCode.HOST_AVOIDED})
+# A stuck task says something about the task, and nothing about image, code or hosts.
+COUNTED = FAILURES - {ExitCause.TASK_STUCK}
 UNTRIED = OF_THE_ACCOUNT | OF_THE_MARKET | {FailureCode.BAD_SPEC}  # say nothing of image, code or hosts
 
 
@@ -59,7 +61,7 @@ class Brake:
 def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brake | None:
     """What holds back the spawns of a pool that has so many on their way; None: nothing."""
     judged = sorted((_judged(c, policy) for c in snapshot.ended if c.pool == pool.name), key=lambda climb: climb.at)
-    climbs = [c for c in judged if c.promoted or c.exit_cause in FAILURES]
+    climbs = [c for c in judged if c.promoted or c.exit_cause in COUNTED]
     tried = [c for c in climbs if c.promoted or c.failure_code not in UNTRIED]
     canary = max(0, 1 - spawning)
     halt = _halt(pool, snapshot)
@@ -79,7 +81,7 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
 def _judged(climb: EndedClimb, policy: Policy) -> EndedClimb:
     """The climb as it counts: failed, and when its worker fell, if that was on probation."""
     fell_at = climb.ending_since
-    if not climb.promoted or climb.exit_cause not in FAILURES or fell_at is None:
+    if not climb.promoted or climb.exit_cause not in COUNTED or fell_at is None:
         return climb
     if climb.exit_cause is not ExitCause.RELEASE_BAD and _lasted(climb, fell_at, policy):
         return climb

@@ -88,7 +88,7 @@ class WaitingOn(StrEnum):
 
 
 class ExitCause(StrEnum):
-    """`workers.exit_cause`; only FAILURES feed the breaker."""
+    """`workers.exit_cause`; FAILURES except TASK_STUCK feed the breaker."""
 
     IDLE_TIMEOUT = "idle_timeout"
     SCALE_DOWN = "scale_down"

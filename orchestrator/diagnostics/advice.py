@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator.core.states import READY
 from orchestrator.diagnostics import ailing, causes
+from orchestrator.diagnostics.early import unfit
 from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, minutes, workers
 from orchestrator.diagnostics.strangers import Strangers
 
@@ -126,7 +127,7 @@ def _tasks(report: Report) -> Iterator[Recommendation]:
     pools = {pool["pool"] for pool in state["queue"] if pool["claimable"]}
     for name, worker in workers(report):
         row = worker["database_record"]
-        free = row["status"] in READY and not row["tasks_running"] and row["pool"] in pools
+        free = row["status"] in READY and not row["tasks_running"] and row["pool"] in pools and not unfit(row)
         if free and ago_s(row["state_since"], report) > UNCLAIMED_S:
             issue = f"Worker {name} is {row['status']} but does not claim tasks"
             action = f"python -m orchestrator logs {name}"

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.core.states import READY, RUNGS, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.collect import CONNECTED
+from orchestrator.diagnostics.early import unfit
 from orchestrator.diagnostics.facts import (
     HIGH,
     LOW,
@@ -55,6 +56,17 @@ def _unstick(stage: str, told: Mapping[str, Any], names: Sequence[str]) -> str:
     if fix in (MORE, MORE.replace("<worker>", names[0])):  # nothing to set here: it is the provider's
         return f"python -m orchestrator terminate {names[0]}, for another pod at once"
     return fix.replace("<worker>", names[0])
+
+
+def _unfit(report: Report) -> Iterator[Recommendation]:
+    """Workers that claim nothing because their tasks fail, or because their disk is full."""
+    for name, worker in workers(report):
+        row = worker["database_record"]
+        why = unfit(row) if row["status"] in READY else None
+        if why:
+            issue = f"Worker {name} claims no more: {why}"
+            detail = f"by itself: {worker['explanation']['then']}"
+            yield Recommendation(MEDIUM, "Workers", issue, f"python -m orchestrator logs {name}", detail)
 
 
 def _unseen(report: Report) -> Iterator[Recommendation]:
@@ -137,4 +149,4 @@ def _attempts(climbs: Sequence[Mapping[str, Any]], report: Report) -> str:
     return f"{sum(climb['n'] for climb in climbs)} attempt(s) within a day, the last {last_s / 60:.0f} min ago{since}"
 
 
-RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (_stuck, _silent, _unseen, _ssh)
+RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (_stuck, _silent, _unfit, _unseen, _ssh)

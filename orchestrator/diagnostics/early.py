@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.core.model import LOGS_LATE
 from orchestrator.core.states import Stage, WaitingOn
 from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S
+from worker.protocol import DISK
 
 Row = Mapping[str, Any]
 # What is said of an open attempt that has found nothing yet, once it has taken EARLY_S.
@@ -30,6 +31,7 @@ EARLY_S = 4.0
 LATE_LEASE_S = 1.5  # a lease is renewed a little late on a busy machine
 BUSY_BEAT_S = 2.5  # between heartbeats while a task is held; the agent's own, a test compares
 MISSED_BEATS = 3  # from then on a worker is called silent
+WHY_CHARACTERS = 200  # of what an agent says about its disk
 
 
 def stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
@@ -56,6 +58,17 @@ def amiss(row: Row, now: datetime, *, busy: bool) -> list[str]:
     if row["metadata"].get(LOGS_LATE):
         odd.append(f"its logs, which are late: {row['metadata'][LOGS_LATE]}")
     return odd
+
+
+def unfit(row: Row) -> str | None:
+    """Why a ready worker claims no tasks although it could; None if nothing keeps it from claiming."""
+    if held := row.get("held_back"):
+        return f"{held['failures']} different tasks failed in a row ({', '.join(held['codes'])})"
+    health = row.get("health")
+    told = health.get(DISK) if isinstance(health, Mapping) else None
+    if isinstance(told, Mapping):
+        return f"its disk is full: {str(told.get('why'))[:WHY_CHARACTERS]}"
+    return None
 
 
 def silent_leader(leader: Row | None, now: datetime) -> str | None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from orchestrator.core.fitness import DISK_FULL_S
 from orchestrator.core.model import LOGS_LATE, Policy
 from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes, silence
-from orchestrator.diagnostics.early import amiss, silent_leader, stalled
+from orchestrator.diagnostics.early import amiss, silent_leader, stalled, unfit
 from orchestrator.diagnostics.proof import proof
-from orchestrator.diagnostics.sentences import MORE
+from orchestrator.diagnostics.sentences import LOGS, MORE
 from orchestrator.ports import HostKeyChanged
 from orchestrator.proofs import PAUSES_S
 
@@ -170,6 +171,7 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
     if policy:
         wait.deadline = _later(heard, policy.heartbeat_timeout_s)
     wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
+    _unfit(wait, row, policy)
     return _amiss(wait, row, now, busy=bool(tasks))
 
 
@@ -182,7 +184,27 @@ def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     if pool:
         wait.deadline = _later(row["state_since"], pool.idle_timeout_s)
     wait.then = "idle_timeout: terminate, unless it is kept warm (MIN_ACTIVE_GPUS, MACHINES_TO_KEEP_IDLE)"
+    _unfit(wait, row, policy)
     return _amiss(wait, row, now, busy=False)
+
+
+def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
+    """Tell what becomes of a worker that claims nothing, if that is so."""
+    why = unfit(row)
+    if why is None:
+        return
+    wait.who, wait.fix = WaitingOn.ORCHESTRATOR.value, LOGS
+    if held := row.get("held_back"):
+        wait.what = f"a second opinion: it claims no more, {why}"
+        wait.then = (
+            "worker_sick if another worker completes such a task, release_bad if others fail alike; "
+            "otherwise it is replaced by then"
+        )
+        wait.since = held["since"]
+        wait.deadline = _later(held["since"], policy.spawning_timeout_s) if policy else None
+    else:
+        wait.what = f"room to begin a task: {why}"
+        wait.then = f"worker_sick if that lasts for {DISK_FULL_S:g} s: it is replaced"
 
 
 def _amiss(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:

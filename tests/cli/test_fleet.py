@@ -3,7 +3,10 @@
 import asyncio
 import re
 import sys
+from datetime import UTC, datetime
+from typing import Any
 
+from orchestrator.cli_workers import flags, note
 from orchestrator.core.states import State
 from orchestrator.emulator.postgres import EmbeddedPostgres
 from tests.cli.builders import Cli, Fleet, run
@@ -72,6 +75,18 @@ async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) 
     (line,) = everyone.lines_with(ended)
     assert "terminated" in line
     assert "spawn_failed AUTH_FAILED" in line
+
+
+def test_the_list_notes_why_a_worker_claims_no_more() -> None:
+    """Also while its row waits for something else."""
+    now = datetime.fromtimestamp(1_795_168_800, UTC)
+    row: dict[str, Any] = {"status": "idle", "state_since": now.isoformat(), "last_heartbeat": now.isoformat()}
+    held = {"failures": 5, "codes": ["HANDLER_ERROR"]}
+    said = "claims no more: 5 different tasks failed in a row (HANDLER_ERROR)"
+    assert flags(row, now) == []
+    assert note(row | {"held_back": held, "waiting_for": "tasks"}, now) == f"{said}; waits for tasks"
+    assert flags(row | {"held_back": held}, now) == [said]
+    assert flags(row | {"health": {"disk": "x"}}, now) == []
 
 
 async def test_the_list_as_json(cli: Cli, fleet: Fleet) -> None:

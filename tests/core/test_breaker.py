@@ -227,6 +227,7 @@ def kind(*ended: EndedClimb) -> Brakes:
         ([*falls(3), climbed(20, promoted=True), *(climbed(120 + n, promoted=True) for n in range(8))], Brakes.CLOSED),
         (falls(5, worked=True), Brakes.CLOSED),  # image and code have shown that they work
         (falls(5, exit_cause=ExitCause.SCALE_DOWN), Brakes.CLOSED),  # our own wish
+        (falls(5, exit_cause=ExitCause.TASK_STUCK), Brakes.CLOSED),  # it says something about the task
         ([fell(400 + n, 320) for n in range(5)], Brakes.CLOSED),  # lived longer than FAILURE_WINDOW_MINUTES
         ([fell(538 - 60 * n, 72 * n) for n in range(5)], Brakes.PACED),  # it counts from when it fell
     ],
@@ -246,6 +247,7 @@ def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
         (climbed(301, promoted=True), 4),  # there was no task for it: it has lived
         (fell(230, 30), 1),  # the next one
         (fell(230, 30, exit_cause=ExitCause.MANUAL), 1),  # that says nothing
+        (fell(230, 30, exit_cause=ExitCause.TASK_STUCK), 1),  # nor does that
     ],
 )
 def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedClimb, count: int) -> None:

@@ -129,6 +129,7 @@ ORPHANS = {"orphans": [{"pod_id": "p9", "usd_per_hour": 0.44}], "bereft": [], "s
 BEREFT = {"orphans": [], "bereft": [{"worker_id": "gpu-1", "pod_status": None}], "strangers": []}
 THEIRS = {"database_id": "d2", "fleet_id": "default", "pods": ("p7", "p8"), "usd_per_hour": 0.88}
 ENDED = {"processes": {"exit_class": "killed"}}
+FAILING = {"held_back": {"failures": 5, "codes": ["HANDLER_ERROR"]}, "tasks_running": 0}
 MUTE = {"connection_status": "❌ no answer within 12 s", "processes": None}
 REFUSED = {"connection_status": "❌ Authentication failed: refused", "processes": None}
 
@@ -152,6 +153,8 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "worker's end does not come": (setting("workers.gpu-1", worker(status="terminating", stage="deleting", state_since=when(601))), "HIGH", "Workers", "stuck in terminating, stage deleting", "none needed", "gpu-1"),
     "stuck by an operator's key": (setting("workers.gpu-1", worker(status="spawning", stage="ssh_auth", state_since=when(20), told={"who": "operator", "what": "the pod to accept our key", "code": "AUTH_FAILED", "subcause": "REFUSED"})), "HIGH", "Workers", "waiting on operator: the pod to accept our key (AUTH_FAILED/REFUSED)", "none needed", "gpu-1"),
     "process died": (setting("workers.gpu-1", worker(ssh=ENDED)), "HIGH", "Workers", "SSH works, but its process is not running (killed)", "terminate gpu-1", "logs"),
+    "held back": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(**FAILING))(r))[0], "MEDIUM", "Workers", "gpu-1 claims no more: 5 different tasks failed in a row (HANDLER_ERROR)", "logs gpu-1", "by itself: given up"),
+    "a full disk": (setting("workers.gpu-1", worker(health={"disk": {"since": 1, "why": "3 of 90 MiB are free"}})), "MEDIUM", "Workers", "gpu-1 claims no more: its disk is full: 3 of 90 MiB are free", "logs gpu-1", "by itself: given up"),
     "no heartbeat": (setting("workers.gpu-1", worker(last_heartbeat=when(700), ssh=MUTE)), "HIGH", "Workers", "no heartbeat for 12 minutes", "explain gpu-1", "no answer within 12 s"),
     "SSH that does not answer": (setting("workers.gpu-1", worker(ssh=MUTE)), "MEDIUM", "SSH", "1 worker(s) work, but cannot be reached over SSH", "explain gpu-1", "gpu-1: no answer within 12 s"),
     "a worker that could not be asked": (setting("workers.gpu-1", {"error": "not asked: the report's 27 s were over"}), "MEDIUM", "Workers", "Of 1 worker(s) nothing is known", "diagnose gpu-1", "gpu-1: not asked"),

@@ -315,6 +315,35 @@ async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:
     assert said.then.startswith("idle_timeout: terminate")
 
 
+async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) -> None:
+    """Its tasks failed one after the other; it waits for a second opinion, and not for work."""
+    await fleet.submit(count=9)
+    agent = await fleet.agent()
+    for _ in range(5):
+        (task,) = await agent.claim()
+        await agent.fail(task, code="HANDLER_ERROR", message="no CUDA device", exit_class="exception")
+    fleet.wait(20)
+    await agent.beat()
+    text = "\n".join(await shown(fleet, agent.id))
+    why = "a second opinion: it claims no more, 5 different tasks failed in a row (HANDLER_ERROR)"
+    assert f"WAITING ON orchestrator: {why}" in text
+    assert "worker_sick if another worker completes such a task, release_bad if others fail alike" in text
+    assert f"logs {agent.id}" in text
+    said = await explained(fleet, agent.id)
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now - timedelta(seconds=20) + timedelta(seconds=900)]
+
+
+async def test_a_worker_with_a_full_disk_says_so(fleet: Fleet) -> None:
+    """In the words of its agent."""
+    agent = await fleet.agent()
+    full = {"disk": {"since": fleet.now.timestamp(), "why": "3 of 90 MiB are free"}}
+    await agent.beat(p_health=full)
+    text = "\n".join(await shown(fleet, agent.id))
+    assert "WAITING ON orchestrator: room to begin a task: its disk is full: 3 of 90 MiB are free" in text
+    assert "worker_sick if that lasts for 30 s: it is replaced" in text
+
+
 @pytest.mark.parametrize(
     ("stage", "what"),
     [
