@@ -50,7 +50,7 @@ class Executor:
         *,
         climb: Callable[[int, Worker], Awaitable[None]],
         look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
-        finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
+        finish_logs: Callable[[int, Worker, bool], Awaitable[int]],
         hang_up: Callable[[str], Awaitable[None]],
         catalog: Catalog,
         policy: Policy,

@@ -13,6 +13,7 @@ import structlog
 
 from orchestrator.core.model import LOGS_LATE, Worker
 from orchestrator.core.states import READY, FailureCode, Stage, State
+from orchestrator.log_budget import Round
 from orchestrator.ports import Attempt, HostKeyChanged, PortError, Store
 from orchestrator.shipping import Shipper
 
@@ -21,6 +22,8 @@ QUIET_S = 8.0  # for an idle worker, whose agent writes a line now and then …
 QUIET_PER_S = 10  # … and longer in a fleet so large that looking for it would be work: its heartbeats tell of it
 DEADLINE_S = 60.0  # of one shipment
 CONCURRENT = 16
+FREE_WAIT_S = 3.0  # that a pod's answers may take in one round; for each second more …
+PAUSE_FACTOR = 3.0  # … the worker pauses so many: a pod that answers slowly or never holds a small part of one shipment
 WRITING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be at it
 log = structlog.get_logger()
 
@@ -42,6 +45,7 @@ class LogRounds:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._looked: dict[str, _Look] = {}
         self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
+        self._paused_until: dict[str, float] = {}  # worker id -> time.monotonic()
         self._gate = asyncio.Semaphore(CONCURRENT)
 
     def begin(self, term: int, fleet: Sequence[Worker], in_flight: Collection[str]) -> None:
@@ -49,10 +53,13 @@ class LogRounds:
         here = {worker.id for worker in fleet}
         self._looked = {name: look for name, look in self._looked.items() if name in here}
         self._late = {name: kind for name, kind in self._late.items() if name in here}
+        now_s = time.monotonic()
+        self._paused_until = {name: at_s for name, at_s in self._paused_until.items() if name in here and at_s > now_s}
         quiet_s = max(QUIET_S, len(fleet) / QUIET_PER_S)
         for worker in fleet:
             due = worker.nonce and worker.stage in WRITING and worker.id not in in_flight
-            if due and worker.id not in self._under_way and self._may_have_written(worker, quiet_s):
+            waits = worker.id in self._under_way or worker.id in self._paused_until
+            if due and not waits and self._may_have_written(worker, quiet_s):
                 task = asyncio.create_task(self._ship(term, worker), name=f"ship:{worker.id}")
                 self._under_way[worker.id] = task
                 task.add_done_callback(partial(self._done, worker.id))
@@ -76,9 +83,14 @@ class LogRounds:
         self._under_way.pop(worker_id, None)
 
     async def _ship(self, term: int, worker: Worker) -> None:
+        turn = Round()
         try:
-            async with self._gate, asyncio.timeout(DEADLINE_S):
-                await self._shipper.ship(term, worker)
+            try:
+                async with self._gate, asyncio.timeout(DEADLINE_S):
+                    await self._shipper.ship(term, worker, turn)
+            finally:
+                pause_s = PAUSE_FACTOR * max(0.0, turn.waited_s - FREE_WAIT_S)
+                self._paused_until[worker.id] = time.monotonic() + pause_s
         except (PortError, TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"[:300]
             log.info("logs_delayed", worker=worker.id, error=why)

@@ -13,14 +13,18 @@ A file that shrank, or whose last bytes are no longer those that were read, begi
 
 A file only grows, and a worker may live for weeks: what has been in S3 for a while becomes a hole, so that the offsets
 stay and the pod's disk does not fill. Where the pod or its file system cannot do that, the file stays as it is.
+
+A pod that writes without end or answers slowly takes nothing from the others: log_budget.py has its bounds.
 """
 
 import asyncio
 import gzip
 import hashlib
+import math
+import time
 import zlib
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -29,6 +33,7 @@ import structlog
 from orchestrator import launch, remote
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
+from orchestrator.log_budget import LOG_BYTES_PER_HOUR, Budgets, BudgetSpent, Round
 from orchestrator.log_generations import following, launch_of
 from orchestrator.ports import BlobRefused, Blobs, Lines, LogRange, NotFound, PortError, Session, Store, Unavailable
 from worker.protocol import STREAMS
@@ -90,22 +95,44 @@ class Shipper:
         self._store, self._lines, self._blobs, self._python = store, lines, blobs, python
         self._ledgers: dict[str, _Ledger] = {}
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._budgets = Budgets()
+        self._rounds: dict[str, Round] = {}  # the shipment under way of each worker
 
-    async def ship(self, term: int, worker: Worker) -> int:
-        """Ship what was there when it began; the bytes that are proven in S3 by this call."""
-        async with self._gate(worker.id):
-            return await self._ship(term, worker)
+    async def ship(self, term: int, worker: Worker, turn: Round | None = None) -> int:
+        """Ship what was there when it began; the bytes that are proven in S3 by this call.
 
-    async def finish(self, term: int, worker: Worker, reachable: bool) -> None:
-        """Stop the agent and ship everything, or declare the rest lost; raises Unavailable while neither is done."""
-        async with self._gate(worker.id):
+        A round that has used up its time ends early. BudgetSpent if the worker may ship no more bytes for now.
+        """
+        turn = turn or Round()
+        async with self._gate(worker.id), self._in_round(worker.id, turn):
+            shipped = await self._ship(term, worker)
+        if turn.withheld_bytes:
+            raise BudgetSpent(f"{turn.withheld_bytes} bytes wait: {LOG_BYTES_PER_HOUR} an hour are all it may ship")
+        return shipped
+
+    async def finish(self, term: int, worker: Worker, reachable: bool) -> int:
+        """Stop the agent and ship everything, or declare the rest lost; raises Unavailable while neither is done.
+
+        Return how many bytes of a reachable pod are declared lost because its byte budget did not allow them.
+        """
+        turn = Round(limit_s=math.inf)  # the caller has a deadline
+        async with self._gate(worker.id), self._in_round(worker.id, turn):
             try:
                 if reachable:
-                    await self._drain(term, worker)
+                    await self._drain(term, worker, turn)
                 else:
                     await self._declare(term, worker)
             finally:  # done, or cut off in the middle: then how far it got stands in the database alone
                 self._ledgers.pop(worker.id, None)
+        return turn.withheld_bytes
+
+    @asynccontextmanager
+    async def _in_round(self, worker_id: str, turn: Round) -> AsyncIterator[None]:
+        self._rounds[worker_id] = turn
+        try:
+            yield
+        finally:
+            del self._rounds[worker_id]
 
     def _gate(self, worker_id: str) -> asyncio.Lock:
         return self._gates.setdefault(worker_id, asyncio.Lock())
@@ -120,6 +147,8 @@ class Shipper:
                 sizes = await self._sizes(worker, boot_id)
                 for stream in STREAMS:
                     shipped += await self._ship_stream(term, worker, boot_id, stream, sizes.get(f"{stream}.log", 0))
+                    if self._rounds[worker.id].resting:
+                        return shipped
         except BaseException:  # cancellation too
             self._ledgers.pop(worker.id, None)  # how far it got stands in the database
             raise
@@ -169,9 +198,12 @@ class Shipper:
 
     async def _stream(self, term: int, worker: Worker, boot_id: str, stream: str, size: int) -> int:
         end = self._ledgers[worker.id].end(boot_id, stream)
-        began = end.last
-        while end.last < size:
+        began, turn, budget = end.last, self._rounds[worker.id], self._budgets.of(worker.id)
+        while end.last < size and not turn.resting:
             first, last = end.last, min(size, end.last + PIECE_BYTES)
+            if not budget.take(last - first):
+                turn.withheld_bytes += size - first
+                break
             content = await self._read(worker, boot_id, stream, first, last)
             if len(content) != last - first:
                 raise Unavailable(f"{stream}.log gave {len(content)} of the bytes {first} to {last}")
@@ -182,6 +214,7 @@ class Shipper:
             await self._store.log_begin(term, piece)
             end.seq, end.last, end.begun = end.seq + 1, last, piece
             await self._put(term, end, piece, packed)
+            turn.shipped_bytes += last - first
         return end.last - began
 
     async def _put(self, term: int, end: _End, piece: LogRange, packed: bytes | None) -> None:
@@ -226,8 +259,10 @@ class Shipper:
             return False
         return await asyncio.to_thread(_digest, packed) == piece.sha256
 
-    async def _drain(self, term: int, worker: Worker) -> None:
+    async def _drain(self, term: int, worker: Worker, turn: Round) -> None:
         """Stop every launch, then ship until nothing is left; if one cannot be stopped, ship what is there.
+
+        What the byte budget does not allow any more is declared lost: the pod is paid for while it waits.
 
         The present one too if its start has not come to the pod yet: it starts nothing then.
         """
@@ -240,12 +275,26 @@ class Shipper:
         if worker.state is State.TERMINATING:
             await self._say_left(term, worker)
         for _ in range(LAST_PASSES):
+            turn.withheld_bytes = 0
             if await self._ship(term, worker, look_for_launches=True) == 0:
                 break
         else:
             unstopped = unstopped or Unavailable("its logs are still being written to")
         if unstopped is not None:
             raise unstopped
+        if turn.withheld_bytes:
+            await self._declare_withheld(term, worker)
+
+    async def _declare_withheld(self, term: int, worker: Worker) -> None:
+        ledger = await self._ledger(term, worker.id)
+        why = f"beyond the {LOG_BYTES_PER_HOUR} bytes an hour that the logs of a worker may take"
+        for boot_id in sorted(ledger.launches | _present(worker)):
+            sizes = await self._sizes(worker, boot_id)
+            for stream in STREAMS:
+                *_, newest = ledger.generations(boot_id, stream)
+                end, size = ledger.end(newest, stream), sizes.get(f"{stream}.log", 0)
+                if size > end.shipped and not end.closed:
+                    await self._declare_stream(term, worker.id, (newest, stream), end, size, why)
 
     async def _say_left(self, term: int, worker: Worker) -> None:
         """Write down how much of the logs has not arrived yet: that is what the worker's end waits for."""
@@ -311,9 +360,19 @@ class Shipper:
             self._ledgers[worker_id] = known
         return known
 
-    def _session(self, worker: Worker) -> AbstractAsyncContextManager[Session]:
+    @asynccontextmanager
+    async def _session(self, worker: Worker) -> AsyncIterator[Session]:
+        """A session whose time counts for the worker's round; Unavailable if the round has none left."""
+        turn, began_s = self._rounds[worker.id], time.monotonic()
+        if turn.over:
+            raise Unavailable(f"its pod has taken more than {turn.limit_s:g} s of one round to answer")
         last = worker.state is State.TERMINATING
-        return self._lines.session(worker, timeout_s=CONNECT_TIMEOUT_S if last else SHIP_CONNECT_S)
+        try:
+            timeout_s = CONNECT_TIMEOUT_S if last else SHIP_CONNECT_S
+            async with self._lines.session(worker, timeout_s=timeout_s) as session:
+                yield session
+        finally:
+            turn.waited_s += time.monotonic() - began_s
 
     async def _launches(self, worker: Worker) -> frozenset[str]:
         async with self._session(worker) as session:

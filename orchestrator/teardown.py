@@ -39,7 +39,7 @@ class Teardown:
         cloud: Cloud,
         *,
         look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
-        finish_logs: Callable[[int, Worker, bool], Awaitable[None]],
+        finish_logs: Callable[[int, Worker, bool], Awaitable[int]],
         policy: Policy,
     ) -> None:
         self._store, self._cloud, self._policy = store, cloud, policy
@@ -148,10 +148,12 @@ class Teardown:
         """Look, then ship the rest of the logs; what became of them. Another machine at that address never had them."""
         try:
             await self._keep_look(term, action, worker)
-            await self._finish_logs(term, worker, action.reachable)
+            beyond_budget = await self._finish_logs(term, worker, action.reachable)
         except HostKeyChanged as error:
             await self._finish_logs(term, worker, False)
             return f"the rest of its logs is declared lost, HOST_KEY_CHANGED: {error}"[:500]
+        if beyond_budget:
+            return f"the last {beyond_budget} bytes of its logs, beyond what they may take an hour, are declared lost"
         if action.reachable:
             return "its logs are safe"
         return f"the rest of its logs is declared lost: {action.reason}"

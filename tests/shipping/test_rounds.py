@@ -46,7 +46,7 @@ async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(h
     looks: list[str] = []
 
     class Looks:
-        async def ship(self, term: int, worker: Worker) -> int:
+        async def ship(self, term: int, worker: Worker, turn: object) -> int:
             looks.append(worker.id)
             return 0
 

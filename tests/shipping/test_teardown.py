@@ -161,7 +161,7 @@ async def test_a_flush_says_how_much_is_left_and_its_deadline_stays(hauling: Hau
 async def test_logs_that_can_be_neither_shipped_nor_declared_do_not_keep_the_pod_for_ever(hauling: Hauling) -> None:
     """The final try goes on to the delete, and its event says what was given up, and why."""
 
-    async def refuse(_term: int, _worker: Worker, _reachable: bool) -> None:
+    async def refuse(_term: int, _worker: Worker, _reachable: bool) -> int:
         raise BadArgument("the ledger has another piece there")
 
     parts = teardown(hauling)
@@ -250,7 +250,7 @@ async def failed_early(rig: Rig) -> tuple[Worker, Sshd, Teardown]:
     return ended, sshd, parts
 
 
-async def nothing_to_finish(_term: int, _worker: Worker, _reachable: bool) -> None:
+async def nothing_to_finish(_term: int, _worker: Worker, _reachable: bool) -> int:
     raise AssertionError("no agent ever wrote a log there")
 
 

@@ -129,7 +129,8 @@ MUTANTS = (
            "    if worker.pod_id and pod:\n        return Delete(worker.id, worker.pod_id, 'now')\n"
            "    if worker.stage is Stage.DELETING:\n        return _deleting(worker, pod, snapshot, policy)"),
     Mutant("logs are not finished before the delete", "I5", TEAR,
-           "            await self._finish_logs(term, worker, action.reachable)\n", "            pass\n"),
+           "            beyond_budget = await self._finish_logs(term, worker, action.reachable)\n",
+           "            beyond_budget = 0\n"),
     Mutant("what was lost with a host is not declared", "I5", SHIP,
            "                await self._declare(term, worker)\n",
            "                pass\n"),
