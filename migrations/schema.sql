@@ -3189,8 +3189,10 @@ CREATE FUNCTION public.internal_stuck(p_ids uuid[]) RETURNS uuid[]
         select t.id, n.id from public.tasks t cross join unnest(t.depends_on) n (id)
          where t.id = any (p_ids) and t.blocked and t.status = 'Queued'
     ), open (id, needs) as materialized (  -- without those that are complete
-        select e.id, e.needs from edges e left join public.tasks d on d.id = e.needs
-         where d.status is distinct from 'Complete'
+        select e.id, e.needs from edges e
+          left join public.tasks d on d.id = e.needs
+          left join public.task_results r on r.id = e.needs
+         where d.status is distinct from 'Complete' and (d.id is not null or r.id is null)
     ), free (id) as (
         select o.id from open o left join (select distinct w.id from open w) w on w.id = o.needs where w.id is null
         union

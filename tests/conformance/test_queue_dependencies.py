@@ -267,3 +267,18 @@ async def test_a_cycle_behind_a_running_task_or_of_many_tasks_ends_within_the_ho
     await fleet.fleet("retention")
     counts = (await fleet.call("task_list", p_status=None, p_task_type=None, p_limit=1))["counts"]
     assert counts == {"Complete": 1, "Failed": many}
+
+
+async def test_tasks_that_wait_for_each_other_end_also_if_they_need_a_complete_task_that_was_deleted(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Its result is kept for them; it is not what they wait for."""
+    (first,) = await fleet.submit()
+    rows = [{"id": numbered(1), "needs": [numbered(2), first]}, {"id": numbered(2), "needs": [numbered(1)]}]
+    await hand.execute(NEEDS, (Jsonb(rows),))
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await agent.complete(task)
+    await hand.execute("delete from tasks where id = %s", (first,))
+    await fleet.fleet("retention")
+    assert [(await fleet.task(numbered(n)))["failure_code"] for n in (1, 2)] == ["DEPENDENCY_CYCLE"] * 2
