@@ -117,6 +117,7 @@ class AsyncSshShell:
             known_hosts=([], [], []),  # none: every key goes through _Client
             server_host_key_algs=client.algorithms,
             encryption_algs=CIPHERS,
+            compression_algs=None,  # one packet of a hostile peer could expand to 256 MiB
             config=None,
             agent_path=None,
             preferred_auth=("publickey",),

@@ -35,6 +35,7 @@ from orchestrator.web.refusals import (
     from_port_error,
     unknown_function,
 )
+from orchestrator.web.sampling import Sampler
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims, InvalidToken
 from worker import protocol
@@ -99,6 +100,7 @@ class Gateway:
         self._beats = Beats(db)
         self._on_unanswered = on_unanswered
         self._requests, self._bytes = Buckets(WORKER_REQUESTS), Buckets(WORKER_BYTES)
+        self._strangers = Sampler()
         self._valid_until: dict[str, float] = {}  # jti -> how long the database's last word on it counts
 
     async def rpc(self, request: Request) -> Response:
@@ -117,14 +119,22 @@ class Gateway:
                 self._on_unanswered(worker_id)
             if refusal.status == UNAUTHORIZED and not request.app.state.connections.allows(request, time.monotonic()):
                 return Refusal(TOO_MANY, TOO_FAST, "Too many requests without a valid token").response()
-            say = log.warning if refusal.status >= SERVER_ERROR else log.info
-            say("worker_call_refused", function=function[:80], worker=worker_id, code=refusal.code, why=str(refusal))
+            self._log_refusal(function, worker_id, refusal)
             return refusal.response()
         except ClientDisconnect:
             if worker_id:
                 self._on_unanswered(worker_id)
             return Response(status_code=400)  # nobody reads it
         return JSONResponse(answer, headers=NO_STORE)
+
+    def _log_refusal(self, function: str, worker_id: str | None, refusal: Refusal) -> None:
+        """One line at most; strangers' calls are sampled."""
+        calls = 1 if worker_id else self._strangers.take(time.monotonic())
+        if calls:
+            say = log.warning if refusal.status >= SERVER_ERROR else log.info
+            why = str(refusal) if refusal.status < SERVER_ERROR else f"{refusal}: {refusal.details or ''}"
+            facts = {"function": function[:80], "worker": worker_id, "code": refusal.code, "why": why[:500]}
+            say("worker_call_refused", **facts, **({} if worker_id else {"calls": calls}))
 
     def _claims(self, request: Request) -> Claims:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -156,7 +166,7 @@ class Gateway:
             return await self._polls.claim(request, claims, arguments)
         if function == protocol.HEARTBEAT and (answer := await self._beat(request, claims, arguments)):
             return answer
-        if function == protocol.COMPLETE and not await self._has_output(claims, arguments.get("p_output_location")):
+        if function == protocol.COMPLETE and not await self._has_output(arguments.get("p_output_location")):
             return {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
         answer = await self._call(claims, function, arguments)
         # In a thread: the first signature loads the S3 client, which takes most of a second.
@@ -183,13 +193,12 @@ class Gateway:
         except PortError as error:
             raise from_port_error(error, protocol.HEARTBEAT) from None
 
-    async def _has_output(self, claims: Claims, location: str | None) -> bool:
+    async def _has_output(self, location: str | None) -> bool:
         """Whether the output is there, or nothing of ours to look for. Refusal 503 while nobody knows: ask again."""
         try:
             return await has_output(self._blobs, location)
         except (PortError, TimeoutError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
-            log.warning("output_unknown", worker=claims["sub"], location=location, why=why)
             raise Refusal(
                 503, NO_BUCKET, "The bucket did not say whether the output is there", why, "try again"
             ) from None

@@ -4,6 +4,7 @@ uvicorn bounds none of these with its faster parser. What a body may cost, the g
 """
 
 import asyncio
+import logging
 from typing import Any
 
 import uvicorn
@@ -11,6 +12,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from orchestrator.web.connections import Connections
+from orchestrator.web.sampling import SampledWarnings
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
 MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal
@@ -92,11 +94,15 @@ def bounded(app: Starlette, host: str, port: int) -> uvicorn.Config:
     """The application on this address, within these limits."""
     callers = getattr(app.state, "connections", None) or Connections()
     protocol = type("BoundProtocol", (BoundedProtocol,), {"callers": callers})
+    warnings = logging.getLogger("uvicorn.error")
+    if not any(isinstance(known, SampledWarnings) for known in warnings.filters):
+        warnings.addFilter(SampledWarnings())
     return uvicorn.Config(
         app,
         host,
         port,
         http=protocol,
+        ws="none",  # an upgraded connection would leave these limits
         proxy_headers=False,  # Connections reads them, and knows how many to believe
         timeout_keep_alive=KEEP_ALIVE_S,
         log_config=None,
