@@ -1720,7 +1720,7 @@ COMMENT ON COLUMN public.workers.billing_until IS 'When its pod was last known t
 
 COMMENT ON COLUMN public.workers.ending_since IS 'When it began to end, whatever it was before';
 
-COMMENT ON COLUMN public.workers.held_back IS 'Why it claims no more: {since, failures, types, codes}';
+COMMENT ON COLUMN public.workers.held_back IS 'Why it claims no more: {since, first, failures, types, codes}';
 
 CREATE FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) RETURNS public.workers
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2116,11 +2116,12 @@ CREATE FUNCTION public.internal_done_elsewhere(p_worker public.workers) RETURNS 
     select max(a.ended_at)
       from public.workers o
      cross join lateral (
-           select n.task_id, n.outcome, n.ended_at from public.task_attempts n
+           select n.task_id, n.outcome, n.started_at, n.ended_at from public.task_attempts n
             where n.worker_id = o.id order by n.started_at desc limit 20) a
       join public.tasks t on t.id = a.task_id
      where o.fleet = p_worker.fleet and o.status <> 'terminated' and o.pool = p_worker.pool and o.id <> p_worker.id
-       and a.outcome = 'complete' and a.ended_at > (p_worker.held_back->>'since')::timestamptz - interval '10 minutes'
+       and a.outcome = 'complete'
+       and a.started_at >= coalesce(p_worker.held_back->>'first', p_worker.held_back->>'since')::timestamptz
        and p_worker.held_back->'types' ? t.task_type
 $$;
 
@@ -2323,6 +2324,9 @@ declare
     v_failures int;
     v_types text[];
     v_codes text[];
+    v_first timestamptz;
+    v_permanent boolean;
+    v_held jsonb;
     v_task uuid;
     c_look constant int := 200;  -- attempts of this worker that are looked at: two claims of the largest size
     c_named constant int := 5;  -- types and codes that are remembered
@@ -2331,24 +2335,32 @@ begin
         return;
     end if;
     with newest as (
-        select a.task_id, a.ended_at, a.outcome, a.failure_code from public.task_attempts a
+        select a.task_id, a.ended_at, a.outcome, a.failure_code, a.permanent from public.task_attempts a
          where a.worker_id = p_worker.id order by a.started_at desc limit c_look
     ), failed as (
-        select n.task_id, n.failure_code from newest n
+        select n.task_id, n.failure_code, n.ended_at, n.permanent from newest n
          where n.outcome = 'failed'
            and n.ended_at > coalesce((select max(d.ended_at) from newest d where d.outcome = 'complete'), '-infinity')
     )
     select count(distinct f.task_id), (array_agg(distinct t.task_type))[1:c_named],
-           (array_agg(distinct f.failure_code))[1:c_named]
-      into v_failures, v_types, v_codes
+           (array_agg(distinct f.failure_code))[1:c_named],
+           min(f.ended_at), bool_and(coalesce(f.permanent, false))
+      into v_failures, v_types, v_codes, v_first, v_permanent
       from failed f left join public.tasks t on t.id = f.task_id;
     if v_failures < v_limit then
         return;
     end if;
+    v_held := jsonb_build_object('since', p_now, 'first', v_first, 'failures', v_failures,
+                                 'types', to_jsonb(array_remove(v_types, null)),
+                                 'codes', to_jsonb(array_remove(v_codes, null)));
+    if v_permanent then  -- the handler blames these tasks, and nothing contradicts it unless others complete such tasks
+        p_worker.held_back := v_held;
+        if public.internal_done_elsewhere(p_worker) is null then
+            return;
+        end if;
+    end if;
     update public.workers w
-       set held_back = jsonb_build_object('since', p_now, 'failures', v_failures,
-                                          'types', to_jsonb(array_remove(v_types, null)),
-                                          'codes', to_jsonb(array_remove(v_codes, null))),
+       set held_back = v_held,
            waiting_on = 'orchestrator',
            waiting_for = format('a second opinion: it claims no more after %s different tasks failed in a row (%s)',
                                 v_failures, array_to_string(v_codes, ', '))
@@ -4106,6 +4118,9 @@ begin
         perform pg_notify('orchestrator_fleet', p_worker_id);
     elsif v_outcome = 'held' then
         v_outcome := public.internal_give_up(p_task_id, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
+        if p_failure->'retryable' = 'false' then
+            update public.task_attempts a set permanent = true where a.task_id = p_task_id and a.attempt = p_attempt;
+        end if;
         perform public.internal_hold_back(v_worker, v_now);
     end if;
     return jsonb_build_object('outcome', v_outcome);
@@ -4513,11 +4528,14 @@ CREATE TABLE public.task_attempts (
     log_first bigint,
     log_last bigint,
     given_back boolean,
+    permanent boolean,
     CONSTRAINT task_attempts_check CHECK (((ended_at IS NULL) = (outcome IS NULL)))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.01', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0');
 
 COMMENT ON COLUMN public.task_attempts.given_back IS 'It does not count, because its worker was sick; at most one of a task';
+
+COMMENT ON COLUMN public.task_attempts.permanent IS 'The handler said that another attempt would fail as well';
 
 CREATE TABLE public.worker_attempts (
     id bigint NOT NULL,

@@ -8,6 +8,9 @@ Such a worker is no capacity, so another one is started while there is work: the
     another worker of the release is held back as well     the release is bad: the breaker opens, no host gets a strike
     neither, for as long as a bring-up may take            the worker is replaced, and nothing is held against its host
 
+Another worker's success counts only if it began after these tasks had begun to fail. Failures that the handler calls
+permanent hold a worker back only if there is such a success: alone they say something about the inputs.
+
 Where MAX_ACTIVE_GPUS leaves no room for a second opinion, the worker is replaced at once, and its successor gives it.
 Each task that a replaced worker failed since its last success gets one attempt back, once in the task's life.
 """

@@ -36,7 +36,7 @@ def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
         "nvlink": _nvlink(gpu, uuids, ails),
         "topo": _topology(gpu, shown, ails),
         "dmesg": xid if "xid" in ails else "",
-        "blocks": _df("1024-blocks", DISK_BLOCKS, 0.995 if full else 0.02),
+        "blocks": _df("1024-blocks", DISK_BLOCKS, 0.999 if full else 0.02),
         "inodes": _df("Inodes", INODES, 0.995 if crowded else 0.01),
     }
 

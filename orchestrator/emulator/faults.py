@@ -110,6 +110,7 @@ KINDS: Mapping[str, Kind] = {
     "nvlink_degraded": Kind(Moment.POD, "create"),  # two links of one GPU are down
     "old_driver": Kind(Moment.POD, "create"),
     "disk_full": Kind(Moment.POD, "create"),
+    "disk_fills": Kind(Moment.POD, "create"),  # `seconds` after RUNNING; the pod's python3 sees it too
     "no_inodes": Kind(Moment.POD, "create"),
     "agent_dies": Kind(Moment.POD, "create"),  # as soon as it was started
     "agent_cut_off": Kind(Moment.POD, "create"),  # it lives, and what it calls does not answer

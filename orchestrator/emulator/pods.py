@@ -33,7 +33,8 @@ SSH_FAULTS = {
     "ssh_no_shell": Mode.NO_SHELL,
     "corrupt_uploads": Mode.CORRUPT,
 }
-AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off"}  # fault -> what the pod's python3 is told
+# fault -> what the pod's python3 is told
+AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off", "disk_fills": "fills"}
 
 
 class PodHost:
@@ -143,6 +144,10 @@ class PodHost:
             pod.runtime_null = True
             await asyncio.sleep(flickers.seconds)
             pod.runtime_null = False
+        fills = pod.fault("disk_fills")
+        if fills is not None:
+            await asyncio.sleep(fills.seconds)
+            smi.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, {"disk_full": ""})
         endings: Mapping[str, Kill] = {"exits": "exit", "vanishes": "vanish", "freezes": "freeze"}
         for kind, how in endings.items():
             fault = pod.fault(kind)

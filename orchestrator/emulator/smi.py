@@ -90,9 +90,22 @@ SSHD = r"""#!/bin/sh
 for file in "$EMULATED_POD"/ssh/*.pub; do echo "hostkey ${file%.pub}"; done
 """
 
+# What is run before the agent on a pod whose disk fills: statvfs says what df says.
+STATVFS = """import os, runpy, sys
+pod = os.environ["EMULATED_POD"]
+def statvfs(path):
+    with open(pod + "/blocks") as file:
+        total, _, free = map(int, file.read().splitlines()[1].split()[1:4])
+    return os.statvfs_result((1024, 1024, total, free, free, 1000, 900, 900, 0, 255))
+os.statvfs = statvfs
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 PYTHON = r"""#!/bin/sh
 case "$EMULATED_AGENT $*" in
   cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | "{python}" "$@"; exit ;;
+  fills*" start "*) exec "{python}" -I -c '{statvfs}' "$@" ;;
   dies*" start "*)
     said=$("{python}" "$@"); status=$?
     pid=$(printf '%s' "$said" | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p')
@@ -106,7 +119,7 @@ exec "{python}" "$@"
 def write_programs(bin_dir: Path, python: str) -> None:
     """Put into `bin_dir` what an image would have; `python` is the interpreter behind its python3."""
     bin_dir.mkdir(parents=True, exist_ok=True)
-    interpreter = PYTHON.replace("{python}", python)
+    interpreter = PYTHON.replace("{python}", python).replace("{statvfs}", STATVFS)
     programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG, "sshd": SSHD}
     for name, text in {**programs, "python3": interpreter, "python": interpreter}.items():
         program = bin_dir / name

@@ -33,7 +33,8 @@ async def test_a_worker_claims_no_more_after_five_different_tasks_failed_in_a_ro
     assert await agent.claim() == []
     seen = await row(fleet, agent)
     assert seen["held_back"] == {
-        "since": fleet.now.isoformat(), "failures": 5, "types": ["t"], "codes": ["HANDLER_ERROR"],
+        "since": fleet.now.isoformat(), "first": fleet.now.isoformat(), "failures": 5, "types": ["t"],
+        "codes": ["HANDLER_ERROR"],
     }  # fmt: skip
     assert seen["waiting_for"] == (
         "a second opinion: it claims no more after 5 different tasks failed in a row (HANDLER_ERROR)"
@@ -135,3 +136,44 @@ async def test_the_snapshot_tells_whether_another_worker_completes_such_tasks(fl
     (task,) = await other.claim()
     assert await other.complete_many(result(task)) == ["ok"]
     assert await elsewhere() == fleet.now.isoformat()
+
+
+async def test_what_another_worker_began_before_the_failures_is_no_second_opinion(fleet: Fleet) -> None:
+    """A release may fail everywhere from one moment on: then no host is to blame."""
+    await fleet.submit(count=8)
+    agent, other = await fleet.agent(), await fleet.agent()
+    before = await other.claim(batch=2)
+    assert await other.complete(before[0]) == "ok"
+    fleet.wait(1)
+    for _ in range(5):
+        await fail_one(agent)
+    fleet.wait(1)
+    assert await other.complete(before[1]) == "ok"
+    rows = {one["id"]: one for one in (await fleet.snapshot())["workers"]}
+    assert rows[agent.id]["held_back"] is not None
+    assert rows[agent.id]["done_elsewhere_at"] is None
+
+
+async def test_failures_that_the_handler_calls_permanent_hold_no_worker_back(fleet: Fleet) -> None:
+    """Bad inputs say nothing about the worker; one other failure among them does."""
+    await fleet.submit(count=30)
+    agent = await fleet.agent()
+    for _ in range(12):
+        (task,) = await agent.claim()
+        assert await agent.fail(task, retryable=False, **FAILURE) == "failed"
+    assert (await row(fleet, agent))["held_back"] is None
+    await fail_one(agent)
+    assert (await row(fleet, agent))["held_back"]["failures"] == 13
+
+
+async def test_permanent_failures_hold_a_worker_back_if_another_one_completes_such_tasks(fleet: Fleet) -> None:
+    """A handler on a sick machine may call everything permanent; then such tasks succeed elsewhere."""
+    await fleet.submit(count=30)
+    agent, other = await fleet.agent(), await fleet.agent()
+    for number in range(6):
+        (task,) = await agent.claim()
+        await agent.fail(task, retryable=False, **FAILURE)
+        if number == 4:
+            assert (await row(fleet, agent))["held_back"] is None
+            assert await other.complete((await other.claim())[0]) == "ok"
+    assert (await row(fleet, agent))["held_back"]["failures"] == 6

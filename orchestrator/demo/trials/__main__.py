@@ -15,11 +15,12 @@ from orchestrator.demo.trials.codes import CODES
 from orchestrator.demo.trials.ground import Ground
 from orchestrator.demo.trials.harms import HARMS
 from orchestrator.demo.trials.kinds import KINDS
+from orchestrator.demo.trials.sick import SICK_WORKERS
 from orchestrator.demo.trials.table import document, show
 from orchestrator.demo.trials.trial import Result, Trial, run
 
 SIDE_BY_SIDE = 4  # most of a trial is waiting
-TRIALS = (*HARMS, *KINDS, *CODES)
+TRIALS = (*HARMS, *KINDS, *CODES, *SICK_WORKERS)
 DOCUMENT = ROOT / "docs" / "faults.md"
 
 

@@ -1,6 +1,6 @@
 """internal_hold_back, internal_done_elsewhere and internal_worker_sick."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tests.sim.sql.tables import Row, Tables, jsonable
 
@@ -26,7 +26,11 @@ class Fitness(Tables):
             return []
         codes = sorted({a["failure_code"] for a in failed if a["failure_code"] is not None})[:5]
         types = sorted({self.tasks[i]["task_type"] for i in ids if i in self.tasks})[:5]
-        held = {"since": self.now.isoformat(), "failures": len(ids), "types": types, "codes": codes}
+        first = jsonable(min(a["ended_at"] for a in failed))
+        held = {"since": self.now.isoformat(), "first": first, "failures": len(ids), "types": types, "codes": codes}
+        permanent = all(a.get("permanent") for a in failed)
+        if permanent and self.done_elsewhere(worker | {"held_back": held}) is None:
+            return []
         why = f"a second opinion: it claims no more after {len(ids)} different tasks failed in a row"
         waits = {"waiting_on": "orchestrator", "waiting_for": f"{why} ({', '.join(codes)})"}
         self.update_worker(worker, {"held_back": held, **waits})
@@ -38,7 +42,7 @@ class Fitness(Tables):
         held = worker["held_back"]
         if held is None:
             return None
-        after = datetime.fromisoformat(held["since"]) - timedelta(minutes=10)
+        after = datetime.fromisoformat(held.get("first", held["since"]))
         found: list[datetime] = []
         for other in self.workers.values():
             same = all(other[name] == worker[name] for name in ("fleet", "pool"))
@@ -47,7 +51,7 @@ class Fitness(Tables):
             theirs = [a for a in self.task_attempts.values() if a["worker_id"] == other["id"]]
             for attempt in sorted(theirs, key=lambda a: a["started_at"], reverse=True)[:20]:
                 task = self.tasks.get(attempt["task_id"])
-                done = attempt["outcome"] == "complete" and attempt["ended_at"] > after
+                done = attempt["outcome"] == "complete" and attempt["started_at"] >= after
                 if done and task is not None and task["task_type"] in held["types"]:
                     found.append(attempt["ended_at"])
         return jsonable(max(found)) if found else None

@@ -242,6 +242,8 @@ class Queue(Fitness):
                 "failed_at_point": None,
                 "message": None,
                 "detail": None,
+                "given_back": None,
+                "permanent": None,
                 "log_first": _handler_bytes(worker, worker["nonce"]),
                 "log_last": None,
             }
@@ -419,6 +421,8 @@ class Queue(Fitness):
             outcome = self._hand_back(worker, self.tasks[p_task_id], p_failure, release)
         elif outcome == "held":
             outcome = self.give_up(p_task_id, "failed", p_failure, counted=True, backoff=True)
+            if p_failure.get("retryable") is False:
+                self.task_attempts[p_task_id, p_attempt]["permanent"] = True
             for task_id in self.hold_back(worker):
                 why = f"Worker {p_worker_id} claims no more: its last {worker['held_back']['failures']} tasks failed"
                 self.give_up(task_id, "released", {"code": "RELEASED", "message": why}, counted=False, backoff=False)
