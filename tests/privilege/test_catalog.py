@@ -1,6 +1,7 @@
 """Every table and every function that the catalog names, whoever added it: closed to all but those it is for."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,11 +140,12 @@ async def test_no_table_answers(owner: Owner, doors: Doors, scene: Scene, who: s
 async def _all(
     doors: Doors, scene: Scene, door: str, who: str, calls: Sequence[tuple[str, str, Any]]
 ) -> list[tuple[str, int]]:
-    gate = asyncio.Semaphore(CONCURRENT)
+    gate, numbers = asyncio.Semaphore(CONCURRENT), itertools.count()
 
     async def one(method: str, path: str, body: Any) -> tuple[str, int]:
+        headers = {**scene.credentials(who), "X-Forwarded-For": f"192.0.2.{next(numbers) % 256}"}
         async with gate:
-            reply = await doors.clients[door].request(method, path, json=body, headers=scene.credentials(who))
+            reply = await doors.clients[door].request(method, path, json=body, headers=headers)
         assert scene.secret not in reply.text
         return f"{method} {path}", reply.status_code
 

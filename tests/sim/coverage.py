@@ -53,6 +53,8 @@ TABLES_ONLY_REAL = {
     "schema_migrations": "of migrate",
     "task_counts": INDEX,
     "task_marks": INDEX,
+    "task_results": "keeps results of tasks that were deleted; nobody deletes a task here",
+    "tasks_unsettled": "what a lock of another transaction kept from being settled; a call here is atomic",
     "worker_asks": DOOR,
 }
 COLUMNS_ONLY_REAL = {"tasks.uncounted": INDEX, "fleet_settings.set_at": SHOWN, "task_types.declared_at": SHOWN}
@@ -71,6 +73,11 @@ CODES_ONLY_REAL = {
     "UNKNOWN": "the code of a failure that names none; agents here name one",
     "INPUTS_UNREADABLE": "nobody here writes a task past task_submit, which refuses such inputs",
     "TASK_UNCLAIMABLE": "the same: what submit lets in can be claimed",
+    "DEPENDENCY_CYCLE": "nobody here changes what a task depends on after it was submitted",
+    "DEPENDENCY_DELETED": "nobody deletes a task here",
+    "NO_HOLDER": "nobody here writes `In Progress` past a claim",
+    "INVALID_CODE": "agents here name codes that are well formed",
+    "WORKER_START_COMMAND": "a word in a record of fleet_settings, not a code",
     "HEAD": DOOR,
     "ORBSY": DOOR,
 }

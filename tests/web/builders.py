@@ -127,6 +127,7 @@ async def serving(
     health: Health,
     on_unanswered: Callable[[str], None] = lambda _: None,
     check: Callable[[str], Claims] | None = None,
+    proxy_hops: int = 0,
 ) -> AsyncIterator[str]:
     """The application behind uvicorn on a free port; its URL."""
     app = build_app(
@@ -137,6 +138,7 @@ async def serving(
         task_signal=signal,
         on_unanswered=on_unanswered,
         metrics_tokens=(SECRET,),
+        proxy_hops=proxy_hops,
     )
     server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
     running = asyncio.create_task(server.serve())
