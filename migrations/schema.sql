@@ -32,7 +32,7 @@ CREATE FUNCTION public.fleet_asks(p_fleet text, p_limit integer, p_now timestamp
     SET jit TO 'off'
     AS $$
     select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o)), '[]'))
-      from (select a.id, a.worker_id, a.method, a.subject
+      from (select a.id, a.worker_id, a.method, a.subject, a.terms
               from public.worker_asks a join public.workers w on w.id = a.worker_id
              where a.answered_at is null and w.fleet = p_fleet and w.status <> 'terminated'
              order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(p_limit, 1000)) o
@@ -1567,7 +1567,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_terms jsonb, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
@@ -1576,15 +1576,15 @@ declare
 begin
     select * into v_ask from public.worker_asks a
      where a.worker_id = p_worker_id and a.method = p_method and md5(a.subject) = md5(p_subject);
-    if v_ask.answered_at > p_now - interval '5 minutes' then
+    if v_ask.terms = p_terms and v_ask.answered_at > p_now - interval '5 minutes' then
         return v_ask.answer;
     end if;
-    if v_ask.id is null or v_ask.answered_at is not null then
-        insert into public.worker_asks as a (worker_id, method, subject, asked_at)
-        select p_worker_id, p_method, p_subject, p_now
+    if v_ask.id is null or v_ask.answered_at is not null or v_ask.terms <> p_terms then
+        insert into public.worker_asks as a (worker_id, method, subject, terms, asked_at)
+        select p_worker_id, p_method, p_subject, p_terms, p_now
          where (select count(*) from public.worker_asks o where o.worker_id = p_worker_id and o.answered_at is null) < 1000
         on conflict (worker_id, method, md5(subject))
-            do update set asked_at = excluded.asked_at, answered_at = null, answer = null;
+            do update set terms = excluded.terms, asked_at = excluded.asked_at, answered_at = null, answer = null;
         perform pg_notify('orchestrator_asks', p_worker_id);
     end if;
     perform set_config('response.status', '202', true);  -- PostgREST's answer; older agents take it for "ask again"
@@ -1959,7 +1959,7 @@ CREATE FUNCTION public.internal_claimed(p_worker_id text, p_nonce text, p_claim_
     select coalesce(jsonb_agg(jsonb_build_object(
                'id', t.id, 'task_type', t.task_type, 'params', t.params, 'attempt', t.attempts,
                'max_attempts', t.max_attempts, 'timeout_s', t.timeout_s,
-               'output_prefix', format('outputs/%s/%s/', t.id, t.attempts),
+               'output_prefix', public.internal_output_prefix(t.id, t.attempts, a.nonce),
                'dependencies', coalesce((
                     select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
                                                         'output_location', d.output_location,
@@ -2251,7 +2251,7 @@ begin
     select jsonb_agg(jsonb_build_object(
                'id', k.id, 'task_type', k.task_type, 'params', k.params, 'attempt', k.attempts,
                'max_attempts', k.max_attempts, 'timeout_s', k.timeout_s,
-               'output_prefix', 'outputs/' || k.id || '/' || k.attempts || '/',
+               'output_prefix', public.internal_output_prefix(k.id, k.attempts, p_worker.nonce),
                'dependencies', case when k.depends_on = '{}' then '[]' else coalesce((
                    select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type,
                                                        'output_location', d.output_location,
@@ -2405,6 +2405,7 @@ CREATE TABLE public.tasks (
     failure_code text,
     failed_at_point text,
     pool_by_type boolean DEFAULT false NOT NULL,
+    output_object jsonb,
     CONSTRAINT tasks_attempts_counted CHECK (((attempts >= 0) AND ((uncounted >= 0) AND (uncounted <= attempts)) AND (max_attempts > 0))),
     CONSTRAINT tasks_filled CHECK (((pool IS NOT NULL) AND (max_attempts IS NOT NULL))),
     CONSTRAINT tasks_pool_named CHECK (((pool ~ '^[A-Za-z0-9][A-Za-z0-9_-]*$'::text) AND (octet_length(pool) <= 63))),
@@ -2699,6 +2700,13 @@ CREATE FUNCTION public.internal_open_interval(p_worker public.workers, p_now tim
      where p_worker.status <> 'terminated' and p_worker.billing_since is not null and i.to_at > i.from_at
 $$;
 
+CREATE FUNCTION public.internal_output_prefix(p_task_id uuid, p_attempt integer, p_nonce text) RETURNS text
+    LANGUAGE sql IMMUTABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select 'outputs/' || p_task_id || '/' || p_attempt || '-' || left(md5(p_nonce), 11) || '/'
+$$;
+
 CREATE FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2877,13 +2885,17 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_results(p_ids uuid[]) RETURNS TABLE(id uuid, task_type text, output_location text, result_data jsonb)
+CREATE FUNCTION public.internal_results(p_ids uuid[]) RETURNS TABLE(id uuid, task_type text, output_location text, result_data jsonb, output_object jsonb)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
     AS $$
-    select t.id, t.task_type, t.output_location, t.result_data from public.tasks t where t.id = any (p_ids)
+    select t.id, t.task_type, t.output_location, t.result_data,
+           case when t.output_object->>'location' = t.output_location then t.output_object end
+      from public.tasks t where t.id = any (p_ids)
     union all
-    select r.id, r.task_type, r.output_location, r.result_data from public.task_results r
+    select r.id, r.task_type, r.output_location, r.result_data,
+           case when r.output_object->>'location' = r.output_location then r.output_object end
+      from public.task_results r
      where r.id = any (p_ids) and not exists (select from public.tasks t where t.id = r.id)
 $$;
 
@@ -3573,14 +3585,15 @@ begin
             array(select a.task_id from public.task_attempts a where a.ended_at is null), true);
         return null;
     end if;
-    insert into public.task_results (id, task_type, output_location, result_data, deleted_at)
-    select r.id, r.task_type, r.output_location, r.result_data, public.internal_now()
+    insert into public.task_results (id, task_type, output_location, result_data, output_object, deleted_at)
+    select r.id, r.task_type, r.output_location, r.result_data, r.output_object, public.internal_now()
       from removed r
      where r.status = 'Complete'
        and exists (select from public.tasks t
                     where t.status <> 'Complete' and t.depends_on <> '{}' and t.depends_on @> array[r.id])
     on conflict (id) do update
-       set output_location = excluded.output_location, result_data = excluded.result_data, deleted_at = excluded.deleted_at;
+       set output_location = excluded.output_location, result_data = excluded.result_data,
+           output_object = excluded.output_object, deleted_at = excluded.deleted_at;
     select array_agg(r.id) filter (where r.status = 'In Progress'), array_agg(r.id) filter (where r.status <> 'Complete')
       into v_held, v_lost from removed r;
     if v_held is not null then
@@ -3626,6 +3639,21 @@ begin
       from (select r.*, coalesce(r.ended_at, p_now) as to_at from reaching r) e;
 end
 $$;
+
+CREATE FUNCTION public.internal_upload_terms(p_item jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+begin
+    if p_item->'once' is distinct from 'true' then
+        return '{}';
+    elsif jsonb_typeof(p_item->'bytes') is distinct from 'number' or p_item->>'bytes' !~ '^[0-9]{1,15}$'
+          or coalesce(p_item->>'sha256', '') !~ '^[0-9a-f]{64}$' then
+        perform public.internal_refuse('OR007', 'an upload of one write names its bytes and its sha256');
+    end if;
+    return jsonb_build_object('once', true, 'bytes', p_item->'bytes', 'sha256', p_item->'sha256');
+end
+$_$;
 
 CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
@@ -4001,48 +4029,9 @@ CREATE FUNCTION public.worker_complete(p_worker_id text, p_nonce text, p_task_id
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     AS $$
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    v_worker public.workers := public.internal_caller(p_worker_id, false);
-    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
-    v_held uuid;
-    v_answer jsonb;
 begin
-    if p_result_data is not null then
-        perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
-    end if;
-    if p_output_location is not null then
-        perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
-        if p_output_location like 's3://%' and public.internal_is_pod() and public.internal_is_over_postgrest()
-           and public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']) = 'held' then
-            v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, v_now);
-            if v_answer is null then
-                return jsonb_build_object('outcome', 'pending');
-            elsif v_answer->'found' = 'false' then
-                return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
-            end if;
-        end if;
-    end if;
-    if v_worker.nonce is distinct from p_nonce then
-        return jsonb_build_object('outcome', 'fenced');
-    end if;
-    with done as (
-        update public.tasks t
-           set status = 'Complete', output_location = p_output_location, result_data = p_result_data,
-               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
-               updated_at = v_now
-         where t.id = p_task_id and t.attempts = p_attempt
-           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
-        returning t.id, t.attempts
-    ), ended as (
-        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
-          from done d where a.task_id = d.id and a.attempt = d.attempts
-    )
-    select d.id into v_held from done d;
-    if v_held is null then
-        return jsonb_build_object('outcome', public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
-    end if;
-    return jsonb_build_object('outcome', 'ok');
+    return public.worker_complete_output(
+        p_worker_id, p_nonce, p_task_id, p_attempt, p_output_location, p_result_data, null, p_now);
 end
 $$;
 
@@ -4072,6 +4061,65 @@ CREATE FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_re
     AS $$
 begin
     return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results, public.internal_clock(p_now));
+end
+$$;
+
+CREATE FUNCTION public.worker_complete_output(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_output jsonb, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
+    v_held uuid;
+    v_answer jsonb;
+    v_over_postgrest boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod may not say what the bucket shows
+begin
+    if p_result_data is not null then
+        perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
+    end if;
+    if p_output_location is not null then
+        perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
+        if p_output_location like 's3://%' and v_over_postgrest
+           and public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']) = 'held' then
+            v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, '{}', v_now);
+            if v_answer is null then
+                return jsonb_build_object('outcome', 'pending');
+            elsif v_answer->'found' = 'false' then
+                return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
+            end if;
+            v_object := v_answer->'object';
+        elsif v_object = 'false' then
+            v_answer := to_jsonb(public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
+            return jsonb_build_object('outcome', case v_answer #>> '{}' when 'held' then 'look' else v_answer #>> '{}' end);
+        end if;
+    end if;
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced');
+    end if;
+    with done as (
+        update public.tasks t
+           set status = 'Complete', output_location = p_output_location,
+               output_object = v_object || jsonb_build_object('location', p_output_location), result_data = p_result_data,
+               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
+               updated_at = v_now
+         where t.id = p_task_id and t.attempts = p_attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+    )
+    select d.id into v_held from done d;
+    if v_held is null then
+        return jsonb_build_object('outcome', public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
+    end if;
+    return jsonb_build_object('outcome', 'ok');
 end
 $$;
 
@@ -4138,10 +4186,12 @@ declare
     v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
     v_item jsonb;
     v_key text;
-    v_answer jsonb := '{}';
+    v_answer jsonb;
     v_granted jsonb := '[]';
     v_refused jsonb := '[]';
     v_pending jsonb := '[]';
+    v_replaced jsonb := '[]';
+    v_terms jsonb;
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'items', '[]'::jsonb, 'refused', '[]'::jsonb);
@@ -4151,36 +4201,52 @@ begin
     end if;
     for v_item in select value from jsonb_array_elements(p_items) loop
         v_key := v_item->>'key';
-        if v_key ~ '^outputs/[^/]+/[0-9]+/[^/]' and v_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]' and length(v_key) <= 900
-           and exists (
-               select from public.tasks t
-                where t.worker_id = p_worker_id and t.status = 'In Progress'
-                  and case v_item->>'method'
-                          when 'PUT' then starts_with(v_key, format('outputs/%s/%s/', t.id, t.attempts))
-                          when 'GET' then exists (
-                              select from public.internal_results(t.depends_on) d
-                               where starts_with(v_key, format('outputs/%s/', d.id))
-                                 and right(d.output_location, length(v_key) + 1) = '/' || v_key)
-                          else false
-                      end) then
+        v_terms := null;
+        if v_key ~ '^outputs/[^/]+/[0-9]+(-[0-9a-f]+)?/[^/]' and v_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]'
+           and length(v_key) <= 900 then
+            select case v_item->>'method'
+                       when 'PUT' then public.internal_upload_terms(v_item)
+                       else coalesce(h.object, '{}') end
+              into v_terms
+              from public.tasks t
+              left join lateral (
+                   select coalesce(d.output_object, '{}') as object from public.internal_results(t.depends_on) d
+                    where v_item->>'method' = 'GET' and starts_with(v_key, format('outputs/%s/', d.id))
+                      and right(d.output_location, length(v_key) + 1) = '/' || v_key
+                      order by d.output_object is null limit 1) h on true
+             where t.worker_id = p_worker_id and t.status = 'In Progress'
+               and case v_item->>'method'
+                       when 'PUT' then starts_with(v_key, public.internal_output_prefix(t.id, t.attempts, p_nonce))
+                                       or starts_with(v_key, format('outputs/%s/%s/', t.id, t.attempts))
+                       when 'GET' then h.object is not null
+                       else false
+                   end
+             limit 1;
+        end if;
+        if v_terms is not null then
+            v_answer := v_terms;
             if v_asks then
-                v_answer := public.internal_ask(p_worker_id, v_item->>'method', v_key, v_now);
+                v_answer := public.internal_ask(p_worker_id, v_item->>'method', v_key, v_terms, v_now);
             end if;
             if v_answer is null then
                 v_pending := v_pending || jsonb_build_array(v_key);
             elsif v_answer ? 'refused' then
                 v_refused := v_refused || jsonb_build_array(v_key);
+                if v_answer ? 'replaced' then
+                    v_replaced := v_replaced || jsonb_build_array(v_key);
+                end if;
             else
-                v_granted := v_granted || (jsonb_build_object('method', v_item->>'method', 'key', v_key) || v_answer);
+                v_granted := v_granted || (v_answer || jsonb_build_object('method', v_item->>'method', 'key', v_key));
             end if;
         else
             v_refused := v_refused || jsonb_build_array(v_key);
         end if;
     end loop;
     if v_pending <> '[]' then
-        return jsonb_build_object('outcome', 'pending', 'items', v_granted, 'refused', v_refused, 'pending', v_pending);
+        return jsonb_build_object('outcome', 'pending', 'items', v_granted, 'refused', v_refused, 'replaced', v_replaced,
+                                  'pending', v_pending);
     end if;
-    return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused);
+    return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused, 'replaced', v_replaced);
 end
 $_$;
 
@@ -4687,7 +4753,8 @@ CREATE TABLE public.task_results (
     task_type text NOT NULL,
     output_location text,
     result_data jsonb,
-    deleted_at timestamp with time zone NOT NULL
+    deleted_at timestamp with time zone NOT NULL,
+    output_object jsonb
 );
 
 COMMENT ON TABLE public.task_results IS 'Of Complete tasks that were deleted while another task needed them';
@@ -4729,6 +4796,7 @@ CREATE TABLE public.worker_asks (
     asked_at timestamp with time zone NOT NULL,
     answered_at timestamp with time zone,
     answer jsonb,
+    terms jsonb DEFAULT '{}'::jsonb NOT NULL,
     CONSTRAINT worker_asks_method_check CHECK ((method = ANY (ARRAY['GET'::text, 'PUT'::text, 'HEAD'::text]))),
     CONSTRAINT worker_asks_subject_check CHECK ((octet_length(subject) <= 4096))
 );
@@ -5161,7 +5229,7 @@ GRANT ALL ON FUNCTION public.fleet_worker(p_fleet text, p_worker_id text, p_now 
 REVOKE ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fleet_workers(p_fleet text, p_all boolean, p_limit integer, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_now timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_ask(p_worker_id text, p_method text, p_subject text, p_terms jsonb, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_attempts_removed() FROM PUBLIC;
 
@@ -5251,6 +5319,8 @@ REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_open_interval(p_worker public.workers, p_now timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_output_prefix(p_task_id uuid, p_attempt integer, p_nonce text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_paused(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_pauses(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
@@ -5317,6 +5387,8 @@ REVOKE ALL ON FUNCTION public.internal_tasks_removed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_upload_terms(p_item jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_worker_billing() FROM PUBLIC;
@@ -5365,6 +5437,10 @@ GRANT ALL ON FUNCTION public.worker_complete_and_claim(p_worker_id text, p_nonce
 REVOKE ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_complete_many(p_worker_id text, p_nonce text, p_results jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.worker_complete_output(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_output jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_complete_output(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_output jsonb, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_complete_output(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_output_location text, p_result_data jsonb, p_output jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_fail(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_failure jsonb, p_now timestamp with time zone) TO gpu_worker;

@@ -5,12 +5,13 @@ pods leave which speak to PostgREST itself (`Answers`).
 """
 
 import asyncio
+import mimetypes
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
 
-from orchestrator.ports import Blobs, NotFound, PortError
+from orchestrator.ports import Blobs, NotFound, PortError, Upload
 
 GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that has begun may take longer
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
@@ -21,26 +22,48 @@ CONCURRENT_LOOKS = 8
 log = structlog.get_logger()
 
 
-def sign(blobs: Blobs, method: str, key: str) -> Mapping[str, str] | None:
-    """{url, location} for one key; None for what nobody may have, whatever the database said."""
-    maker = {"PUT": blobs.sign_put, "GET": blobs.sign_get}.get(method)
-    if maker is None or not _is_output(key):
-        return None
-    return {"url": maker(key, expires_s=GRANT_TTL_S), "location": blobs.location(key)}
+async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any]:
+    """{url, location} and what goes with them for one key, or {refused}, whatever the database said of it.
+
+    `terms`: of a PUT {once, bytes, sha256} for a URL of one write; of a GET what was recorded of the object, and an
+    object that is another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
+    """
+    if method not in {"PUT", "GET"} or not _is_output(key):
+        return {"refused": True}
+    if method == "GET" and "etag" in terms:
+        seen = await look(blobs, key)
+        if seen is None or any(seen.get(name) != terms.get(name) for name in ("etag", "bytes")):
+            log.warning("output_replaced", key=key, recorded=terms.get("etag"), seen=seen and seen["etag"])
+            return {"refused": True, "replaced": True}
+    # In a thread: the first signature loads the S3 client, which takes most of a second.
+    return await asyncio.to_thread(_sign, blobs, method, key, terms)
 
 
-async def has_output(blobs: Blobs, location: str | None) -> bool:
-    """Whether an output is there, or nothing of ours to look for. PortError, TimeoutError: nobody knows; ask again."""
-    key = blobs.key_of(location) if location else None
-    if key is None:
-        return True
+async def look(blobs: Blobs, key: str) -> Mapping[str, Any] | None:
+    """What the bucket shows of an output; None if it is not there. PortError, TimeoutError: nobody knows; ask again."""
     try:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
-            await blobs.size(key)
+            return await blobs.look(key)
     except NotFound:
-        log.warning("output_missing", location=location)
-        return False
-    return True
+        log.warning("output_missing", key=key)
+        return None
+
+
+def _sign(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any]:
+    location = blobs.location(key)
+    if method == "GET":
+        recorded = {name: terms[name] for name in ("etag", "bytes", "sha256") if name in terms}
+        return {"url": blobs.sign_get(key, expires_s=GRANT_TTL_S), "location": location, **recorded}
+    if not terms.get("once"):
+        return {"url": blobs.sign_put(key, expires_s=GRANT_TTL_S), "location": location}
+    kind = mimetypes.guess_type(key)[0] or "application/octet-stream"
+    upload = Upload(int(terms["bytes"]), str(terms["sha256"]), kind)
+    return {
+        "url": blobs.sign_put(key, expires_s=GRANT_TTL_S, upload=upload),
+        "location": location,
+        "headers": upload.headers(),
+        "head": blobs.sign_head(key, expires_s=GRANT_TTL_S),
+    }
 
 
 def _is_output(key: str) -> bool:
@@ -66,29 +89,26 @@ class Answers:
         """Answer the open rows, and those that come meanwhile; how many. Raises PortError."""
         answered = 0
         while asks := await self._store.asks(BATCH):
-            # In a thread: the first signature loads the S3 client, which takes most of a second.
-            signed = await asyncio.to_thread(self._sign, asks)
-            found = await asyncio.gather(*(self._look(ask) for ask in asks if ask["method"] == "HEAD"))
-            answers = [*signed, *(answer for answer in found if answer is not None)]
+            found = await asyncio.gather(*(self._answer(ask) for ask in asks))
+            answers = [answer for answer in found if answer is not None]
             now_answered = await self._store.answer(term, answers) if answers else 0
             answered += now_answered
             if not now_answered:  # the bucket is away: the next look is for the timer
                 break
         return answered
 
-    def _sign(self, asks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        wanted = [ask for ask in asks if ask["method"] != "HEAD"]
-        return [
-            {"id": ask["id"], "answer": sign(self._blobs, ask["method"], ask["subject"]) or {"refused": True}}
-            for ask in wanted
-        ]
-
-    async def _look(self, ask: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    async def _answer(self, ask: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        subject = ask["subject"]
         try:
             async with self._gate:
-                found = await has_output(self._blobs, ask["subject"])
+                if ask["method"] == "HEAD":
+                    key = self._blobs.key_of(subject)
+                    seen = await look(self._blobs, key) if key else None
+                    answer = {"found": key is None or seen is not None, **({"object": seen} if seen else {})}
+                else:
+                    answer = dict(await grant(self._blobs, ask["method"], subject, ask.get("terms") or {}))
         except (PortError, TimeoutError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
-            log.warning("output_unknown", worker=ask["worker_id"], location=ask["subject"], why=why)
+            log.warning("output_unknown", worker=ask["worker_id"], subject=subject, why=why)
             return None
-        return {"id": ask["id"], "answer": {"found": found}}
+        return {"id": ask["id"], "answer": answer}

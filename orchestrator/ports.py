@@ -411,6 +411,23 @@ class NoBucket(BlobRefused):
     """The bucket itself is not there."""
 
 
+class ObjectExists(BlobRefused):
+    """A write on condition that there is no object found one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What a signed URL for one write is bound to: the bucket refuses any other request."""
+
+    size_bytes: int
+    sha256: str
+    content_type: str
+
+    def headers(self) -> Mapping[str, str]:
+        """The headers that the request must carry besides its length."""
+        return {"If-None-Match": "*", "Content-Type": self.content_type, "x-amz-meta-sha256": self.sha256}
+
+
 class Blobs(Protocol):
     """The S3 bucket; keys are relative to S3_PREFIX."""
 
@@ -420,8 +437,20 @@ class Blobs(Protocol):
 
     async def get(self, key: str) -> bytes: ...
     async def size(self, key: str) -> int: ...
+    async def look(self, key: str) -> Mapping[str, Any]:
+        """HEAD: {bytes, etag}, and `version` and `sha256` where the bucket or the writer gave one. Raises NotFound."""
+        ...
+
+    async def put_new(self, key: str, content: bytes) -> None:
+        """Store if there is no object of this key. Raises ObjectExists."""
+        ...
+
     def sign_get(self, key: str, *, expires_s: int) -> str: ...
-    def sign_put(self, key: str, *, expires_s: int) -> str: ...
+    def sign_head(self, key: str, *, expires_s: int) -> str: ...
+    def sign_put(self, key: str, *, expires_s: int, upload: Upload | None = None) -> str:
+        """With `upload` the URL takes one write of exactly that; without it, any bytes at any time until it expires."""
+        ...
+
     def location(self, key: str) -> str:
         """`s3://bucket/prefix/key`."""
         ...

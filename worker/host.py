@@ -157,6 +157,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "retryable": bool(getattr(error, "retryable", True)),
         "point": "Completion" if isinstance(error, TransferError) else "Processing",
         "outage": isinstance(error, TransferError) and error.outage,
+        "code": error.code if isinstance(error, TransferError) else None,
     }
 
 

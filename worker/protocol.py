@@ -63,6 +63,8 @@ EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled"
 
 # Failure codes that both sides of a completion know.
 OUTPUT_MISSING = "OUTPUT_MISSING"  # point Completion: the store does not have what was reported
+OUTPUT_EXISTS = "OUTPUT_EXISTS"  # an output is written once, and the store has another one under its key
+OUTPUT_REPLACED = "OUTPUT_REPLACED"  # the store has another object than the one that the dependency was completed with
 
 # In p_health while the agent claims nothing because its disk is full: {since: seconds of Unix time, why}.
 DISK = "disk"

@@ -127,7 +127,8 @@ class Runner:
             child.end()  # what it holds of the memory goes with it
         told = message or {}
         return failed(
-            code, text, exit_class, point=told.get("point", "Processing"), retryable=told.get("retryable", True),
+            told.get("code") or code, text, exit_class,
+            point=told.get("point", "Processing"), retryable=told.get("retryable", True),
             type=told.get("type"), traceback=told.get("traceback"), log=log[-DETAIL_CHARS:], status=status,
         )  # fmt: skip
 
@@ -173,7 +174,7 @@ class Runner:
         clean = None if text is None else self._journal.clean(str(text), limit=PROGRESS_CHARS)
         return {"fraction": message["fraction"], "message": clean}
 
-    def _grants(self, items: list[dict[str, str]]) -> dict[str, Any]:
+    def _grants(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         """One try, so that a cancellation is never far away; the child asks again."""
         try:
             answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, unless=self._life.interrupting)
@@ -183,7 +184,7 @@ class Runner:
             return {"error": f"{type(error).__name__}: {error}", "final": False}
         except Refused as error:
             return {"error": str(error), "final": True}
-        return {"items": answer.get("items") or [], "refused": answer.get("refused") or []}
+        return {name: answer.get(name) or [] for name in ("items", "refused", "replaced")}
 
     def _note_dropped(self, held: Held, message: dict[str, Any]) -> None:
         """Declare output that a full disk did not take: in the log, and in each heartbeat from then on."""

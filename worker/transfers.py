@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import http.client
 import itertools
@@ -13,6 +14,7 @@ import time
 import zlib
 from urllib.parse import urlsplit
 
+from . import protocol
 from .waits import ORCHESTRATOR, STORE
 
 TYPE_CHECKING = False
@@ -31,8 +33,12 @@ REDIRECTS = 3
 ROOM_BYTES = 16 << 20  # that the disk must have left while a result waits on it
 OK = 200
 MISSING = {404, 410}
+EXISTS = 412  # a write on condition that there is no object found one
+CONFLICT = 409  # … or another write of it under way
+UNKNOWN = 501  # the store does not know the condition
 REFUSED = {301, 302, 303, 307, 308, 401, 403, *MISSING}  # statuses that an operator mends: keys, policy, bucket, region
 BUSY = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed"}  # codes that S3 sends with a 4xx status too
+MD5 = re.compile(r"[0-9a-f]{32}")  # an ETag of this form is the MD5 of what was stored
 # What the pod's own disk answers; every other OSError is the network's.
 LOCAL = {
     errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
@@ -43,6 +49,8 @@ LOCAL = {
 class TransferError(Exception):
     """The bytes did not get where they should; the text never holds a signed URL."""
 
+    code: str | None = None  # of the failure; None: the handler's own
+    retryable = True
     outage = False  # whether a service outside is the cause: then the attempt is handed back, and not counted
 
 
@@ -50,6 +58,27 @@ class Unserved(TransferError):
     """A service was away for longer than this pod can wait."""
 
     outage = True
+
+
+class Exists(TransferError):
+    """Another file was stored under this name by the same attempt."""
+
+    code = protocol.OUTPUT_EXISTS
+
+
+class Replaced(TransferError):
+    """A dependency's output is not the object that it was completed with."""
+
+    code = protocol.OUTPUT_REPLACED
+    retryable = False
+
+
+class _Unconditional(Exception):
+    """The store takes no condition."""
+
+
+class _Exists(Exception):
+    """The store has an object of this key already."""
 
 
 class _Away(Exception):
@@ -75,25 +104,29 @@ class Door:
 
     def put(self, key: str, source: Path) -> tuple[str, int]:
         """(location, bytes) of the stored file. Raises TransferError."""
-        size = source.stat().st_size
-        location: str = self._try("PUT", key, lambda item: _put(item, source, size))
-        return location, size
+        size, md5, sha256 = _digests(source)
+        terms: dict[str, Any] = {"once": True, "bytes": size, "sha256": sha256}
+        put = functools.partial(_put, source=source, size=size, md5=md5)
+        try:
+            return self._try("PUT", key, put, terms), size
+        except _Unconditional:  # then what is recorded of the object protects it alone
+            return self._try("PUT", key, put), size
 
     def get(self, location: str, task_id: str, target: Path) -> None:
         """Fetch `location`, left by `task_id`, whole or not at all. Raises TransferError."""
         start = location.find(f"/outputs/{task_id}/")
         if start < 0:
             raise TransferError(f"{location} does not lie among the outputs of the task {task_id}")
-        self._try("GET", location[start + 1 :], lambda item: _get(item["url"], target))
+        self._try("GET", location[start + 1 :], lambda item: _get(item, target))
 
-    def _try(self, method: str, key: str, move: Any) -> Any:
+    def _try(self, method: str, key: str, move: Any, terms: dict[str, Any] | None = None) -> Any:
         """Move the bytes, waiting for the store as long as the disk has room. The attempt's clock stands meanwhile."""
         wait = _Wait(self._channel, self._task_id, next(self._numbers), self._clock)
         wrong = 0
         wait.tell("")
         try:
             while True:
-                item = self._grant(method, key, wait)
+                item = self._grant({"method": method, "key": key, **(terms or {})}, wait)
                 try:
                     return move(item)
                 except _Wrong as error:
@@ -116,17 +149,20 @@ class Door:
         if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
             raise Unserved(f"{what} waited for the store ({why}), and the pod's disk is full")
 
-    def _grant(self, method: str, key: str, wait: _Wait) -> dict[str, Any]:
+    def _grant(self, wanted: dict[str, Any], wait: _Wait) -> dict[str, Any]:
         """A signed URL; waits for an orchestrator that is away."""
+        method, key = wanted["method"], wanted["key"]
         until = self._clock.monotonic() + self._patience_s
         while True:
             try:
-                reply = self._channel.ask({"op": "grants", "items": [{"method": method, "key": key}]}, ASK_S)
+                reply = self._channel.ask({"op": "grants", "items": [wanted]}, ASK_S)
             except TimeoutError as error:
                 reply = {"error": str(error), "final": False}
             if reply.get("items"):
                 item: dict[str, Any] = reply["items"][0]
                 return item
+            if reply.get("replaced"):
+                raise Replaced(f"{key} is not the object with which its task was completed")
             if "error" not in reply or reply["final"]:
                 raise TransferError(f"{method} of {key} was not granted: {reply.get('error', 'refused')}")
             if self._clock.monotonic() > until:
@@ -165,7 +201,11 @@ def _check(answer: Any, method: str) -> None:
     found = re.search(r"<Code>([A-Za-z]{1,64})</Code>|\"Code\": *\"([A-Za-z]{1,64})\"", body)
     code = (found[1] or found[2]) if found else ""
     said = f"HTTP {answer.status} {code}: {body[:300]}"
-    if answer.status >= 500 or answer.status in {408, 429} or code in BUSY:  # noqa: PLR2004 RFC 9110
+    if method == "PUT" and answer.status == EXISTS:
+        raise _Exists(said)
+    if method == "PUT" and (answer.status == UNKNOWN or code == "NotImplemented"):
+        raise _Unconditional(said)
+    if answer.status == CONFLICT or answer.status >= 500 or answer.status in {408, 429} or code in BUSY:  # noqa: PLR2004 RFC 9110
         raise _Away(f"the store does not serve: {said}")
     if method == "GET" and answer.status in MISSING and code != "NoSuchBucket":
         raise _Wrong(said)
@@ -174,25 +214,57 @@ def _check(answer: Any, method: str) -> None:
     raise _Wrong(said)
 
 
-def _put(item: dict[str, Any], source: Path, size: int) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
+def _digests(source: Path) -> tuple[int, str, str]:
+    """(bytes, MD5, SHA-256) of a file."""
+    size, md5, sha256 = 0, hashlib.md5(usedforsecurity=False), hashlib.sha256()
     with source.open("rb") as file:
         for block in iter(lambda: file.read(BLOCK_BYTES), b""):
-            digest.update(block)
-        file.seek(0)
-        with contextlib.closing(_connect(item["url"])) as connection:
-            connection.request("PUT", _target(item["url"]), body=file, headers={"Content-Length": str(size)})
+            size += len(block)
+            md5.update(block)
+            sha256.update(block)
+    return size, md5.hexdigest(), sha256.hexdigest()
+
+
+def _put(item: dict[str, Any], source: Path, size: int, md5: str) -> str:
+    headers = {"Content-Length": str(size), **item.get("headers", {})}
+    location: str = item["location"]
+    try:
+        with source.open("rb") as file, contextlib.closing(_connect(item["url"])) as connection:
+            connection.request("PUT", _target(item["url"]), body=file, headers=headers)
             answer = connection.getresponse()
             _check(answer, "PUT")
             answer.read(1000)
+    except _Unconditional as error:
+        if "headers" in item:
+            raise
+        raise _Away(f"the store does not serve: {error}") from None
+    except _Exists:
+        if not _is_same(item, size, md5):
+            raise Exists(f"{location} was stored before with other content: an output is written once") from None
+        return location  # by an earlier try, whose answer was lost
     etag = (answer.headers.get("ETag") or "").strip('"')
-    if re.fullmatch(r"[0-9a-f]{32}", etag) and etag != digest.hexdigest():
+    if MD5.fullmatch(etag) and etag != md5:
         raise _Wrong("the store kept other bytes than were sent (its MD5 differs)")
-    location: str = item["location"]
     return location
 
 
-def _get(url: str, target: Path) -> None:
+def _is_same(item: dict[str, Any], size: int, md5: str) -> bool:
+    """Whether the store has this file already: by its MD5, or where its ETag is none, by its size and SHA-256."""
+    with contextlib.closing(_connect(item["head"])) as connection:
+        connection.request("HEAD", _target(item["head"]))
+        answer = connection.getresponse()
+        _check(answer, "HEAD")
+    etag = (answer.headers.get("ETag") or "").strip('"')
+    if answer.headers.get("Content-Length") != str(size):
+        return False
+    if MD5.fullmatch(etag):
+        return etag == md5
+    sha256: str = item["headers"]["x-amz-meta-sha256"]
+    return sha256 == answer.headers.get("x-amz-meta-sha256")
+
+
+def _get(item: dict[str, Any], target: Path) -> None:
+    url, digest = item["url"], hashlib.sha256()
     for _ in range(REDIRECTS):
         with contextlib.closing(_connect(url)) as connection:
             connection.request("GET", _target(url))
@@ -207,8 +279,14 @@ def _get(url: str, target: Path) -> None:
             with part.open("wb") as file:
                 for block in iter(lambda: answer.read(BLOCK_BYTES), b""):  # noqa: B023 read to its end in this turn
                     size += file.write(block)
+                    digest.update(block)
         if length is not None and size != int(length):
             raise _Away(f"{size} of {length} bytes arrived")
+        etag = (answer.headers.get("ETag") or "").strip('"')
+        found = {"etag": etag, "bytes": size, "sha256": digest.hexdigest()}
+        if differing := [name for name, value in found.items() if item.get(name, value) != value]:
+            part.unlink()
+            raise Replaced(f"{item['location']} is not the object with which its task was completed ({differing})")
         part.replace(target)
         return
     raise _Away("too many redirects")

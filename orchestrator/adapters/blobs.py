@@ -6,12 +6,12 @@ error here and not a hole in somebody's log.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.ports import BlobRefused, NoBucket, NotFound, PortError, Unavailable
+from orchestrator.ports import BlobRefused, NoBucket, NotFound, ObjectExists, PortError, Unavailable, Upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -23,6 +23,7 @@ ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto backs o
 CALL_TIMEOUT_S = 120.0  # over all attempts of one call
 CLOSED = "S3: the client was closed"
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+PRECONDITION_FAILED = 412  # HTTP status
 T = TypeVar("T")
 
 
@@ -87,13 +88,43 @@ class S3Blobs:
             "size", lambda: int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
         )
 
+    async def look(self, key: str) -> Mapping[str, Any]:
+        """What a HEAD shows of the object. Raises NotFound."""
+        name = self._prefix + key
+        shown = await self._in_thread("look", lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+        version, sha256 = shown.get("VersionId"), shown.get("Metadata", {}).get("sha256")
+        seen = {"bytes": int(shown["ContentLength"]), "etag": shown["ETag"].strip('"')}
+        return seen | ({"version": version} if version else {}) | ({"sha256": sha256[:64]} if sha256 else {})
+
+    async def put_new(self, key: str, content: bytes) -> None:
+        """Store if there is no object of this key. Raises ObjectExists."""
+        name = self._prefix + key
+        await self._in_thread(
+            "put_new", lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=content, IfNoneMatch="*")
+        )
+
     def sign_get(self, key: str, *, expires_s: int) -> str:
         """A URL that fetches the object with no further credential; nothing is sent to make it."""
         return self._sign("get_object", key, expires_s)
 
-    def sign_put(self, key: str, *, expires_s: int) -> str:
-        """A URL that takes the object by PUT with no further credential; nothing is sent to make it."""
-        return self._sign("put_object", key, expires_s)
+    def sign_head(self, key: str, *, expires_s: int) -> str:
+        """A URL that tells of the object by HEAD with no further credential; nothing is sent to make it."""
+        return self._sign("head_object", key, expires_s)
+
+    def sign_put(self, key: str, *, expires_s: int, upload: Upload | None = None) -> str:
+        """A URL that takes the object by PUT with no further credential; nothing is sent to make it.
+
+        The headers of `upload` and its length are signed: the bucket refuses a request with others.
+        """
+        if upload is None:
+            return self._sign("put_object", key, expires_s)
+        bound = {
+            "IfNoneMatch": "*",
+            "ContentLength": upload.size_bytes,
+            "ContentType": upload.content_type,
+            "Metadata": {"sha256": upload.sha256},
+        }
+        return self._sign("put_object", key, expires_s, **bound)
 
     def location(self, key: str) -> str:
         """`s3://bucket/prefix/key`."""
@@ -134,8 +165,8 @@ class S3Blobs:
             ),
         )
 
-    def _sign(self, operation: str, key: str, expires_s: int) -> str:
-        arguments = {"Bucket": self._bucket, "Key": self._prefix + key}
+    def _sign(self, operation: str, key: str, expires_s: int, **bound: Any) -> str:
+        arguments = {"Bucket": self._bucket, "Key": self._prefix + key, **bound}
         return self._client.generate_presigned_url(operation, Params=arguments, ExpiresIn=expires_s)
 
     async def _in_thread(self, operation: str, call: Callable[[], T]) -> T:
@@ -179,6 +210,10 @@ def _refusal(response: Any, text: str) -> PortError:
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code == "NoSuchBucket":
         return NoBucket(text)
+    if code == "NotImplemented":  # a header that the server does not know: asking again is of no use
+        return BlobRefused(text)
+    if status == PRECONDITION_FAILED:
+        return ObjectExists(text)
     if code in MISSING:
         return NotFound(text)
     if status >= 500 or status in {0, 408, 429} or code in {"SlowDown", "RequestTimeTooSkewed", "RequestTimeout"}:  # noqa: PLR2004  RFC 9110

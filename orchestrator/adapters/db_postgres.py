@@ -37,6 +37,7 @@ JSON_ARGS = frozenset(
         "p_logs",
         "p_result_data",
         "p_results",
+        "p_output",
         "p_failure",
         "p_items",
         "p_answers",

@@ -14,7 +14,7 @@ from orchestrator import wiring
 from orchestrator.doctor.database import MIGRATE
 from orchestrator.doctor.findings import Section
 from orchestrator.needs import PROJECTS_OWN, PUBLIC_KEY
-from orchestrator.ports import BlobRefused, Blobs, NoBucket, NotFound, PortError
+from orchestrator.ports import BlobRefused, Blobs, NoBucket, NotFound, ObjectExists, PortError
 from orchestrator.settings import Settings
 from worker import protocol
 
@@ -25,6 +25,7 @@ REFUSED = (401, 403)  # HTTP statuses
 BAD_JWT = "PGRST30"  # how PostgREST's codes begin that are about a token: 0 to 3
 TOKEN_TTL_S = 60.0
 SHOWN_CHARS = 200
+ONCE_FIX = "use a bucket that enforces conditional writes, as AWS S3 does"
 BUCKET_FIX = "check S3_ENDPOINT_URL, S3_BUCKET, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
@@ -72,6 +73,7 @@ async def s3(settings: Settings, section: Section) -> None:
                 section.ok("it can be read back")
             else:
                 section.fail("what is read back is not what was stored", key, "see who else writes to the bucket")
+            await is_written_once(blobs, key, section)
         finally:
             await blobs.delete(key)
         section.ok("it can be deleted")
@@ -162,6 +164,22 @@ async def _is_there(blobs: Blobs, key: str) -> None:
         raise
     except (NotFound, BlobRefused):
         pass  # a key that may not list the bucket is refused what is not in it; storing will tell
+
+
+async def is_written_once(blobs: Blobs, key: str, section: Section) -> None:
+    """Whether the bucket keeps an object against a second write on condition that there is none."""
+    follows = (
+        "a pod can replace its output for 5 minutes after it stored it; a dependant whose input was replaced "
+        "fails with OUTPUT_REPLACED and is not given it"
+    )
+    try:
+        await blobs.put_new(key, b"a second write")
+    except ObjectExists:
+        section.ok("an output is written once", "a second write with If-None-Match: * is refused")
+    except BlobRefused as error:
+        section.warn("the bucket knows no If-None-Match", f"{error}; {follows}", ONCE_FIX)
+    else:
+        section.warn("the bucket ignores If-None-Match", follows, ONCE_FIX)
 
 
 def _read(name: str, kind: str, undone: tuple[str, ...], section: Section) -> None:

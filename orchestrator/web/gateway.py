@@ -17,7 +17,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.grants import has_output, sign
+from orchestrator.grants import grant, look
 from orchestrator.ports import Blobs, PortError
 from orchestrator.redaction import redact
 from orchestrator.web.beats import Beats, BeatsDb
@@ -46,6 +46,8 @@ UNAUTHORIZED = 401  # HTTP status
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
 VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another question
+COMPLETE_OUTPUT = "worker_complete_output"  # a completion with what the bucket shows of the output
+LOOK = "look"  # the worker holds the task: look for its output, and complete with what was seen
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
@@ -166,11 +168,11 @@ class Gateway:
             return await self._polls.claim(request, claims, arguments)
         if function == protocol.HEARTBEAT and (answer := await self._beat(request, claims, arguments)):
             return answer
-        if function == protocol.COMPLETE and not await self._has_output(arguments.get("p_output_location")):
-            return {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
+        location = arguments.get("p_output_location") if function == protocol.COMPLETE else None
+        if location and (key := self._blobs.key_of(location)):
+            return await self._complete(claims, arguments, key)
         answer = await self._call(claims, function, arguments)
-        # In a thread: the first signature loads the S3 client, which takes most of a second.
-        return await asyncio.to_thread(self._with_urls, answer) if function == protocol.GRANTS else answer
+        return await self._with_urls(answer) if function == protocol.GRANTS else answer
 
     async def _call(self, claims: Claims, function: str, arguments: Mapping[str, Any]) -> Any:
         try:
@@ -193,26 +195,38 @@ class Gateway:
         except PortError as error:
             raise from_port_error(error, protocol.HEARTBEAT) from None
 
-    async def _has_output(self, location: str | None) -> bool:
-        """Whether the output is there, or nothing of ours to look for. Refusal 503 while nobody knows: ask again."""
+    async def _complete(self, claims: Claims, arguments: dict[str, Any], key: str) -> Any:
+        """Complete with an object of our bucket: the database says first whether the worker holds the task."""
+        answer = await self._call(claims, COMPLETE_OUTPUT, {**arguments, "p_output": False})
+        if answer["outcome"] != LOOK:
+            return answer
         try:
-            return await has_output(self._blobs, location)
+            seen = await look(self._blobs, key)
         except (PortError, TimeoutError) as error:
-            why = f"{type(error).__name__}: {str(error)[:200]}"
-            raise Refusal(
-                503, NO_BUCKET, "The bucket did not say whether the output is there", why, "try again"
-            ) from None
+            raise _unknown(error) from None
+        if seen is None:
+            return {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
+        return await self._call(claims, COMPLETE_OUTPUT, {**arguments, "p_output": seen})
 
-    def _with_urls(self, answer: Any) -> Any:
+    async def _with_urls(self, answer: Any) -> Any:
         """The grants that the database authorised, signed; keys outside the outputs are refused whatever it said."""
-        items, refused = [], list(answer.get("refused") or ())
+        items, refused, replaced = [], list(answer.get("refused") or ()), []
         for item in answer.get("items") or ():
-            signed = sign(self._blobs, item["method"], item["key"])
-            if signed is None:
+            try:
+                granted = await grant(self._blobs, item["method"], item["key"], item)
+            except (PortError, TimeoutError) as error:
+                raise _unknown(error) from None
+            if "refused" in granted:
                 refused.append(item["key"])
+                replaced += [item["key"]] if "replaced" in granted else []
             else:
-                items.append({**item, **signed})
-        return {**answer, "items": items, "refused": refused}
+                items.append({**item, **granted})
+        return {**answer, "items": items, "refused": refused, "replaced": replaced}
+
+
+def _unknown(error: Exception) -> Refusal:
+    why = f"{type(error).__name__}: {str(error)[:200]}"
+    return Refusal(503, NO_BUCKET, "The bucket did not say whether the output is there", why, "try again")
 
 
 def _without_secrets(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ async def test_a_healthy_deployment_is_told_so(healthy: Cli, fleet: Fleet, s3_en
     assert ran.code == 0, ran.out + ran.err
     for section in ("settings", "database", "leader", "runpod", "pods", "ssh", "s3", "clock", "gateway"):
         assert f"{section}: " in ran.out
-    assert re.search(r"^20 ok, 0 warn, 0 fail, 0 skip$", ran.out, re.MULTILINE), ran.out
+    assert re.search(r"^21 ok, 0 warn, 0 fail, 0 skip$", ran.out, re.MULTILINE), ran.out
     e = s3_environment
     client = boto3.client(
         "s3", endpoint_url=e["S3_ENDPOINT_URL"], aws_access_key_id=e["AWS_ACCESS_KEY_ID"],

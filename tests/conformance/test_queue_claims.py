@@ -1,6 +1,7 @@
 """Claims: in order, to one worker each, fenced, and answered the same when the answer was lost."""
 
 import asyncio
+import hashlib
 from collections import Counter
 
 import pytest
@@ -22,6 +23,7 @@ async def test_a_claim_hands_over_all_that_an_agent_needs(fleet: Fleet) -> None:
     assert (answer["outcome"], answer["wanted"], answer["pool"], answer["state"]) == ("ok", "run", "default", "active")
     (task,) = answer["tasks"]
     assert tuple(sorted(task)) == tuple(sorted(protocol.CLAIMED))
+    launch = hashlib.md5(agent.nonce.encode(), usedforsecurity=False).hexdigest()[:11]
     assert task == {
         "id": task_id,
         "task_type": "render",
@@ -30,7 +32,7 @@ async def test_a_claim_hands_over_all_that_an_agent_needs(fleet: Fleet) -> None:
         "max_attempts": 3,
         "timeout_s": 12.5,
         "dependencies": [],
-        "output_prefix": f"outputs/{task_id}/1/",
+        "output_prefix": f"outputs/{task_id}/1-{launch}/",
     }
     row = await fleet.task(task_id)
     assert (row["status"], row["worker_id"], row["attempts"]) == ("In Progress", agent.id, 1)

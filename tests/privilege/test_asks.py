@@ -1,6 +1,7 @@
 """Pods that speak to PostgREST alone: what only the owner of the bucket can do, the leader does for them."""
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -133,6 +134,33 @@ async def test_an_answer_grows_old(doors: Doors, answers: Answers, owner: psycop
     assert await left.fetchone() == (0,)
 
 
+async def test_a_replaced_output_is_not_handed_on_and_a_write_is_bound(doors: Doors, answers: Answers) -> None:
+    """As through the gateway: the leader compares what the completion recorded, and signs what the worker named."""
+    worker, task = await _holding(doors)
+    (second,) = await doors.door.submit(worker.pool, depends_on=[task["id"]])
+    key = f"{task['output_prefix']}x.txt"
+    sha256 = hashlib.sha256(b"good").hexdigest()
+    once = [{"method": "PUT", "key": key, "once": True, "bytes": 4, "sha256": sha256}]
+    for _ in range(2):
+        reply = await worker.call(protocol.GRANTS, p_items=once)
+        await answers.give(doors.door.term)
+    (item,) = reply.json()["items"]
+    async with httpx.AsyncClient() as pod:
+        assert (await pod.put(item["url"], content=b"good", headers=item["headers"])).status_code == 200
+        assert (await pod.put(item["url"], content=b"evil", headers=item["headers"])).status_code == 412
+    completion = done(task["id"], item["location"]) | {"p_output": {"etag": "lie"}}
+    await worker.call("worker_complete_output", **completion)
+    await answers.give(doors.door.term)
+    assert (await worker.call("worker_complete_output", **completion)).json() == {"outcome": "ok"}
+    assert (await doors.door.store.task(task["id"]))["task"]["output_object"]["sha256"] == sha256
+    assert [held["id"] for held in (await worker.claim(2))["tasks"]] == [second]
+    await doors.door.blobs.put(key, b"evil", content_type="text/plain")
+    await _grant(worker, "GET", key)
+    await answers.give(doors.door.term)
+    answer = (await _grant(worker, "GET", key)).json()
+    assert (answer["items"], answer["refused"], answer["replaced"]) == ([], [key], [key])
+
+
 async def test_what_was_answered_is_kept_from_who_may_no_longer_have_it(doors: Doors, answers: Answers) -> None:
     """The task is given back between question and answer: the URL stays where it is."""
     worker, task = await _holding(doors)
@@ -141,7 +169,7 @@ async def test_what_was_answered_is_kept_from_who_may_no_longer_have_it(doors: D
     await answers.give(doors.door.term)
     given = {"p_task_id": task["id"], "p_attempt": 1, "p_reason": "test"}
     assert (await worker.call(protocol.RELEASE, **given)).json() == {"outcome": "ok"}
-    assert (await _grant(worker, "PUT", key)).json() == {"outcome": "ok", "items": [], "refused": [key]}
+    assert (await _grant(worker, "PUT", key)).json()["refused"] == [key]
 
 
 async def test_of_one_worker_only_so_many_questions_are_open(

@@ -1,7 +1,7 @@
 """One orchestrator process: the product's own parts, put together as service.py does it, on simulated ports."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from orchestrator.execute import Executor, Terms
 from orchestrator.last_look import look
 from orchestrator.metrics import Metrics
 from orchestrator.observe import Observer
-from orchestrator.ports import NotFound, PortError, Unavailable
+from orchestrator.ports import NotFound, PortError, Unavailable, Upload
 from orchestrator.shipping import Shipper
 from orchestrator.store_watch import StoreWatch
 from tests.sim.clock import SimLoop
@@ -151,10 +151,19 @@ class SimBlobs:
     async def size(self, key: str) -> int:
         return len(await self.get(key))
 
+    async def look(self, key: str) -> Mapping[str, Any]:
+        return {"bytes": await self.size(key), "etag": key}
+
+    async def put_new(self, key: str, content: bytes) -> None:
+        await self.put(key, content, content_type="")
+
+    def sign_head(self, key: str, *, expires_s: int) -> str:
+        raise Unavailable("nobody asks for a URL here")
+
     def sign_get(self, key: str, *, expires_s: int) -> str:
         raise Unavailable("nobody asks for a URL here")
 
-    def sign_put(self, key: str, *, expires_s: int) -> str:
+    def sign_put(self, key: str, *, expires_s: int, upload: Upload | None = None) -> str:
         raise Unavailable("nobody asks for a URL here")
 
     def location(self, key: str) -> str:

@@ -1,7 +1,9 @@
 """Tasks from submission to their end: the real agent, the real door, a real database and bucket."""
 
 import asyncio
+import hashlib
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -54,7 +56,8 @@ async def test_three_levels_hand_over_what_they_made(agents: Agents) -> None:
     row = await agents.ended(made[3]["id"])
     assert row["status"] == "Complete", row["error_message"]
     key = agents.door.blobs.key_of(row["output_location"])
-    assert key == f"outputs/{made[3]['id']}/1/note.txt"
+    assert key is not None
+    assert re.fullmatch(rf"outputs/{made[3]['id']}/1-[0-9a-f]{{11}}/note\.txt", key)
     assert await agents.door.blobs.get(key) == b"((b+a)+a)"
 
 
@@ -143,7 +146,7 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
         Gate(tmp_path, "a").open()
         other = await agents.rent(pool)
         row = await agents.ended(task_id)
-        assert row["output_location"] == door.blobs.location(f"outputs/{task_id}/2/note.txt")
+        assert f"/outputs/{task_id}/2-" in row["output_location"]
         assert await asyncio.to_thread(other.pod.stop, 2) == {"stopped": True}
     finally:
         _signal(signal.SIGCONT, everything)
@@ -151,7 +154,8 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
     assert (await agents.ended(fresh))["worker_id"] == frozen.caller.id
     assert await agents.ended(task_id) == row
     assert await agents.attempts(task_id) == [("lost", "LEASE_EXPIRED", "lost"), ("complete", None, None)]
-    assert await door.blobs.get(f"outputs/{task_id}/1/note.txt") == b"late"
+    launch = hashlib.md5(frozen.caller.nonce.encode(), usedforsecurity=False).hexdigest()[:11]
+    assert await door.blobs.get(f"outputs/{task_id}/1-{launch}/note.txt") == b"late"
     ends = frozen.pod.events("task_reported") + frozen.pod.events("task_dropped")
     assert [(end["task"], end.get("outcome", "fenced")) for end in ends if end["task"] == task_id] == [
         (task_id, "fenced")

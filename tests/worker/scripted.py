@@ -33,6 +33,8 @@ class Orchestrator:
         self.failures: dict[str, list[dict[str, Any]]] = {}
         self.released: dict[str, str] = {}
         self.objects: dict[str, bytes] = {}
+        self.knows_conditions: bool | None = True  # None: the store refuses them as not implemented
+        self.lose_uploads = 0  # that are stored, and not answered
         self.wanted = protocol.RUN
         self.cancel: set[str] = set()
         self.fenced: set[str] = set()
@@ -261,7 +263,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.orchestrator.break_uploads -= 1
             self._reply(503, {"Code": "SlowDown"})
             return
+        if self.orchestrator.knows_conditions is None and self.headers["If-None-Match"]:
+            self._reply(501, {"Code": "NotImplemented"})
+            return
+        if self.headers["If-None-Match"] == "*" and self._key() in self.orchestrator.objects:
+            self._reply(412, {"Code": "PreconditionFailed"})
+            return
         self.orchestrator.objects[self._key()] = body
+        if self.orchestrator.lose_uploads:
+            self.orchestrator.lose_uploads -= 1
+            self.close_connection = True
+            return
         self._reply(200, {}, ETag=f'"{hashlib.md5(body).hexdigest()}"')  # noqa: S324 what S3 does
 
     def _store_is_down(self) -> bool:
@@ -275,6 +287,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(status, {"Code": code})
         return True
 
+    def do_HEAD(self) -> None:
+        body = self.orchestrator.objects.get(self._key())
+        self.send_response(200 if body is not None else 404)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.send_header("ETag", f'"{hashlib.md5(body or b"").hexdigest()}"')  # noqa: S324 what S3 does
+        self.end_headers()
+
     def do_GET(self) -> None:
         if self._store_is_down():
             return
@@ -284,6 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.md5(body).hexdigest()}"')  # noqa: S324 what S3 does
         self.end_headers()
         self.wfile.write(body)
 

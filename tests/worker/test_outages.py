@@ -46,6 +46,7 @@ class Asked:
         self._orchestrator = orchestrator
         self.told: list[dict[str, Any]] = []
         self.grants = 0
+        self.recorded: dict[str, Any] = {}
 
     def send(self, message: dict[str, Any]) -> None:
         self.told.append(message)
@@ -54,7 +55,10 @@ class Asked:
         self.grants += 1
         [item] = message["items"]
         url = f"{self._orchestrator.url}/store/{item['key']}?signed={self.grants}"
-        return {"items": [{**item, "url": url, "location": f"s3://bucket/x/{item['key']}"}]}
+        granted = {**item, "url": url, "location": f"s3://bucket/x/{item['key']}", **self.recorded}
+        if item.get("once"):
+            granted |= {"head": url, "headers": {"If-None-Match": "*", "x-amz-meta-sha256": item["sha256"]}}
+        return {"items": [granted]}
 
 
 def door(orchestrator: Orchestrator, directory: Path, clock: Clock) -> tuple[Door, Asked]:
