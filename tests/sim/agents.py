@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import launch
 from orchestrator.ports import BadArgument, BadToken, PortError, Unavailable, UnknownWorker
-from tests.sim.clock import SimLoop
+from tests.sim.clock import EPOCH, SimLoop
 from worker import protocol
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Agent:
 
     async def _work(self) -> None:
         while self._ending is None and self._wanted == protocol.RUN:
-            tasks = await self._claim()
+            tasks = await self._claim() if self.pod.full_s is None else []
             if not tasks:
                 await self._pause(PAUSE_S)
             while tasks:
@@ -173,6 +173,7 @@ class Agent:
         data = {"by": self.nonce[:8]}
         alone = int(held.id[-1], 16) % 2 == 0  # as one that leaves an output
         claims = claims and not alone and self._ending is None and self._wanted == protocol.RUN
+        claims = claims and self.pod.full_s is None
         if claims:
             ended = {"task_id": held.id, "attempt": held.attempt, "result_data": data}
             asked = {"p_results": [ended], "p_claim_no": self._claim_no, "p_batch": self._config["batch"]}
@@ -188,6 +189,8 @@ class Agent:
         if held.task_type not in self._config["handlers"]:
             return "no_handler"
         self.log("handler", f"task {held.id} attempt {held.attempt}")
+        if self.pod.fails_tasks or self._world.bad_release_s is not None:
+            return "broken"
         kind, left_s = held.params["kind"], float(held.params["work_s"])
         while left_s > 0 or kind == "stuck":
             await self._pause(min(STEP_S, left_s) if kind != "stuck" else STEP_S)
@@ -225,7 +228,7 @@ class Agent:
                 for stream in protocol.STREAMS
             }
             try:
-                answer = await self._call(protocol.HEARTBEAT, p_tasks=named, p_health={}, p_logs=logs)
+                answer = await self._call(protocol.HEARTBEAT, p_tasks=named, p_health=self._health(), p_logs=logs)
             except (BadToken, UnknownWorker):
                 self.end("refused")
                 return
@@ -238,6 +241,11 @@ class Agent:
             for one in held:
                 one.cancelled |= one.id in answer["cancel"]
                 one.fenced |= one.id in answer["fenced"]
+
+    def _health(self) -> dict[str, Any]:
+        if self.pod.full_s is None:
+            return {}
+        return {protocol.DISK: {"since": EPOCH.timestamp() + self.pod.full_s, "why": "0 of 50 MiB are free"}}
 
     async def _farewell(self) -> None:
         for held in list(self.held.values()):

@@ -4,16 +4,17 @@ import gzip
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import launch
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
+from orchestrator.core.fitness import DISK_FULL_S
 from orchestrator.core.states import FAILURES
 from tests.sim.provider import FLEET, WINDOWS, SimPod
 from tests.sim.sql.tables import DATABASE
-from worker.protocol import STREAMS
+from worker.protocol import DISK, STREAMS
 
 if TYPE_CHECKING:
     from tests.sim.agents import Agent
@@ -56,6 +57,8 @@ class Laws:
         self._led_s = 0.0  # when there was last a leader, or a reason for none
         self._within_s = 0.0  # when there were last no more workers than allowed
         self._affordable_s = 0.0  # when an hour last cost no more than it may
+        self._failing: defaultdict[str, dict[str, float]] = defaultdict(dict)  # worker -> task -> when it failed there
+        self._bad: dict[tuple[str, str], float] = {}  # pool, release -> when its last worker ended as release_bad
         self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
     def broken(self, law: str, what: str) -> None:
@@ -109,6 +112,7 @@ class Laws:
             self.broken("I7", f"{new['id']} is {new['status']} and at {new['stage']}")
         if old is None:
             self._intended(new)
+            self._one_canary(new)
             return
         self._changed(old, new)
 
@@ -148,6 +152,7 @@ class Laws:
                     self.broken("I1", f"{new['id']} is terminated and its pod {one.id} is there")
         elif new["status"] == "terminating":
             self._ended(old, new, pod)
+            self._sick(new)
 
     def _ended(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
         now, code = self._world.kernel.now, new["failure_code"]
@@ -217,6 +222,7 @@ class Laws:
             self._accepted[task_id] += 1
             if self._accepted[task_id] > 1:
                 self.broken("I3", f"a second completion of task {task_id} was accepted")
+        self._fitness(function, args, answer)
         if function == "fleet_log_lost":
             self._given_up(self._world.db.workers[args["p_worker_id"]])
         if function == "fleet_log_begin":
@@ -224,6 +230,75 @@ class Laws:
             for one, following in itertools.pairwise(pieces):
                 if one["last_byte"] != following["first_byte"]:
                     self.broken("I5", f"a gap in the ledger of {args['p_worker_id']}")
+
+    # --- workers whose tasks fail
+
+    def _fitness(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
+        """A worker takes few tasks while all of them fail; a release that fails everywhere is no host's fault."""
+        if _completed(function, args, answer):
+            self._failing.pop(args["p_worker_id"], None)
+            done = self._world.db.workers[args["p_worker_id"]]
+            self._bad.pop((done["pool"], done["release"]), None)
+        if function == "worker_fail" and answer["outcome"] in ("requeued", "failed"):
+            self._failed(args["p_worker_id"], args["p_task_id"], args["p_failure"])
+        bad_s = self._world.bad_release_s
+        if function == "fleet_strike" and bad_s is not None and args["p_code"] == "TASKS_FAIL_HERE":
+            if min(self._failing[args["p_evidence"]["worker"]].values()) < bad_s:
+                return  # it began to fail before the others
+            self.broken("sick", f"{args['p_key']} is blamed for {args['p_code']} while every task fails everywhere")
+
+    def _failed(self, worker_id: str, task_id: str, failure: Mapping[str, Any]) -> None:
+        if failure["code"] == "NO_HANDLER" or not failure["retryable"]:
+            return
+        failing, row = self._failing[worker_id], self._world.db.workers[worker_id]
+        failing[task_id] = self._world.kernel.now
+        pool = self._world.pool(row["pool"])
+        most = self._world.policy.max_failures + (pool.batch if pool else 1)
+        if len(failing) > most:
+            self.broken("sick", f"{len(failing)} different tasks failed in a row on {worker_id}, more than {most}")
+
+    def _one_canary(self, new: Mapping[str, Any]) -> None:
+        """After a release was found bad, a worker of it is asked for only while no other one is on its way."""
+        now, bad_s = self._world.kernel.now, self._bad.get((new["pool"], new["release"]))
+        if bad_s is None or not RACE_S < now - bad_s < self._world.policy.failure_window_s:
+            return
+        others = [
+            w["id"]
+            for w in self._world.db.workers.values()
+            if w["status"] == "spawning" and (w["pool"], w["release"]) == (new["pool"], new["release"])
+        ]
+        if set(others) - {new["id"]}:
+            self.broken("sick", f"{new['id']} is asked for beside {others}, and its release is bad")
+
+    def _sick(self, row: Mapping[str, Any]) -> None:
+        """A worker ends because its tasks failed: those that are not done have one attempt back, once."""
+        if row["exit_cause"] == "release_bad":
+            self._bad[row["pool"], row["release"]] = self._world.kernel.now
+        if row["exit_cause"] != "worker_sick":
+            return
+        db = self._world.db
+        for task_id in self._failing[row["id"]]:
+            given = sum(bool(a.get("given_back")) for (one, _), a in db.task_attempts.items() if one == task_id)
+            live = db.tasks[task_id]["status"] in ("Queued", "In Progress", "Failed")
+            if given > 1 or (live and not given):
+                self.broken("sick", f"task {task_id}, which failed on the sick {row['id']}, got {given} attempts back")
+
+    def _unfit(self, quiet: float) -> None:
+        """A worker that claims nothing is known to be sick, or not, within its bound."""
+        moment = self._world.kernel.moment()
+        for row in self._world.db.workers.values():
+            if row["status"] not in ("active", "idle"):
+                continue
+            since = row["held_back"] and datetime.fromisoformat(row["held_back"]["since"])
+            held_s = (moment - since).total_seconds() if since else 0.0
+            bound_s = self._world.policy.spawning_timeout_s
+            if not since and isinstance(row["health"], Mapping) and DISK in row["health"]:
+                held_s = moment.timestamp() - row["health"][DISK]["since"]
+                bound_s = DISK_FULL_S
+                if self._world.db.running.get(row["id"]):
+                    continue
+            if min(held_s - bound_s, self._world.kernel.now - quiet) > OVERDUE_S:
+                self.broken("sick", f"{row['id']} claims no more, and is still {row['status']} after {held_s:.0f} s")
 
     def _given_up(self, row: Mapping[str, Any]) -> None:
         now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")
@@ -326,6 +401,7 @@ class Laws:
                 self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
         self._lead(now, quiet)
         self._limit(now, quiet)
+        self._unfit(quiet)
         self._cost(now, quiet)
         self._retention(now, quiet)
         for replica in self._world.replicas:
@@ -383,6 +459,8 @@ class Laws:
         """The faults have stopped long ago."""
         world = self._world
         for task in world.db.tasks.values():
+            if task["attempts"] - task["uncounted"] > task["max_attempts"]:
+                self.broken("sick", f"task {task['id']} was tried {task['attempts'] - task['uncounted']} times")
             if task["status"] not in ("Complete", "Failed", "Cancelled"):
                 self.broken("I2", f"task {task['id']} ({task['params']}) is still {task['status']}")
         for row in world.db.workers.values():

@@ -75,6 +75,16 @@ EXEC, RENT, TEAR = "orchestrator/execute.py", "orchestrator/renting.py", "orches
 LIFE, SHIP, OBS = "orchestrator/core/lifecycle.py", "orchestrator/shipping.py", "orchestrator/observe.py"
 CAP, SCALE, SQL = "orchestrator/core/capacity.py", "orchestrator/core/scaling.py", "tests/sim/sql"
 MUTANTS = (
+    Mutant("a worker that is held back claims on", "sick", f"{SQL}/queue.py",
+           ' or worker["held_back"] is not None', ""),
+    Mutant("the tasks of a sick worker get no attempt back", "sick", f"{SQL}/tables.py",
+           "            self.give_attempts_back(row)\n", "            pass\n"),
+    Mutant("an unfit worker is kept", "sick", LIFE,
+           "unfit = fitness.end(worker, snapshot, policy)", "unfit = None"),
+    Mutant("what was done before the failures is a second opinion", "sick", f"{SQL}/fitness.py",
+           'attempt["started_at"] >= after', 'attempt["ended_at"] is not None'),
+    Mutant("a bad release leaves the breaker closed", "sick", "orchestrator/core/breaker.py",
+           "if climb.exit_cause is ExitCause.RELEASE_BAD and climb.release == release:", "if False:"),
     Mutant("no intent row before the create call", "I1", EXEC,
            "        if not await self._store.spawn(term, intent):\n            raise LostRace(",
            "        await self._cloud.create_pod(await self._renter._spec(action.worker_id, pool, action.offer))\n"

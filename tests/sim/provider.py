@@ -69,6 +69,8 @@ class SimPod:
     address: tuple[str, int]
     host_key: str
     sick: str | None = None
+    fails_tasks: bool = False  # each task that runs here fails, whatever it is
+    full_s: float | None = None  # since when its disk has been full
     dead_s: float | None = None  # it ended by itself: EXITED or ERROR
     gone_s: float | None = None  # it is no more
     locked_s: float = 0.0  # its delete is refused until then

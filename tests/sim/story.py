@@ -16,6 +16,8 @@ SETTLE_S = 5.0
 FLICKERS = 0.2  # of the seeds: in these the database never stays for long
 MOVES = 0.25  # of the seeds: in these the provider gives a pod's SSH another address, now and then and to the end
 DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that only it can do
+SICK = 0.3  # of the seeds: in these every task fails on one worker, or on all of them, or a disk becomes full
+SICKNESSES = ("tasks_fail_on_one", "tasks_fail_on_one", "tasks_fail_everywhere", "disk_fills")
 KINDS = ("ok",) * 16 + ("fail", "fatal", "stuck", "crash")
 
 
@@ -33,6 +35,7 @@ class Story:
         self._flicker = random.Random(f"flicker of {world.seed}")
         self._deploys = random.Random(f"release of {world.seed}")
         self._moves = random.Random(f"addresses of {world.seed}")
+        self._sick = random.Random(f"sick workers of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
 
@@ -266,6 +269,29 @@ class Story:
         else:
             agent.cut_until_s = self._kernel.now + self._faults.between(5, 120)
 
+    def _sicken(self) -> None:
+        """Once a worker is ready and all else is well, tasks fail on it or everywhere, or its disk fills."""
+        world = self._world
+        agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.spoke]
+        ready = {w["id"] for w in world.db.workers.values() if w["status"] in ("active", "idle")}
+        agents = [agent for agent in agents if agent.worker_id in ready]
+        if not agents:
+            self._kernel.after(1.0, self._sicken)
+            return
+        what, pod = self._sick.choice(SICKNESSES), self._sick.choice(agents).pod
+        self._faults.count[what] += 1
+        world.say(f"fault: {what} ({pod.id})")
+        if what == "tasks_fail_on_one":
+            pod.fails_tasks = True
+        elif what == "tasks_fail_everywhere":
+            world.bad_release_s = self._kernel.now
+            self._kernel.after(self._sick.uniform(30, 300), self._correct)
+        else:
+            pod.full_s = self._kernel.now
+
+    def _correct(self) -> None:
+        self._world.bad_release_s = None
+
     def _move_ssh(self) -> None:
         """A pod's SSH is somewhere else, as after a restart, and the list shows it; this is forgiven nobody."""
         pods = [pod for pod in self._world.provider.own() if pod.dead_s is None]
@@ -308,6 +334,9 @@ class Story:
             if replica.loop.dead or replica.ended:
                 world.start_replica(slot)
             replica.hears("connected", "")
+        if self._sick.random() < SICK:
+            self._hand_in("t", 30, 4)
+            self._sicken()
         if self._flicker.random() < FLICKERS:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 

@@ -80,6 +80,7 @@ class World:
         self.bucket: dict[str, bytes] = {}
         self.replicas: list[Replica] = []
         self.db_down = self.s3_down = False
+        self.bad_release_s: float | None = None  # since when every task fails on every pod
         self.belated = False  # whether what arrives now was given up long ago by whoever sent it
         self.outages: list[tuple[float, float]] = []  # of the database
         self.started = 0
