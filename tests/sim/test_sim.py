@@ -12,8 +12,8 @@ from orchestrator.adapters.db_postgres import PostgresDb
 from tests.sim.drift import drift
 from tests.sim.mutants import MUTANTS, ROOT, Mutant, tried
 
-LOTS, SEEDS = 10, 50  # of them in each: a lot takes half a minute, and a busy machine multiplies that
-FAULTS = 5_000  # in each
+LOTS, SEEDS = 20, 25  # of them in each: a lot takes half a minute, and a busy machine multiplies that
+FAULTS = 2_500  # in each
 DEADLINE_S = 280.0  # beside the rest of the tests
 STEPS = 5_000
 QUICK = ("no intent row before the create call", "ownership is a prefix of the name", "a piece is put before its row")
