@@ -4364,6 +4364,31 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.worker_renew(p_worker_id text, p_nonce text, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET jit TO 'off'
+    AS $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_answer jsonb;
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced');
+    end if;
+    if not (public.internal_is_pod() and public.internal_is_over_postgrest()) then
+        return jsonb_build_object('outcome', 'ok');
+    end if;
+    v_answer := public.internal_ask(p_worker_id, 'RENEW', v_worker.token_jti, '{}', v_now);
+    if v_answer is null then
+        return jsonb_build_object('outcome', 'pending');
+    end if;
+    delete from public.worker_asks a where a.worker_id = p_worker_id and a.method = 'RENEW';
+    return jsonb_build_object('outcome', 'ok') || v_answer;
+end
+$$;
+
 CREATE VIEW public.active_workers_health WITH (security_invoker='true') AS
  SELECT w.id,
     w.fleet,
@@ -4797,9 +4822,15 @@ CREATE TABLE public.worker_asks (
     answered_at timestamp with time zone,
     answer jsonb,
     terms jsonb DEFAULT '{}'::jsonb NOT NULL,
-    CONSTRAINT worker_asks_method_check CHECK ((method = ANY (ARRAY['GET'::text, 'PUT'::text, 'HEAD'::text]))),
+    CONSTRAINT worker_asks_method_check CHECK ((method = ANY (ARRAY['GET'::text, 'PUT'::text, 'HEAD'::text, 'RENEW'::text]))),
     CONSTRAINT worker_asks_subject_check CHECK ((octet_length(subject) <= 4096))
 );
+
+COMMENT ON COLUMN public.worker_asks.method IS 'GET and PUT: sign a URL; HEAD: is the object there?; RENEW: the next token';
+
+COMMENT ON COLUMN public.worker_asks.subject IS 'A granted key; with HEAD a location; with RENEW the jti of the token';
+
+COMMENT ON COLUMN public.worker_asks.answer IS '{url, location}, {found}, {sealed: [text]} or {refused: true}';
 
 ALTER TABLE public.worker_asks ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME public.worker_asks_id_seq
@@ -5461,6 +5492,10 @@ GRANT ALL ON FUNCTION public.worker_register(p_worker_id text, p_nonce text, p_a
 REVOKE ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO gpu_worker;
 GRANT ALL ON FUNCTION public.worker_release(p_worker_id text, p_nonce text, p_task_id uuid, p_attempt integer, p_reason text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.worker_renew(p_worker_id text, p_nonce text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.worker_renew(p_worker_id text, p_nonce text, p_now timestamp with time zone) TO gpu_worker;
+GRANT ALL ON FUNCTION public.worker_renew(p_worker_id text, p_nonce text, p_now timestamp with time zone) TO service_role;
 
 GRANT SELECT ON TABLE public.active_workers_health TO service_role;
 

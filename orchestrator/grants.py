@@ -1,4 +1,4 @@
-"""What the bucket's owner does for pods that have no key of it: sign a URL, and look whether an output is there.
+"""What pods cannot do themselves: sign a URL, look whether an output is there, and (`Answers`) get their next token.
 
 The database has said that the worker may; the gateway does it within the worker's call, the leader for the rows that
 pods leave which speak to PostgREST itself (`Answers`).
@@ -6,7 +6,7 @@ pods leave which speak to PostgREST itself (`Answers`).
 
 import asyncio
 import mimetypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -16,6 +16,7 @@ from orchestrator.ports import Blobs, NotFound, PortError, Upload
 GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that has begun may take longer
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
+RENEW = "RENEW"  # the method of a row that asks for the worker's next token
 BATCH = 100  # rows answered at once
 CONCURRENT_LOOKS = 8
 
@@ -81,8 +82,9 @@ class Asked(Protocol):
 class Answers:
     """The leader's side of `worker_asks`."""
 
-    def __init__(self, store: Asked, blobs: Blobs) -> None:
-        self._store, self._blobs = store, blobs
+    def __init__(self, store: Asked, blobs: Blobs, sealed: Callable[[str, str], Sequence[str]] = lambda *_: ()) -> None:
+        """`sealed`: worker id, jti -> its next token, sealed for it."""
+        self._store, self._blobs, self._sealed = store, blobs, sealed
         self._gate = asyncio.Semaphore(CONCURRENT_LOOKS)
 
     async def give(self, term: int) -> int:
@@ -99,6 +101,8 @@ class Answers:
 
     async def _answer(self, ask: Mapping[str, Any]) -> Mapping[str, Any] | None:
         subject = ask["subject"]
+        if ask["method"] == RENEW:
+            return {"id": ask["id"], "answer": {"sealed": list(self._sealed(ask["worker_id"], subject))}}
         try:
             async with self._gate:
                 if ask["method"] == "HEAD":

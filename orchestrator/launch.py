@@ -6,7 +6,7 @@ No I/O here. The token travels in the configuration, on stdin; nothing secret is
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ class LaunchConfig:
     env: Mapping[str, str] = field(default_factory=dict)  # for handlers; travels with the configuration
     pool_handlers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool -> its task types; else all
     pool_env: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool -> its names of `env`; else all
+    renewal_key_for: Callable[[str, str], str | None] = lambda *_: None  # worker id, jti -> what opens its next token
 
     def deadline_s(self, rung: Rung) -> float:
         """What a stage may take."""
@@ -88,6 +89,7 @@ def configuration(config: LaunchConfig, worker: Worker, token: str, user_code: s
             "api_url": config.api_url,
             "api_key": config.api_key,
             "token": token,
+            "renewal_key": config.renewal_key_for(worker.id, worker.token_jti or ""),
             "pool": worker.pool,
             "handlers": _part(config.handlers, config.pool_handlers.get(worker.pool)),
             "user_code": user_code,

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,9 +44,10 @@ from orchestrator.watchdog import Watchdog
 from orchestrator.web.app import build_app
 from orchestrator.web.door import Door
 from orchestrator.web.health import DEAD_AFTER_S, Health
+from orchestrator.web.renewals import Renewals
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.switched import SwitchedDb
-from orchestrator.web.tokens import mint, verifier
+from orchestrator.web.tokens import verifier
 from orchestrator.wiring import (
     LIST_WAIT_S,
     as_direct,
@@ -140,7 +141,19 @@ async def _application(
             metrics=parts.metrics,
             metrics_tokens=settings.metrics_tokens,
             proxy_hops=settings.proxy_hops,
+            sealed=_sealed(settings),
         )
+
+
+def _renewals(settings: Settings) -> Renewals:
+    has_program = settings.worker_start_command is not None
+    return Renewals(settings.token_keys(), settings.deadman_timeout_sec, own_program=has_program)
+
+
+def _sealed(settings: Settings) -> Callable[[str, str], Sequence[str]]:
+    """Worker id, jti -> its next token, sealed for it."""
+    renewals = _renewals(settings)
+    return lambda worker_id, jti: renewals.sealed(worker_id, jti, time.time())
 
 
 def _shed(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
@@ -190,7 +203,7 @@ async def _parts(
     think: Callable[[Snapshot, Policy], Plan] = plan,
 ) -> AsyncIterator[Parts]:
     settings.require("database", "cloud", "shell", "blobs", "gateway")
-    signing_key = settings.token_keys()[0]
+    renewals = _renewals(settings)
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
     async with AsyncExitStack() as stack:
@@ -222,7 +235,7 @@ async def _parts(
             pods,
             workers,
             _launch(settings, heartbeat_s, policy),
-            token_for=lambda worker, jti: mint(signing_key, worker.id, jti, time.time()),
+            token_for=lambda worker, jti: renewals.token(worker.id, jti, time.time()),
             nonce_for=nonce_for,
             pod_log=cloud.pod_log,
         )
@@ -278,7 +291,7 @@ async def _parts(
             holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
             think=think,
             on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
-            answers=Answers(acts, blobs) if settings.pods_use_supabase else None,
+            answers=Answers(acts, blobs, _sealed(settings)) if settings.pods_use_supabase else None,
             on_lead=lead,
             look_at_store=partial(store_watch.look, blobs),
         )
@@ -358,4 +371,5 @@ def _launch(settings: Settings, heartbeat_s: float, policy: Policy) -> LaunchCon
         env=settings.handler_env,
         pool_handlers={pool.name: pool.handlers for pool in policy.pools if pool.handlers is not None},
         pool_env={pool.name: pool.env for pool in policy.pools if pool.env is not None},
+        renewal_key_for=_renewals(settings).key_for,
     )

@@ -152,7 +152,7 @@ class Settings(BaseSettings):
     def token_keys(self) -> "tuple[Key, ...]":
         """What verifies workers' tokens; the first one signs them. Raises ValueError where a key cannot be used.
 
-        The previous secret verifies alone: workers that got their token from it keep it until they end.
+        The previous secret verifies alone: workers have tokens of it until their next renewal.
         """
         from orchestrator.web.tokens import SigningKey  # noqa: PLC0415  few commands need what it imports
 

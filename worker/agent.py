@@ -41,7 +41,8 @@ CRASHED = 1
 
 def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
     """The agent's life; its exit status. <run dir>/done.json says how it ended (guards U18)."""
-    pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", "")}  # handlers have it in their environment
+    # Handlers have the first in their environment; the second opens this worker's next token.
+    pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", ""), "RENEWAL_KEY": config.renewal_key or ""}
     commands = (config.setup_command, config.start_command)
     journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}, *commands))
     agent = Agent(config, run, pyz, line, journal)

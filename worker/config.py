@@ -30,7 +30,8 @@ class Config:
         self.nonce: str = given["nonce"]
         self.api_url: str = given["api_url"].rstrip("/")
         self.api_key: str | None = given.get("api_key")  # public: which project is meant, where that must be said
-        self.token: str = given["token"]
+        self.token: str = given["token"]  # replaced by each renewal, as is the key: whoever calls reads it anew
+        self.renewal_key: str | None = given.get("renewal_key")  # opens the next token; None: this one is not renewed
         self.handlers: dict[str, str] = dict(given.get("handlers") or {})
         self.user_code: str | None = given.get("user_code")
         self.python: str = given.get("python") or "python3"

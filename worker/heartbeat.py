@@ -8,6 +8,7 @@ import time
 
 from . import protocol
 from .http1 import Unreachable
+from .renewal import Renewal
 from .rpc import CALL_S, Refused, Rpc, backoff_s
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ class Heartbeat(threading.Thread):
     def __init__(self, config: Config, run: RunDir, life: Life, journal: Journal) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._rpc, self._life, self._run, self._journal = Rpc(config, life), life, run, journal
+        self._renewal = Renewal(config, run, journal, self._rpc)
         self.every_s = config.heartbeat_s
         self._ask_s = ASK_S
         self._stopped = threading.Event()
@@ -40,6 +42,8 @@ class Heartbeat(threading.Thread):
                 if failures or self._life.held() or time.monotonic() - beaten >= self.every_s:
                     began = time.monotonic()
                     failures, beaten = (0 if self.beat() else failures + 1), time.monotonic()
+                    if not failures:
+                        self._renewal.renew_if_due()
                     self._ask_s = max(ASK_S, (beaten - began) * ASK_REST)
         except BaseException as error:
             # Without heartbeats the leases lapse in silence: better an agent that has ended than one nobody hears.

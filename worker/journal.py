@@ -26,6 +26,7 @@ class Journal:
         self._lost = 0  # lines that a full disk did not take, told by the next one that it takes
         self._end_of_torn = b""  # ends a line of which the disk took only the beginning
         self._secrets = sorted({text for text in secrets if len(text) >= MIN_SECRET}, key=len, reverse=True)
+        self._renewed: tuple[str, ...] = ()
 
     def log(self, event: str, **facts: Any) -> None:
         now = time.time()
@@ -43,6 +44,10 @@ class Journal:
         else:
             self._lost += 1  # an agent that cannot write its log can still save the work
             self._end_of_torn = b"\n" if taken else self._end_of_torn
+
+    def hide(self, token: str) -> None:
+        """Hide a renewed token too, and the one before it, which is still valid for a while."""
+        self._renewed = (token, *self._renewed[:1])
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
         """The text without configured secrets, NULs and lone surrogates, its middle left out beyond `limit`."""
@@ -62,7 +67,7 @@ class Journal:
         return [self.clean_result(item) for item in value] if isinstance(value, list) else value
 
     def _without_secrets(self, text: str) -> str:
-        for secret in self._secrets:
+        for secret in (*self._renewed, *self._secrets):
             text = text.replace(secret, "[redacted]")
         return text
 

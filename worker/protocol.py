@@ -29,6 +29,8 @@ FAIL = "worker_fail"  # p_task_id, p_attempt, p_failure -> {outcome: requeued|fa
 RELEASE = "worker_release"  # p_task_id, p_attempt, p_reason -> {outcome: ok|already|fenced}: unstarted, uncounted
 # p_items jsonb [{method, key}] -> {outcome: ok|pending, items: [{method, key, url, location}], refused: [key]}
 GRANTS = "worker_grants"
+# -> {outcome: ok|pending|fenced, sealed: [text]}: the next token, from half of a token's life on (worker/renewal.py)
+RENEW = "worker_renew"
 
 # What one claimed task looks like (CLAIMED); `attempt` is the fencing token of everything said about it later.
 CLAIMED = ("id", "task_type", "params", "attempt", "max_attempts", "timeout_s", "dependencies", "output_prefix")

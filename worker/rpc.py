@@ -47,9 +47,9 @@ class Rpc:
         self._life = life
         self._who = {"p_worker_id": config.worker_id, "p_nonce": config.nonce}
         key = f"apikey: {config.api_key}\r\n" if config.api_key else ""
+        self._config = config
         self._headers = (
-            f"{key}Authorization: Bearer {config.token}\r\n"
-            "Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: orchestrator-worker\r\n"
+            f"{key}Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: orchestrator-worker\r\n"
         )
 
     def call(
@@ -62,9 +62,10 @@ class Rpc:
     ) -> dict[str, Any]:
         """The answer. Raises Unreachable, NotYet, Refused; Interrupted when `unless` becomes true before it comes."""
         body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
+        headers = f"Authorization: Bearer {self._config.token}\r\n{self._headers}"
         try:
             status, content = self._connection.post(
-                f"/rest/v1/rpc/{function}", self._headers, body, time.monotonic() + deadline_s,
+                f"/rest/v1/rpc/{function}", headers, body, time.monotonic() + deadline_s,
                 Patience(self._life, unless) if unless else None,
             )  # fmt: skip
             answer = _object(status, content)

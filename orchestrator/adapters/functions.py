@@ -63,6 +63,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "worker_fail": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_failure"),
         "worker_release": ("p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_reason"),
         "worker_grants": ("p_worker_id", "p_nonce", "p_items"),
+        "worker_renew": ("p_worker_id", "p_nonce"),
         "fleet_heartbeats": ("p_beats",),
         "fleet_lead": ("p_fleet", "p_holder", "p_ttl_s"),
         "fleet_resign": ("p_fleet", "p_holder", "p_term"),

@@ -35,10 +35,11 @@ def build_app(
     metrics: Metrics | None = None,
     metrics_tokens: Sequence[str] = (),
     proxy_hops: int = 0,
+    sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
 
-    `on_unanswered`: see `Gateway`. Without a token, nobody may read the metrics or more of
+    `on_unanswered` and `sealed`: see `Gateway`. Without a token, nobody may read the metrics or more of
     the health than its status; without `db` there is no gateway: pods
     speak to Supabase.
     """
@@ -64,7 +65,7 @@ def build_app(
         Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
     ]
     if db is not None:
-        gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered)
+        gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered, sealed)
         routes.append(Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]))
     app = Starlette(
         routes=routes,

@@ -1,16 +1,16 @@
 """The workers' door to the database: `POST /rest/v1/rpc/<function>` in PostgREST's dialect.
 
 Nothing is decided here. A call is one of the worker functions with a token that we signed, or it is refused; whose
-token it is and what it may do, the database says, under the role `gpu_worker`. Four things are added, which the
+token it is and what it may do, the database says, under the role `gpu_worker`. Five things are added, which the
 database cannot do: a claim that finds nothing waits for a wake-up (claims.py), heartbeats of idle workers go together
-(beats.py), a grant becomes a signed URL, and a completion that names an object of our bucket is handed on once the
-bucket shows it.
+(beats.py), a grant becomes a signed URL, a renewal brings the next token, and a completion that names an
+object of our bucket is handed on once the bucket shows it.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -64,6 +64,7 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     protocol.FAIL: _TASK | {"p_failure"},
     protocol.RELEASE: _TASK | {"p_reason"},
     protocol.GRANTS: _EVERY | {"p_items"},
+    protocol.RENEW: _EVERY,
 }
 
 log = structlog.get_logger()
@@ -93,14 +94,19 @@ class Gateway:
         verifier: Callable[[str], Claims],
         task_signal: TaskSignal,
         on_unanswered: Callable[[str], None] = lambda _: None,
+        sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
     ) -> None:
-        """`on_unanswered` gets the id of a worker that called with our token and got no answer: it is not silent."""
+        """`sealed`: worker id, jti -> its next token, sealed for it (renewals.py).
+
+        `on_unanswered` gets the id of a worker that called with our token and got no answer: it is not silent.
+        """
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
         self._polls = LongPolls(self._call, task_signal)
         self._beats = Beats(db)
         self._on_unanswered = on_unanswered
+        self._sealed = sealed
         self._requests, self._bytes = Buckets(WORKER_REQUESTS), Buckets(WORKER_BYTES)
         self._strangers = Sampler()
         self._valid_until: dict[str, float] = {}  # jti -> how long the database's last word on it counts
@@ -172,6 +178,8 @@ class Gateway:
         if location and (key := self._blobs.key_of(location)):
             return await self._complete(claims, arguments, key)
         answer = await self._call(claims, function, arguments)
+        if function == protocol.RENEW and answer["outcome"] == protocol.OK:
+            return {**answer, "sealed": list(self._sealed(claims["sub"], claims["jti"]))}
         return await self._with_urls(answer) if function == protocol.GRANTS else answer
 
     async def _call(self, claims: Claims, function: str, arguments: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """The worker's token: a JWT for the role `gpu_worker` that says one thing, who the worker is.
 
 The signature and the expiry are checked here; whether the `jti` is still the worker's is the database's business, on
-each call, so that revoking is one update of its row. That is why a token may live as long as any pod does.
+each call, so that revoking is one update of its row. How long tokens live and how they are renewed: renewals.py.
 
 Two kinds of key sign: the project's JWT secret (HS256) and a private key that was imported into the project as a
 signing key (ES256), of which the other side needs only the public half.
@@ -25,7 +25,8 @@ from orchestrator.core.model import ID_PATTERN
 ISSUER = "orchestrator"
 ROLE = "gpu_worker"
 CLAIMS = ("sub", "role", "jti", "iat", "exp", "iss")  # a token without one of them is no token
-TTL_S = 365 * 86_400.0  # longer than a pod lives; the expiry only bounds what a forgotten signature can do
+LIFE_S = 4 * 3600.0
+PROGRAM_LIFE_S = 365 * 86_400.0  # longer than a pod lives
 MAX_TOKEN_CHARS = 4_096
 MAX_KNOWN_TOKENS = 4_096
 CLOCK_LEEWAY_S = 30  # replicas mint and verify on their own clocks
@@ -65,7 +66,7 @@ class SigningKey:
 Key = str | SigningKey  # the project's JWT secret, or a signing key
 
 
-def mint(key: Key, worker_id: str, jti: str, now: float, ttl_s: float = TTL_S) -> str:
+def mint(key: Key, worker_id: str, jti: str, now: float, ttl_s: float = LIFE_S) -> str:
     """A token for one worker that expires `ttl_s` seconds after `now`, in seconds since the epoch."""
     if not ID_PATTERN.fullmatch(worker_id) or not jti:
         raise ValueError(f"not a worker id and a jti: {worker_id!r}, {jti!r}")

@@ -36,6 +36,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "WORKER_ENV": "HF_TOKEN,WANDB_API_KEY",
         "HF_TOKEN": "hf_0123456789",
         "WANDB_API_KEY": "wb_0123456789",
+        "WORKER_JWT_SECRET": "a secret for tests, of more than 32 bytes",
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -54,6 +54,7 @@ async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(door: Door) -> N
         },
         protocol.RELEASE: {"p_task_id": task_id, "p_attempt": 9, "p_reason": "draining"},
         protocol.GRANTS: {"p_items": [{"method": "PUT", "key": f"outputs/{task_id}/1/a.png"}]},
+        protocol.RENEW: {},
     }
     answered: dict[int, int] = {}
     for number in range(BODIES):

@@ -12,11 +12,13 @@ import psycopg
 import pytest
 
 from orchestrator.adapters.blobs import S3Blobs
+from orchestrator.core.states import State
 from orchestrator.grants import Answers
 from tests.privilege.rig import Doors
 from tests.web.agents import Agents
-from tests.web.builders import Caller, done
+from tests.web.builders import RENEWALS, Caller, done
 from worker import protocol
+from worker.renewal import unseal
 
 NOWHERE = S3Blobs("http://127.0.0.1:9", "nobody", "nothing", "tests", "fleet", "us-east-1")
 POLL_S = 1.0  # of the leader, where nothing tells it that somebody asks
@@ -186,6 +188,41 @@ async def test_of_one_worker_only_so_many_questions_are_open(
     await _grant(other, "PUT", f"{others['output_prefix']}x")
     assert other.id in {ask["worker_id"] for ask in await doors.door.store.asks(100)}
     await answers.give(doors.door.term)
+
+
+async def test_the_next_token_is_asked_for_sealed_and_works(doors: Doors, owner: psycopg.AsyncConnection[Any]) -> None:
+    """202 until the leader has answered. What lies in the database opens nothing, and goes when it is read."""
+    worker = doors.through("postgrest", await doors.door.worker())
+    answers = Answers(doors.door.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
+    for _ in range(2):  # an answer that got lost is asked for again
+        reply = await worker.call(protocol.RENEW)
+        assert (reply.status_code, reply.json()) == (202, PENDING)
+        assert await answers.give(doors.door.term) == 1
+        kept = await (
+            await owner.execute("select answer::text from worker_asks where worker_id = %s", (worker.id,))
+        ).fetchone()
+        assert kept is not None
+        assert "eyJ" not in kept[0]
+        said = (await worker.call(protocol.RENEW)).json()
+        left = await owner.execute("select count(*) from worker_asks where worker_id = %s", (worker.id,))
+        assert await left.fetchone() == (0,)
+    opened = unseal(RENEWALS.key_for(worker.id, worker.jti) or "", said["sealed"][0])
+    assert opened is not None
+    assert (
+        await worker.call(protocol.HEARTBEAT, token=opened["token"], p_tasks=[], p_health={}, p_logs={})
+    ).status_code == 200
+
+
+async def test_a_revoked_worker_gets_no_next_token(doors: Doors) -> None:
+    """Neither asks for one nor reads one that was answered before."""
+    worker = doors.through("postgrest", await doors.door.worker())
+    await worker.call(protocol.RENEW)
+    sealing = Answers(doors.door.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
+    assert await sealing.give(doors.door.term) == 1
+    await doors.door.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
+    for door in (worker, Caller(worker.id, worker.pool, worker.jti, worker.nonce, doors.door.client)):
+        reply = await door.call(protocol.RENEW)
+        assert (reply.status_code // 100, reply.json()["code"]) == (4, protocol.BAD_TOKEN)
 
 
 async def test_no_row_is_left_by_a_pod_at_the_gateway(doors: Doors, owner: psycopg.AsyncConnection[Any]) -> None:

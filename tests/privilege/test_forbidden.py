@@ -104,6 +104,7 @@ ACTS = [
     rpc("worker", "fails as the victim", protocol.FAIL, VICTIM | THEIRS | {"p_failure": {}}, BAD),
     rpc("worker", "releases as the victim", protocol.RELEASE, VICTIM | THEIRS | {"p_reason": "x"}, BAD),
     rpc("worker", "asks grants as the victim", protocol.GRANTS, VICTIM | {"p_items": []}, BAD),
+    rpc("worker", "renews the victim's token", protocol.RENEW, VICTIM, BAD),
     rpc("worker", "beats as nobody", protocol.HEARTBEAT, {**ME, "p_worker_id": None} | BEAT, BAD),
     rpc("worker", "beats as me, spelt otherwise", protocol.HEARTBEAT, {**ME, "p_worker_id": "{me} "} | BEAT, BAD),
     rpc("worker", "beats as the terminated", protocol.HEARTBEAT, {**ME, "p_worker_id": "{gone}"} | BEAT, BAD),

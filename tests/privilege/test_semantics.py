@@ -42,6 +42,7 @@ ASKS = {
     "a registration": Ask({**ME, "p_agent": {"python": "3.9"}}, protocol.REGISTER),
     "a claim that was answered": Ask(CLAIM, protocol.CLAIM),
     "grants of nothing": Ask({**ME, "p_items": []}, protocol.GRANTS),
+    "a renewal of another launch": Ask({**ME, "p_nonce": "another"}, protocol.RENEW),
     "many results, none its own": Ask(
         {**ME, "p_results": [{"task_id": "{queued}", "attempt": 1}]}, protocol.COMPLETE_MANY
     ),

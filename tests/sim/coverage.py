@@ -32,6 +32,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_efficiency": SHOWN,
     "fleet_leadership": SHOWN,
     "worker_grants": DOOR,
+    "worker_renew": DOOR,
     "fleet_asks": DOOR,
     "fleet_answer": DOOR,
     "fleet_heartbeats": "the gateway's batch of worker_heartbeat calls; agents here call that one",
@@ -79,6 +80,7 @@ CODES_ONLY_REAL = {
     "INVALID_CODE": "agents here name codes that are well formed",
     "WORKER_START_COMMAND": "a word in a record of fleet_settings, not a code",
     "HEAD": DOOR,
+    "RENEW": DOOR,
     "ORBSY": DOOR,
 }
 CODE = re.compile(r"'([A-Z][A-Z0-9_]{3,})'")

@@ -18,10 +18,12 @@ from orchestrator.core.states import Stage, State
 from orchestrator.web.app import build_app
 from orchestrator.web.health import Health
 from orchestrator.web.limits import bounded
+from orchestrator.web.renewals import Renewals
 from orchestrator.web.signal import TaskSignal
 from orchestrator.web.tokens import Claims, mint, verifier
 
 SECRET = "a secret for tests, of more than 32 bytes"
+RENEWALS = Renewals((SECRET,), deadman_s=900)
 DEADLINE_S = 10.0  # of what should take milliseconds
 
 
@@ -139,6 +141,7 @@ async def serving(
         on_unanswered=on_unanswered,
         metrics_tokens=(SECRET,),
         proxy_hops=proxy_hops,
+        sealed=lambda worker_id, jti: RENEWALS.sealed(worker_id, jti, time.time()),
     )
     server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
     running = asyncio.create_task(server.serve())

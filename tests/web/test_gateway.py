@@ -32,6 +32,7 @@ ARGS: dict[str, dict[str, Any]] = {
     protocol.FAIL: {"p_task_id": TASK, "p_attempt": 1, "p_failure": {"code": "X"}},
     protocol.RELEASE: {"p_task_id": TASK, "p_attempt": 1, "p_reason": "test"},
     protocol.GRANTS: {"p_items": []},
+    protocol.RENEW: {},
 }
 
 
@@ -168,7 +169,7 @@ async def test_no_other_function_exists_at_this_door(door: Door, function: str) 
         ("DELETE", "/rest/v1/rpc/worker_claim", 405),
         ("OPTIONS", "/rest/v1/rpc/worker_claim", 405),
         ("POST", "/healthz", 405),
-        ("GET", "/metrics", 403),  # there, and closed to a worker
+        ("GET", "/metrics", 401),  # there, and closed to a worker
         ("GET", "/openapi.json", 404),
     ],
 )

@@ -49,6 +49,9 @@ class Orchestrator:
         self.break_uploads = 0  # answer that many PUTs with a 503
         self.store_says: tuple[int, str] | None = None  # answer every PUT and GET with this status and S3 code
         self.store_asked = 0  # PUTs and GETs
+        self.bearers: list[str] = []  # the tokens of all calls
+        self.tokens = {TOKEN}  # that are let in
+        self.sealed: list[list[str]] = []  # the answers to renewals, in order; then none
         self.granted: dict[int, list[dict[str, Any]]] = {}  # by claim number
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
@@ -134,6 +137,7 @@ class Orchestrator:
                     self._complete_many(args) | self._claim({**args, "p_wait_s": 0}, lambda: False)
                 ),
                 protocol.FAIL: self._fail, protocol.RELEASE: self._release, protocol.GRANTS: self._grants,
+                protocol.RENEW: self._renew,
             }[function](args)  # fmt: skip
 
     def _register(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +191,9 @@ class Orchestrator:
         self.changed.notify_all()
         return {"outcome": "ok"}
 
+    def _renew(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"outcome": "ok", "sealed": self.sealed.pop(0) if self.sealed else []}
+
     def _grants(self, args: dict[str, Any]) -> dict[str, Any]:
         items = [{**item, "url": f"{self.url}/store/{item['key']}?signed=1", "location": f"s3://bucket/x/{item['key']}"}
                  for item in args["p_items"]]  # fmt: skip
@@ -227,8 +234,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         function = self.path.removeprefix("/rest/v1/rpc/")
         args = json.loads(self._body())
-        assert self.headers["Authorization"] == f"Bearer {TOKEN}"
         orchestrator = self.orchestrator
+        with orchestrator.changed:
+            orchestrator.bearers.append(self.headers["Authorization"].removeprefix("Bearer "))
+        assert orchestrator.bearers[-1] in orchestrator.tokens
         if orchestrator.refusal:
             with orchestrator.changed:
                 orchestrator.calls.append((function, args))
