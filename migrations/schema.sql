@@ -280,6 +280,7 @@ $$;
 CREATE FUNCTION public.fleet_declare_programs(p_fleet text, p_term bigint, p_pools jsonb, p_stuck_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -477,6 +478,7 @@ $$;
 CREATE FUNCTION public.fleet_lead(p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz;
@@ -1337,6 +1339,7 @@ $$;
 CREATE FUNCTION public.fleet_store_away(p_fleet text, p_term bigint, p_reason text, p_since timestamp with time zone, p_for_s numeric, p_now timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -2011,6 +2014,7 @@ $$;
 CREATE FUNCTION public.internal_code_checked() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 begin
     new.failure_code := 'INVALID_CODE';
@@ -3379,6 +3383,7 @@ $$;
 CREATE FUNCTION public.internal_task_bounded() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET jit TO 'off'
     AS $$
 declare
     c_params_bytes constant int := 1048576;

@@ -32,6 +32,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_efficiency": SHOWN,
     "fleet_leadership": SHOWN,
     "worker_grants": DOOR,
+    "worker_complete_output": DOOR,
     "worker_renew": DOOR,
     "fleet_asks": DOOR,
     "fleet_answer": DOOR,
@@ -58,7 +59,12 @@ TABLES_ONLY_REAL = {
     "tasks_unsettled": "what a lock of another transaction kept from being settled; a call here is atomic",
     "worker_asks": DOOR,
 }
-COLUMNS_ONLY_REAL = {"tasks.uncounted": INDEX, "fleet_settings.set_at": SHOWN, "task_types.declared_at": SHOWN}
+COLUMNS_ONLY_REAL = {
+    "tasks.uncounted": INDEX,
+    "tasks.output_object": DOOR,
+    "fleet_settings.set_at": SHOWN,
+    "task_types.declared_at": SHOWN,
+}
 CODES_ONLY_REAL = {
     "SSH_DETAILS_MISSING": SHOWN,
     "NOT_SSH": SHOWN,
