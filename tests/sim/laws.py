@@ -316,13 +316,22 @@ class Laws:
             return
         policy, spent = self._world.policy, None
         self._world.db.now = self._world.kernel.moment()
-        if row["status"] == "spawning" and policy.hourly_budget_usd is not None:
+        if row["status"] == "spawning" and policy.hourly_budget_usd is not None and not self._learned_since(row):
             spent = self._world.db.spent(FLEET, None)
             over = spent["hourly_usd"] > policy.hourly_budget_usd + 1e-6
             daily = policy.daily_budget_usd
             over |= daily is not None and spent["today_usd"] + spent["committed_usd"] > daily + 0.01
             if over:
                 self.broken("I4", f"{name} is asked for with {spent} against {policy.hourly_budget_usd}/h, {daily}/day")
+
+    def _learned_since(self, row: Mapping[str, Any]) -> bool:
+        """Whether a pod turned out dearer after this create was allowed and before it arrived: nobody could know."""
+        return any(
+            other["status"] != "terminated"
+            and other["price_usd_per_hour"] is not None
+            and other["stage_since"] > row["stage_since"]
+            for other in self._world.db.workers.values()
+        )
 
     def created(self, pod: SimPod) -> None:
         """A pod begins."""
