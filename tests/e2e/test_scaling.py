@@ -47,7 +47,6 @@ async def test_tasks_go_to_the_pool_of_their_type(stack: Stack, until: Until, tm
 
 async def test_money_stops_spawns_and_then_ends_workers(stack: Stack, sql: Sql, until: Until) -> None:
     """As many pods as an hour may cost, and why no more; when the day's budget is reached, all of them go."""
-    await stack.control("POST", "settings", {"boot_s": [600, 600]})
     many = {"MIN_ACTIVE_GPUS": "4", "MAX_ACTIVE_GPUS": "4"}
     first = await stack.start_orchestrator({**many, "MAX_HOURLY_COST_USD": "1.5"})
     await until("select 1 from workers where pod_id is not null offset 1")
