@@ -121,6 +121,9 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     if patient and heard < patient:
         silent_s = (snapshot.now - heard).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
+        if pod is not None and pod.status in DEAD:  # silence confirms what even a single list says
+            why = f"the provider says {pod.status}; {why}"
+            return Terminate(worker.id, worker.state, ExitCause.POD_LOST, DEAD[pod.status], why)
         return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
     unfit = fitness.end(worker, snapshot, policy)
     if unfit:

@@ -215,11 +215,12 @@ async def test_all_listeners_of_a_process_share_one_connection(db: PostgresDb, f
     await fleet.submit({"pool": "all"})
     for ear in (*ears, late):
         await ear.until(("orchestrator_tasks", "all"))
-        await ear.close()
     async with await psycopg.AsyncConnection.connect(database) as connection:
         query = """select count(*) from pg_stat_activity
                     where datname = current_database() and query ~ 'listen|select 1' and application_name <> ''"""
         assert await (await connection.execute(query)).fetchone() == (1,)
+    for ear in (*ears, late):
+        await ear.close()
 
 
 async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: PostgresDb) -> None:

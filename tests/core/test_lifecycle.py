@@ -220,6 +220,14 @@ def test_a_single_list_does_not_end_a_worker_that_still_sends_heartbeats(status:
     assert silent.cause is ExitCause.POD_LOST
 
 
+def test_a_silent_worker_whose_pod_is_listed_as_ended_ends_for_that() -> None:
+    """The silence confirms the list: the cause is the pod's end, which a poison task leaves, and not a lost heartbeat."""
+    one = busy("gpu-1", last_heartbeat=ago(600))
+    end = only(snapshot(one, pods=(pod_of(one, status=PodStatus.EXITED),)))
+    assert isinstance(end, Terminate)
+    assert (end.cause, end.code) == (ExitCause.POD_LOST, FailureCode.POD_EXITED)
+
+
 def test_lists_that_show_a_pod_as_ended_are_counted_until_one_shows_it_running() -> None:
     """One list that shows the pod running starts the count from the beginning."""
     one = busy("gpu-1")

@@ -293,7 +293,7 @@ async def test_an_agent_can_die_as_it_starts_or_be_cut_off(api: Api) -> None:
 
 async def test_a_fresh_pod_can_be_unknown_to_a_read(api: Api) -> None:
     """An early 404 is not absence."""
-    await inject(api, "early_404", seconds=0.2)
+    await inject(api, "early_404", seconds=2)
     pod = await api.create()
     await api.call("GET", f"/v2/pods/{pod['id']}", status=404)
 
