@@ -221,7 +221,7 @@ def test_a_single_list_does_not_end_a_worker_that_still_sends_heartbeats(status:
 
 
 def test_a_silent_worker_whose_pod_is_listed_as_ended_ends_for_that() -> None:
-    """The silence confirms the list: the cause is the pod's end, which a poison task leaves, and not a lost heartbeat."""
+    """Silence confirms the list: the cause is the end of the pod, which a poison task leaves, not a lost heartbeat."""
     one = busy("gpu-1", last_heartbeat=ago(600))
     end = only(snapshot(one, pods=(pod_of(one, status=PodStatus.EXITED),)))
     assert isinstance(end, Terminate)
