@@ -310,7 +310,7 @@ HARMS: tuple[Trial, ...] = (
     Trial("ports_change", "a busy pod's SSH moves to another port", "followed there: the work and its log go on",
           "SSH moved from", moved, tasks=TASKS * 2),
     Trial("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
-          "WORKER_LOST", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
+          "WORKER_LOST|LEASE_EXPIRED", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
           ends_as=(FailureCode.POD_EXITED,), keeps_logs=False, pods=8, quick=True, limit_s=180),
     Trial("stuck", "a task that makes no progress", "ended by the clock; the others are done",
           "task_stuck", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
