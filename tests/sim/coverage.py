@@ -42,6 +42,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_retention": "called by fleet_retain alone; no simulation lasts the seven days after which rows go",
 }
 ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
+    "task_get.task.output_object": DOOR,
     "fleet_worker.now": SHOWN,
     "fleet_worker.left_out": SHOWN,
     "fleet_worker.worker.cost_by_kind": SHOWN,

@@ -260,7 +260,7 @@ class Queue(Fitness):
         seen = ("id", "task_type", "output_location", "result_data")
         return [
             {name: jsonable(t[name]) for name in ("id", "task_type", "params", "max_attempts", "timeout_s")}
-            | {"attempt": t["attempts"], "output_prefix": f"outputs/{t['id']}/{t['attempts']}/"}
+            | {"attempt": t["attempts"], "output_prefix": _output_prefix(t, nonce)}
             | {"dependencies": [{k: jsonable(d[k]) for k in seen} for d in self._dependencies(t)]}
             for t in held
         ]
@@ -479,6 +479,12 @@ def wanted(worker: Row) -> str:
 
 def _pace(worker: Row) -> Json:
     return {"heartbeat_s": worker["heartbeat_s"], "lease_s": worker["lease_s"]}
+
+
+def _output_prefix(task: Row, nonce: str) -> str:
+    """internal_output_prefix."""
+    launch = hashlib.md5(nonce.encode(), usedforsecurity=False).hexdigest()[:11]
+    return f"outputs/{task['id']}/{task['attempts']}-{launch}/"
 
 
 def _handler_bytes(worker: Row, nonce: str | None) -> int | None:
