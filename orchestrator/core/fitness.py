@@ -76,8 +76,9 @@ def _also_failing(worker: Worker, held: HeldBack, snapshot: Snapshot) -> str | N
 
 
 def _has_room(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether another worker of the pool gives the second opinion, or may be started for it."""
+    """Whether another worker of the pool gives the second opinion within the limit, or may be started for it."""
     pool = next((pool for pool in policy.pools if pool.name == worker.pool), None)
     here = [w for w in snapshot.workers if w.pool == worker.pool and w.id != worker.id]
     live = [w for w in here if w.state is State.SPAWNING or w.state in READY]
-    return any(w.is_fit for w in live) or (pool is not None and len(live) + 1 < pool.max_active)
+    free = pool.max_active - len(live) - 1 if pool is not None else 0
+    return free > 0 or (free == 0 and any(w.is_fit for w in live))

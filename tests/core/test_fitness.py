@@ -10,7 +10,7 @@ from orchestrator.core.hosts import strikes
 from orchestrator.core.model import HeldBack, Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import ExitCause, FailureCode
-from tests.core.build import ago, busy, climbed, idle, policy, snapshot
+from tests.core.build import ago, busy, climbed, idle, policy, snapshot, spawning
 
 ONE = frozenset({"travel"})
 
@@ -81,6 +81,15 @@ def test_without_room_for_a_second_opinion_the_successor_gives_it() -> None:
     assert second == ("gpu-2", ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)
     long_ago = replace(again, ended=(replace(gone, ending_since=ago(3700)),))
     assert ends(plan(long_ago, policy(pool={"max_active": 1}))) == [("gpu-2", *first[1:])]
+
+
+def test_a_successor_beyond_the_limit_does_not_keep_the_worker_that_it_replaces() -> None:
+    """Where only the successor's row was written, and not the worker's end, the next tick still ends the worker."""
+    seen = snapshot(held(), spawning("gpu-2"), claimable=3)
+    assert ends(plan(seen, policy(pool={"max_active": 1}))) == [
+        ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
+    ]
+    assert ends(plan(seen, policy(pool={"max_active": 2}))) == []
 
 
 def test_the_wait_for_a_second_opinion_has_an_end() -> None:
