@@ -61,6 +61,7 @@ class ProcessLaws:
     _deleted_s: dict[str, float] = field(default_factory=dict)  # pod -> when the last delete of it was answered
     _deleting: set[str] = field(default_factory=set)
     _steps: tuple[int, float] = (-1, 0.0)  # of its ticks, and since when
+    _down_s: float = 0.0  # when it was last seen dead or frozen: what happened until then it may not know
 
     def _broken(self, law: str, what: str) -> None:
         self.world.laws.broken(law, f"{self.name} {what}")
@@ -124,7 +125,8 @@ class ProcessLaws:
         row = self.world.db.workers.get(session.worker_id or "")
         if row is None or row["ssh_host"] is None or (row["ssh_host"], row["ssh_port"]) == session.address:
             return
-        after_s = self.world.kernel.now - self.world.laws.addressed_s.get(row["id"], self.world.kernel.now)
+        now = self.world.kernel.now
+        after_s = now - max(self._down_s, self.world.laws.addressed_s.get(row["id"], now))
         if row["pod_id"] == session.pod_id and after_s > MOVED_S:
             where = f"{row['ssh_host']}:{row['ssh_port']}"
             self._broken("address", f"speaks to {row['id']} at {session.address}; it is at {where} for {after_s:.0f} s")
@@ -132,6 +134,8 @@ class ProcessLaws:
     def look(self, *, up: bool) -> None:
         """Once a second."""
         now = self.world.kernel.now
+        if not up:
+            self._down_s = now
         if not up or self.health.steps != self._steps[0]:
             self._steps = (self.health.steps, now)
         elif now - self._steps[1] > WEDGED_S + self.world.poll_s:
