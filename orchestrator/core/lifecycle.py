@@ -17,6 +17,7 @@ WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the wat
 LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
 UNDECLARED_S = 600.0  # a flush that cannot even declare its logs lost holds up the delete no longer
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
+BEAT_SHARE = 0.4  # of the heartbeat timeout: an idle agent beats in each third of it, one with a task far oftener
 UNASKED_S = 120.0  # an agent without a task asks for one at once, and again within its long poll
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age; if it outlived one, that of any pod
 STILL_LISTED = "it is still listed since"  # in what a deleting row waits for
@@ -264,10 +265,12 @@ def _fate(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot,
         if code is None or not _ended(worker, pod, snapshot, policy):
             return None
         return Terminate(worker.id, worker.state, cause, code, f"the provider says {pod.status}")
-    if not _absent(worker, snapshot, policy.absence_age_s, worker.created_at) or _speaks(worker, snapshot):
+    if not _absent(worker, snapshot, policy.absence_age_s, worker.created_at):
+        return None
+    gone = snapshot.absent[worker.pod_id or worker.id]
+    if _may_speak(worker, gone.since, snapshot, policy):
         return None
     why = f"pod {worker.pod_id} is missing from complete lists"
-    gone = snapshot.absent[worker.pod_id or worker.id]
     return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, gone.shown or gone.since)
 
 
@@ -281,8 +284,7 @@ def _ended(worker: Worker, pod: Pod, snapshot: Snapshot, policy: Policy) -> bool
     ended = snapshot.exited.get(pod.id)
     if ended is None or ended.lists == 1 or ended.watched_s < policy.absence_age_s:
         return False
-    heard = max(worker.last_heartbeat, snapshot.knocked.get(worker.id, worker.last_heartbeat))
-    return heard <= ended.since
+    return not _may_speak(worker, ended.since, snapshot, policy)
 
 
 def _absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime) -> bool:
@@ -297,10 +299,18 @@ def _absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime) -
     return gone.lists > 1 and seen_s >= age_s
 
 
-def _speaks(worker: Worker, snapshot: Snapshot) -> bool:
-    """Whether it was heard of after its pod went missing: then the lists are wrong, and not the worker."""
-    heard, gone = worker.last_heartbeat, snapshot.absent.get(worker.pod_id or worker.id)
-    return heard is not None and gone is not None and heard > gone.since
+def _may_speak(worker: Worker, since: datetime, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether it was heard of after the lists began to say that its pod is lost: then they are wrong.
+
+    While the next heartbeat of an idle one is not due yet, nobody knows. One that never sent any has none to send.
+    """
+    if worker.last_heartbeat is None:
+        return False
+    heard = max(worker.last_heartbeat, snapshot.knocked.get(worker.id, worker.last_heartbeat))
+    if heard > since or worker.tasks_running or worker.state is State.TERMINATING:
+        return heard > since
+    due = snapshot.hearing.back(policy.heartbeat_timeout_s * BEAT_SHARE, snapshot.now)
+    return due is None or heard >= due
 
 
 def _was_met(worker: Worker) -> bool:

@@ -250,6 +250,23 @@ def test_one_incomplete_absence_is_not_death() -> None:
     assert end(only(lost)) == (ExitCause.POD_LOST, FailureCode.POD_MISSING)
 
 
+@pytest.mark.parametrize("shown", [None, PodStatus.EXITED])
+def test_lists_end_no_idle_worker_whose_next_heartbeat_is_not_due(shown: PodStatus | None) -> None:
+    """It beats three times in HEARTBEAT_TIMEOUT_SEC, and lists are believed sooner; with a task far oftener."""
+
+    def judged(one: Worker, **changes: Any) -> bool:
+        pods = (pod_of(one, status=shown),) if shown else ()
+        seen = replace(snapshot(one, pods=pods), **changes)
+        lists = {"pod-gpu-1": absent(11)}
+        return isinstance(only(replace(seen, exited=lists) if shown else replace(seen, absent=lists)), Terminate)
+
+    assert not judged(idle("gpu-1", 100, last_heartbeat=ago(21)))
+    assert judged(idle("gpu-1", 100, last_heartbeat=ago(25)))
+    assert not judged(idle("gpu-1", 100, last_heartbeat=ago(25)), hearing=Hearing(ago(15)))
+    assert not judged(idle("gpu-1", 100, last_heartbeat=ago(25)), knocked={"gpu-1": ago(12)})
+    assert judged(busy("gpu-1", last_heartbeat=ago(12)))
+
+
 def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
     """Until then it is booked; where nobody looked before, until it was first missed: a budget must hold."""
     one = busy("gpu-1", last_heartbeat=ago(40))
