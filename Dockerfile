@@ -14,8 +14,7 @@ COPY worker worker
 COPY migrations migrations
 COPY scripts scripts
 COPY examples examples
-# Neither the demo nor what it stands on belongs on a server.
-RUN rm -rf orchestrator/emulator orchestrator/demo && useradd --system --no-create-home --uid 10001 orchestrator
+RUN useradd --system --no-create-home --uid 10001 orchestrator
 
 USER orchestrator
 EXPOSE 8080

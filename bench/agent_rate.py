@@ -19,13 +19,13 @@ import psycopg
 from bench.agent_start import run_agent
 from bench.pickup import new_worker, serve
 from bench.queues import Connection
-from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
-from orchestrator.bundle import Bundle, build_bundle
-from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate
-from orchestrator.web.signal import TaskSignal
-from orchestrator.web.tokens import mint
+from orchestrator.pods.bundle import Bundle, build_bundle
+from orchestrator.web.wakeups import TaskSignal
+from orchestrator.worker_tokens import mint
+from testbed.services.postgres import EmbeddedPostgres
 
 TRIES = 3
 COUNTS = {1: 500, 10: 2_000, 100: 5_000}  # tasks of one measurement, by how many a claim takes

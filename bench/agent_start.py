@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from bench.figures import spread
-from orchestrator.bundle import build_bundle
+from orchestrator.pods.bundle import build_bundle
 from worker.protocol import CLAIM, REGISTER
 
 TRIES = 30

@@ -10,10 +10,10 @@ import json
 import time
 from collections.abc import Callable, Mapping
 
-from orchestrator.redaction import Redactor
-from orchestrator.web.bodies import MAX_BYTES, MAX_NODES, parsed
+from orchestrator.observability.redaction import Redactor
+from orchestrator.web.errors import Refusal
 from orchestrator.web.gateway import WORDS
-from orchestrator.web.refusals import Refusal
+from orchestrator.web.request_bodies import MAX_BYTES, MAX_NODES, parsed
 from worker import protocol
 
 TRIES = 5

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import epoch, spread
-from orchestrator.demo.stack import Stack
+from testbed.stack import Stack
 
 TRIES = 50  # pods
 GOALS = {"last_reachable_to_last_promoted_s": ("<=", 5.0)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.figures import quantile
 from bench.queues import Ours, database
-from orchestrator.emulator.postgres import EmbeddedPostgres
+from testbed.services.postgres import EmbeddedPostgres
 
 TRIES = 200  # observations, and claims, at each depth
 GOALS = {"observe_ms_at_1000000": ("<=", 5.0), "observe_flatness": (">=", 0.9)}

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from bench.queues import Floor, Ours, database
-from orchestrator.emulator.postgres import EmbeddedPostgres
+from testbed.services.postgres import EmbeddedPostgres
 
 TRIES = 4  # times that the queue ages
 GOALS = {"ours last of first": (">=", 0.5)}

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import cpu_s, servers_cpu_s
 from bench.thousand import LOOK_S, PHASE_TIMEOUT_S, QUIET, UNLIMITED, row
-from orchestrator.demo.processes import Child
-from orchestrator.demo.stack import Stack
+from testbed.services.processes import Child
+from testbed.stack import Stack
 
 TRIES = 1_000  # workers
 GOALS = {"statements_a_second": ("<=", 100.0), "orchestrator_of_a_core": ("<=", 0.1)}

@@ -8,7 +8,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from orchestrator.demo.stack import ROOT
+from testbed.stack import ROOT
 
 REQUIREMENTS = (
     "procrastinate==3.10.0",

@@ -25,19 +25,20 @@ import uvicorn
 from bench import peers
 from bench.figures import spread
 from bench.queues import WORKER, Connection, Ours, database, results_of
-from orchestrator.adapters.blobs import S3Blobs
-from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
-from orchestrator.emulator.postgres import EmbeddedPostgres
-from orchestrator.emulator.postgrest import EmbeddedPostgrest
-from orchestrator.emulator.supabase import create_roles
 from orchestrator.migrate import migrate
+from orchestrator.observability.health import Health
+from orchestrator.ports import TASKS_CHANNEL
 from orchestrator.web.app import build_app
-from orchestrator.web.health import Health
 from orchestrator.web.limits import bounded
-from orchestrator.web.signal import TASKS_CHANNEL, TaskSignal
-from orchestrator.web.tokens import mint, verifier
+from orchestrator.web.wakeups import TaskSignal
+from orchestrator.worker_tokens import mint, verifier
+from testbed.services.postgres import EmbeddedPostgres
+from testbed.services.postgrest import EmbeddedPostgrest
+from testbed.services.supabase_roles import create_roles
 from worker import protocol
 from worker.agent import EMPTY_PAUSE_MAX_S, Agent
 from worker.config import Config, RunDir

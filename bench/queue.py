@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import peers
 from bench.queues import Floor, Ours, Peer, Side, database
-from orchestrator.emulator.postgres import EmbeddedPostgres
+from testbed.services.postgres import EmbeddedPostgres
 
 TRIES = 3  # rounds; the figures are medians of them
 DEPTH = 10_000  # `./run bench depth` goes to a million

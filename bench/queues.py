@@ -12,11 +12,11 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
 from bench import peers
-from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
-from orchestrator.emulator.postgres import EmbeddedPostgres
 from orchestrator.migrate import migrate
+from testbed.services.postgres import EmbeddedPostgres
 
 Connection = psycopg.AsyncConnection[TupleRow]
 Turn = Callable[[Connection, int], Awaitable[None]]

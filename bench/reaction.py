@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import epoch, spread
-from orchestrator.demo.play import submit
-from orchestrator.demo.stack import Stack
+from demo.scenario import submit
+from testbed.stack import Stack
 
 TRIES = 15
 GOALS = {"p99_s": ("<=", 1.0)}

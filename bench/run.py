@@ -20,7 +20,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.demo.stack import ROOT
+from testbed.stack import ROOT
 
 QUICK = (
     "agent_start",

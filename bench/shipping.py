@@ -18,9 +18,9 @@ from psycopg.types.json import Jsonb
 
 from bench.figures import cpu_s, servers_cpu_s, spread
 from bench.thousand import LOOK_S, QUIET, UNLIMITED, row
-from orchestrator.demo.processes import Child
-from orchestrator.demo.stack import Stack
-from orchestrator.demo.tally import compare_logs
+from testbed.audit import compare_logs
+from testbed.services.processes import Child
+from testbed.stack import Stack
 
 TRIES = 30  # seconds of watching
 GOALS = {"delay_p99_s": ("<=", 10.0), "fleet_delay_p99_s": ("<=", 10.0)}

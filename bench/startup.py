@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import quantile
-from orchestrator.demo.stack import Stack
+from testbed.stack import Stack
 
 TRIES = 10
 GOALS = {"list_s": ("<=", 0.5), "ready_s": ("<=", 2.0)}

@@ -16,8 +16,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from bench.figures import quantile
-from orchestrator.demo.processes import Child
-from orchestrator.demo.stack import Stack
+from testbed.services.processes import Child
+from testbed.stack import Stack
 
 TRIES = 1_000  # pods
 GOALS = {

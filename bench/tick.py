@@ -16,23 +16,23 @@ import psycopg
 
 from bench.figures import quantile, servers_cpu_s
 from bench.queues import WORKER, database
-from orchestrator.adapters.db_postgres import PostgresDb
+from orchestrator.adapters.metered import MeteredDb
+from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
-from orchestrator.bringup import PodView, WorkerView
-from orchestrator.catalog import Catalog
 from orchestrator.core.model import Offer, Pod, PodStatus, Policy, Pool
 from orchestrator.core.states import Stage, State, WaitingOn
-from orchestrator.daemon import Daemon
-from orchestrator.emulator.postgres import EmbeddedPostgres
-from orchestrator.execute import Executor, Terms
-from orchestrator.logs import configure
-from orchestrator.metered import MeteredDb
-from orchestrator.metrics import Metrics
+from orchestrator.loop.daemon import Daemon
+from orchestrator.loop.execute import Executor, Terms
+from orchestrator.loop.observe import Observer
 from orchestrator.migrate import migrate
-from orchestrator.observe import Observer
+from orchestrator.observability.health import Health
+from orchestrator.observability.logging import configure
+from orchestrator.observability.metrics import Metrics
+from orchestrator.pods.bringup import PodView, WorkerView
+from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import Cloud
 from orchestrator.service import GC_THRESHOLDS
-from orchestrator.web.health import Health
+from testbed.services.postgres import EmbeddedPostgres
 from worker import protocol
 
 TRIES = 40  # ticks of each fleet

@@ -15,15 +15,15 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from orchestrator.demo.stack import ROOT
-from tests.sim import agents
-from tests.sim.clock import Kernel, SimLoop
-from tests.sim.faults import Faults
-from tests.sim.laws import Laws
-from tests.sim.provider import Provider, SimPod
-from tests.sim.sql.records import Records
-from tests.sim.story import Story
-from tests.sim.world import World
+from testbed.stack import ROOT
+from tests.proofs.simulator import agents
+from tests.proofs.simulator.clock import Kernel, SimLoop
+from tests.proofs.simulator.environment import World
+from tests.proofs.simulator.faults import Faults
+from tests.proofs.simulator.laws import Laws
+from tests.proofs.simulator.provider import Provider, SimPod
+from tests.proofs.simulator.scenario import Story
+from tests.proofs.simulator.sql.records import Records
 
 TRIES = 7  # days
 GOALS = {"growth": ("<=", 1.1)}  # the outages that it remembers, 500 at most, are 50 KB

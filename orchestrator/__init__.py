@@ -1,17 +1,22 @@
-"""An orchestrator of rented GPU workers: a task queue in Postgres or Supabase in, exactly as many RunPod pods out.
+"""Run a GPU task queue on rented RunPod pods.
 
-Where to look first:
+The control loop reads the queue's depth from Postgres or Supabase, decides how many pods to rent, starts them, checks
+that each one works before it counts, and removes it when the work is done.
 
-    core/        pure decisions: states.py (the table), plan.py (the phases of one tick)
-    daemon.py    the tick: lead, observe.py, plan, record (journal.py), execute.py; service.py gives it its HTTP door
-    renting.py   asks for a worker's pod; bringup.py is the ladder that it climbs before it counts
-    shipping.py  worker logs to S3, by byte offset; teardown.py the end of a worker: drain, flush, delete
-    ports.py     what all of this needs from the world; adapters/ and wiring.py provide it
-    settings.py  the environment; values.py, pools.py, needs.py, keys/ make sense of it, redaction.py hides its secrets
-    web/         health, metrics, and the worker's door to the database
-    cli.py       the commands, each in a cli_*.py; diagnostics/ and doctor/ know the answers
-    emulator/    a RunPod API server with local pods, an embedded Postgres and S3; demo/ plays on them. Not for servers
-    database.py  and runpod_client.py are for operators' own snippets alone
+    core/           pure decisions. states.py is the transition table, plan.py the phases of one tick
+    loop/           the tick: lead, observe, plan, record, execute
+    pods/           create a pod, bring it up stage by stage, end it
+    worker_logs/    ship worker logs to S3, by byte offset
+    ports.py        what the parts above need from the outside world: protocols and their errors
+    adapters/       implementations of the ports: Postgres, Supabase, RunPod, SSH, S3
+    web/            health, metrics, and the gateway between the agents and the database
+    config/         settings, pools and SSH keys, read from the environment
+    observability/  logging, redaction, metrics, the process's health record
+    diagnostics/    explanations of what the fleet waits for; doctor/ holds the set-up checks
+    cli/            the commands; commands/ has one file for each group
+    wiring.py       builds adapters from settings; service.py builds the whole process
+    migrate.py      brings a database to this version
+    database.py     and runpod_client.py serve operators' own snippets
 """
 
 __version__ = "0.1.0"

@@ -9,7 +9,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
 
     try:
-        from orchestrator.cli import main
+        from orchestrator.cli.main import main
     except ModuleNotFoundError as error:  # a system's own Python, most often
         why = f"{sys.executable} has no {error.name}"
         fix = "./run --help makes .venv; then .venv/bin/python -m orchestrator, or ./run in its place"

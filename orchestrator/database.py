@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.settings import load
+from orchestrator.config.environment import load
 
 if TYPE_CHECKING:
     from supabase import Client
@@ -24,7 +24,7 @@ class DatabaseClient:
         """The synchronous Supabase client. Raises SettingsError without SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY."""
         from supabase import create_client  # noqa: PLC0415  half a second that get_workers() does not need
 
-        from orchestrator.problems import Problem, SettingsError  # noqa: PLC0415
+        from orchestrator.config.errors import Problem, SettingsError  # noqa: PLC0415
 
         url, key = self._settings.supabase_url, self._settings.supabase_service_role_key
         if not url or key is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from orchestrator.core.hosts import Strike
+from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import (
     Demand,
     EndedClimb,
@@ -85,6 +85,24 @@ class Db(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+HEARTBEATS = "fleet_heartbeats"
+TASKS_CHANNEL = "orchestrator_tasks"  # payload: the pool in which tasks became ready to run
+FLEET_CHANNEL = "orchestrator_fleet"  # payload: the worker whose row has changed
+ASKS_CHANNEL = "orchestrator_asks"  # payload: the worker that asks something of the leader
+
+
+class WorkerDb(Protocol):
+    """What the gateway needs of the database: calls as the worker that the claims of its token name."""
+
+    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
+        """The function's jsonb, decoded. Raises PortError."""
+        ...
+
+    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The answers of `worker_heartbeat` by worker id, as far as there are any. Raises PortError."""
+        ...
 
 
 LEASE_TTL_S = 15.0

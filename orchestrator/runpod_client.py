@@ -9,8 +9,8 @@ from runpod.error import RunPodError
 
 from orchestrator.adapters.runpod_fields import Malformed
 from orchestrator.adapters.runpod_replies import port_error, ssh_address
+from orchestrator.config.environment import load
 from orchestrator.ports import ApiAuth
-from orchestrator.settings import load
 
 
 class SshDetails(TypedDict):

@@ -20,34 +20,33 @@ import structlog
 from starlette.applications import Starlette
 
 from orchestrator import __version__
-from orchestrator.bringup import BringUp, LaunchConfig, PodView, WorkerView
-from orchestrator.bundle import build_bundle
-from orchestrator.catalog import Catalog
-from orchestrator.core import errands
+from orchestrator.adapters.metered import MeteredDb, MeteredDoor
+from orchestrator.config.settings import Settings
+from orchestrator.config.validation import require
+from orchestrator.core import maintenance
 from orchestrator.core.actions import Plan
-from orchestrator.core.errands import Errand
+from orchestrator.core.maintenance import Errand
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
-from orchestrator.daemon import Daemon
-from orchestrator.execute import Executor, Terms
-from orchestrator.grants import Answers
-from orchestrator.last_look import look
-from orchestrator.logs import configure
-from orchestrator.metered import MeteredDb, MeteredDoor
-from orchestrator.metrics import Metrics
-from orchestrator.observe import FIRST_PATIENCE_S, Observer
+from orchestrator.loop.daemon import Daemon
+from orchestrator.loop.execute import Executor, Terms
+from orchestrator.loop.observe import FIRST_PATIENCE_S, Observer
+from orchestrator.loop.store_watch import StoreWatch
+from orchestrator.loop.watchdog import Watchdog
+from orchestrator.observability.health import DEAD_AFTER_S, Health
+from orchestrator.observability.logging import configure
+from orchestrator.observability.metrics import Metrics
+from orchestrator.outputs import Answers
+from orchestrator.pods.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.pods.bundle import build_bundle
+from orchestrator.pods.final_snapshot import look
+from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import Blobs, Db, NotFound, PortError
-from orchestrator.settings import Settings
-from orchestrator.shipping import Shipper
-from orchestrator.store_watch import StoreWatch
-from orchestrator.watchdog import Watchdog
 from orchestrator.web.app import build_app
-from orchestrator.web.door import Door
-from orchestrator.web.health import DEAD_AFTER_S, Health
-from orchestrator.web.renewals import Renewals
-from orchestrator.web.signal import TaskSignal
-from orchestrator.web.switched import SwitchedDb
-from orchestrator.web.tokens import verifier
+from orchestrator.web.role_routing import SwitchedDb
+from orchestrator.web.server import Door
+from orchestrator.web.token_renewal import Renewals
+from orchestrator.web.wakeups import TaskSignal
 from orchestrator.wiring import (
     LIST_WAIT_S,
     as_direct,
@@ -62,9 +61,11 @@ from orchestrator.wiring import (
     resize,
     store_over,
 )
+from orchestrator.worker_logs.shipper import Shipper
+from orchestrator.worker_tokens import verifier
 
 if TYPE_CHECKING:
-    from orchestrator.adapters.lines import SshLines
+    from orchestrator.adapters.ssh_pool import SshLines
 
 FOLLOWS = frozenset({"starting", "standby"})  # the roles in which the gateway has no connections of its own
 ERRAND_EVERY_S = 2.0  # a tick for an operator who waits
@@ -182,7 +183,7 @@ async def lead_for(
     """Lead while nobody else does, for one errand, until it is done or `timeout_s` is over; then give the lead back."""
     configure("WARNING", settings.secrets())
     often = settings.model_copy(update={"orchestrator_poll_sec": ERRAND_EVERY_S})
-    async with _parts(often, think=partial(errands.plan, errand)) as parts:
+    async with _parts(often, think=partial(maintenance.plan, errand)) as parts:
         stop = asyncio.Event()
         leading = asyncio.create_task(parts.daemon.run(stop), name="errand")
         try:
@@ -202,7 +203,7 @@ async def _parts(
     patience_s: float = FIRST_PATIENCE_S,
     think: Callable[[Snapshot, Policy], Plan] = plan,
 ) -> AsyncIterator[Parts]:
-    settings.require("database", "cloud", "shell", "blobs", "gateway")
+    require(settings, "database", "cloud", "shell", "blobs", "gateway")
     renewals = _renewals(settings)
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)

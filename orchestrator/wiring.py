@@ -13,22 +13,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.hearing import Hearing
+from orchestrator.config.validation import require
+from orchestrator.core.liveness import Hearing
 from orchestrator.core.plan import plan, sizes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from orchestrator.adapters.blobs import S3Blobs
-    from orchestrator.adapters.db_postgres import PostgresDb
-    from orchestrator.adapters.lines import SshLines
+    from orchestrator.adapters.postgres import PostgresDb
     from orchestrator.adapters.runpod import RunPodCloud
+    from orchestrator.adapters.s3 import S3Blobs
     from orchestrator.adapters.ssh import AsyncSshShell
-    from orchestrator.bundle import Bundle
+    from orchestrator.adapters.ssh_pool import SshLines
+    from orchestrator.config.settings import Settings
     from orchestrator.core.actions import Plan, Verdict
     from orchestrator.core.model import Policy, Snapshot
+    from orchestrator.pods.bundle import Bundle
     from orchestrator.ports import Db, PortError
-    from orchestrator.settings import Settings
 
 LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
 COMMAND_POOL = 4  # connections at most
@@ -39,12 +40,12 @@ RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, shor
 @asynccontextmanager
 async def open_db(settings: Settings, *, pool_size: int = COMMAND_POOL) -> AsyncIterator[Db]:
     """The database, by DATABASE_URL where it is set, else over Supabase's API."""
-    settings.require("database")
+    require(settings, "database")
     db: Db
     if settings.database_url:
         db = await _direct(settings, pool_size)
     else:
-        from orchestrator.adapters.db_supabase import SupabaseDb
+        from orchestrator.adapters.supabase import SupabaseDb
 
         key = settings.supabase_service_role_key
         assert settings.supabase_url and key is not None  # noqa: S101, PT018  require() has seen to it
@@ -76,20 +77,20 @@ async def resize(db: Db, size: int) -> None:
 
 def as_direct(db: Db) -> PostgresDb | None:
     """The same, if it speaks to PostgreSQL itself."""
-    from orchestrator.adapters.db_postgres import PostgresDb
+    from orchestrator.adapters.postgres import PostgresDb
 
     return db if isinstance(db, PostgresDb) else None
 
 
 def lane_of(db: Db, limit: int) -> Db:
     """A share of its connections: see adapters/lanes.py."""
-    from orchestrator.adapters.lanes import Lane
+    from orchestrator.adapters.connection_lanes import Lane
 
     return Lane(db, limit)
 
 
 async def _direct(settings: Settings, pool_size: int, *, kept: int = 1) -> PostgresDb:
-    from orchestrator.adapters.db_postgres import PostgresDb
+    from orchestrator.adapters.postgres import PostgresDb
 
     url = settings.database_url
     assert url is not None  # noqa: S101
@@ -101,7 +102,7 @@ async def _direct(settings: Settings, pool_size: int, *, kept: int = 1) -> Postg
 async def open_store(settings: Settings) -> AsyncIterator[SqlStore]:
     """The fleet's rows, for a command: a database that is away is told at once, and why."""
     if settings.database_url is not None:
-        from orchestrator.adapters.db_postgres import knock
+        from orchestrator.adapters.postgres import knock
 
         await knock(settings.database_url.get_secret_value())
     async with open_db(settings) as db:
@@ -117,9 +118,9 @@ def open_blobs(
     settings: Settings, on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None
 ) -> S3Blobs:
     """The bucket."""
-    from orchestrator.adapters.blobs import S3Blobs
+    from orchestrator.adapters.s3 import S3Blobs
 
-    settings.require("blobs")
+    require(settings, "blobs")
     secret = settings.aws_secret_access_key
     assert secret is not None and settings.s3_bucket and settings.aws_access_key_id  # noqa: S101, PT018
     return S3Blobs(
@@ -139,27 +140,27 @@ def open_cloud(
     """The provider."""
     from orchestrator.adapters.runpod import RunPodCloud
 
-    key = settings.require("cloud").runpod_api_key
+    key = require(settings, "cloud").runpod_api_key
     assert key is not None  # noqa: S101
     return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url, on_call=on_call)
 
 
 def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
     """The way to pods: a shell, and one line to each worker over it."""
-    from orchestrator.adapters.lines import SshLines
     from orchestrator.adapters.ssh import AsyncSshShell
+    from orchestrator.adapters.ssh_pool import SshLines
 
-    pair = settings.require("shell").login_pair()
+    pair = require(settings, "shell").login_pair()
     shell = AsyncSshShell(pair.private.text, pair.public.text)
     return shell, SshLines(shell)
 
 
 def nonces_of(settings: Settings) -> Callable[[str], str]:
     """Worker id -> the nonce with which its pod proves its host key."""
-    from orchestrator.bootstrap import nonces
+    from orchestrator.pods.host_identity import nonces
 
     # DER, because OpenSSH's own format writes the same key differently each time.
-    return nonces(settings.require("shell").login_pair().private.key.export_private_key("pkcs8-der"))
+    return nonces(require(settings, "shell").login_pair().private.key.export_private_key("pkcs8-der"))
 
 
 def policy_of(settings: Settings, bundle: Bundle) -> Policy:
@@ -175,9 +176,9 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     every pod without a row was seen, since it leads. Only absence takes several lists, which are never assumed.
     """
     from orchestrator.adapters.rows import moment
-    from orchestrator.bundle import build_bundle
-    from orchestrator.catalog import Catalog
-    from orchestrator.observe import Observer
+    from orchestrator.loop.observe import Observer
+    from orchestrator.pods.bundle import build_bundle
+    from orchestrator.pods.provider_cache import Catalog
 
     async with open_store(settings) as store:
         cloud = open_cloud(settings)
@@ -200,9 +201,9 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
 
 async def verdicts(settings: Settings) -> tuple[Verdict, ...]:
     """What each pool's size comes to now, by the planner, from the database alone: RunPod may be away."""
-    from orchestrator.bundle import build_bundle
-    from orchestrator.catalog import Catalog
-    from orchestrator.observe import Observer
+    from orchestrator.loop.observe import Observer
+    from orchestrator.pods.bundle import build_bundle
+    from orchestrator.pods.provider_cache import Catalog
 
     policy = policy_of(settings, build_bundle(settings.worker_code_dir))
     catalog = Catalog(open_cloud(settings) if settings.runpod_api_key else None, policy)

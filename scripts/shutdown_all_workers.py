@@ -8,4 +8,4 @@ import runpy
 from pathlib import Path
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).resolve().with_name("_door.py")))["enter"](__file__, "shutdown")
+    runpy.run_path(str(Path(__file__).resolve().with_name("_entry.py")))["enter"](__file__, "shutdown")

@@ -8,6 +8,6 @@ import runpy
 from pathlib import Path
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).resolve().with_name("_door.py")))["enter"](
+    runpy.run_path(str(Path(__file__).resolve().with_name("_entry.py")))["enter"](
         __file__, "list", "status", "spawn", "terminate"
     )

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.postgres import INSTALLATION, installed
+from testbed.services.postgres import INSTALLATION, installed
 
-# Quick ones first: what fails early should be what is cheap to look at.
+# Cheap tests first: a failure should show early.
 ORDER = (
-    *("house", "core", "worker", "web", "cli", "emulator"),
-    *("conformance", "privilege", "storm", "model", "fuzz", "sim", "crash"),
-    *("bringup", "shipping", "secrets", "guide", "incidents", "e2e", "service", "faults", "chaos"),
+    *("unit/house", "unit/core", "unit/diagnostics"),
+    *("process/worker", "process/web", "process/cli", "process/emulator"),
+    *("db/conformance", "db/diagnostics", "db/privilege"),
+    *("proofs/storm", "proofs/model", "proofs/fuzz", "proofs/simulator", "proofs/crash"),
+    *("process/bringup", "process/worker_logs", "process/secrets", "process/guide", "process/incidents"),
+    *("process/e2e", "process/service", "proofs/fault_matrix", "proofs/chaos"),
 )
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -23,8 +26,10 @@ EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the whole of tests/e2e can be run over, and another PostgreSQL for tests of the database."""
-    parser.addoption("--transport", choices=["direct", "supabase"], help="run tests/e2e over this transport alone")
+    """What the whole of tests/process/e2e can be run over, and another PostgreSQL for tests of the database."""
+    parser.addoption(
+        "--transport", choices=["direct", "supabase"], help="run tests/process/e2e over this transport alone"
+    )
     parser.addoption("--postgres", metavar="VERSION", help="use this version of Debian's, e.g. 15")
 
 
@@ -94,5 +99,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    part = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-    return ORDER.index(part) if part in ORDER else ORDER.index("shipping")
+    inside = item.path.is_relative_to(TESTS)
+    part = "/".join(item.path.relative_to(TESTS).parts[:2]) if inside else ""
+    return ORDER.index(part) if part in ORDER else len(ORDER)

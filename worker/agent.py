@@ -14,12 +14,12 @@ import sys
 import time
 
 from . import protocol
+from .config import DONE_FILE
 from .disk import LOOK_AGAIN_S, has_room
 from .exits import Outcome, cancelled
 from .heartbeat import Heartbeat
 from .http1 import Interrupted, Unreachable
 from .journal import Journal, secret_values
-from .launch import DONE_FILE
 from .life import Held, Life
 from .reports import FAREWELL_CALL_S, FAREWELL_S, Reports
 from .rpc import CALL_S, Refused, Rpc, backoff_s

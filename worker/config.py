@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+AGENT_FILE, LOCK_FILE, DONE_FILE, STOPPED_FILE = "agent.json", "agent.lock", "done.json", "stopped"  # of a launch
 REQUIRED = ("worker_id", "nonce", "api_url", "token")
 
 

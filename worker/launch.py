@@ -15,7 +15,7 @@ import sys
 import time
 
 from . import processes
-from .config import BadConfig, Config, RunDir, parse
+from .config import AGENT_FILE, DONE_FILE, LOCK_FILE, STOPPED_FILE, BadConfig, Config, RunDir, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SETUP_TIMEOUT_S = 1_800.0
 START_WAIT_S = 60.0  # for another `start` of the same launch to get its agent going
-AGENT_FILE, LOCK_FILE, DONE_FILE, STOPPED_FILE = "agent.json", "agent.lock", "done.json", "stopped"
 TAIL_BYTES = 2_000  # of system.log, in an error
 
 

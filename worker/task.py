@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import os
     from typing import Any
 
-    from .host import Channel
+    from .channel import Channel
 
 PROGRESS_EVERY_S = 0.2  # reports in between are left out: a handler may report each step without thinking
 

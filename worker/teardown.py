@@ -9,8 +9,8 @@ import signal
 import time
 
 from . import processes
-from .config import RunDir
-from .launch import DONE_FILE, STOPPED_FILE, running
+from .config import DONE_FILE, STOPPED_FILE, RunDir
+from .launch import running
 
 
 def stop(run_dir: str, grace_s: float) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from .host import Channel
+    from .channel import Channel
 
 WRONG_TRIES = 6  # of a transfer that the store answers clearly, and with an error of the request itself
 PAUSE_MAX_S = 15.0  # between two tries of one transfer; each has a fresh URL, so that none expires while it waits

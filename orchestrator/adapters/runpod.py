@@ -34,7 +34,7 @@ from orchestrator.adapters.runpod_replies import (
     volume,
 )
 from orchestrator.adapters.runpod_transport import install
-from orchestrator.core.calls import Priority
+from orchestrator.core.call_budget import Priority
 from orchestrator.core.model import Pod, PodSpec
 from orchestrator.ports import BadSpec, Bill, NoCapacity, NotSent, PortError, QuotaExceeded, RateLimited, Unavailable
 

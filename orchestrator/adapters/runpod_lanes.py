@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.adapters.runpod_transport import heard_by
-from orchestrator.core.calls import CallBudget, Priority
+from orchestrator.core.call_budget import CallBudget, Priority
 from orchestrator.ports import NotSent
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from typing import cast
 
 import asyncssh
 
-from orchestrator.keys import BadKey, login_pair, private_key
+from orchestrator.config.ssh_keys import BadKey, login_pair, private_key
 from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
 
 KEEPALIVE_S = 6.0  # while somebody waits for an answer …

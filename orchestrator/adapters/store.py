@@ -20,11 +20,11 @@ from orchestrator.adapters.rows import (
     storable,
     worker_of,
 )
-from orchestrator.core.hosts import Strike
+from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import Pause, Spent, StoreAway, TaskType, Worker
 from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.observability.redaction import redact
 from orchestrator.ports import Attempt, DatabaseHalf, Db, Lease, LogRange, SchemaMismatch
-from orchestrator.redaction import redact
 
 RETENTION_EVERY_S = 3600.0
 

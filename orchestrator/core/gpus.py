@@ -8,8 +8,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from orchestrator.core.inspection import NOTHING, Section, Sections, Verdict
-from orchestrator.core.profiles import PROFILES
+from orchestrator.core.gpu_profiles import PROFILES
+from orchestrator.core.machine_checks import NOTHING, Section, Sections, Verdict
 from orchestrator.core.states import FailureCode
 
 MEMORY_SHARE = 0.98  # of the type's memory, at least

@@ -7,10 +7,10 @@ where the list shows it.
 
 from datetime import datetime, timedelta
 
-from orchestrator.core import fitness, succession
+from orchestrator.core import fitness, rollout
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
 from orchestrator.core.model import DATABASE, DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
-from orchestrator.core.presence import LISTING_LAG_S, fresh_for_s
+from orchestrator.core.pod_tracking import LISTING_LAG_S, fresh_for_s
 from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
@@ -110,7 +110,7 @@ def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | 
 
 
 def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    wish = succession.end(worker, snapshot, policy) or _operators_wish(worker)
+    wish = rollout.end(worker, snapshot, policy) or _operators_wish(worker)
     if wish:
         return wish
     fate = _fate(worker, pod, ExitCause.POD_LOST, snapshot, policy)

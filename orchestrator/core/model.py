@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from orchestrator.core.hearing import Hearing
+from orchestrator.core.liveness import Hearing
 from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do

@@ -13,7 +13,7 @@ No two phases act on the same worker: a worker that lifecycle ended or scaling d
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.core import budget, capacity, lifecycle, orphans, rescue, scaling, sharing
+from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scaling, sharing
 from orchestrator.core.actions import (
     Action,
     Adopt,
@@ -61,14 +61,14 @@ def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list
     """What each pool's size comes to and what that takes, after `actions`; pools that nobody configured come last."""
     snapshot = _with_ends(snapshot, actions)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in FAILURES)
-    market = capacity.Market(snapshot, policy)
+    market = offers.Market(snapshot, policy)
     sized = {pool.name: scaling.size(pool, snapshot, policy, leaving=leaving) for pool in policy.pools}
     shares = sharing.offers(policy.pools, sized, snapshot, policy, market)
     plans = []
     for pool in policy.pools:
-        mine, offers = sized[pool.name], shares[pool.name]
-        changes, verdict = scaling.plan(pool, mine, snapshot, policy, market, offers=offers, lost=lost)
-        chosen, waits = capacity.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
+        mine, share = sized[pool.name], shares[pool.name]
+        changes, verdict = scaling.plan(pool, mine, snapshot, policy, market, offers=share, lost=lost)
+        chosen, waits = offers.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
         plans.append(([*changes, *chosen, *waits], verdict))
     return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
 

@@ -18,10 +18,10 @@ from datetime import datetime, timedelta
 from math import ceil
 from statistics import median
 
-from orchestrator.core import breaker, succession
+from orchestrator.core import breaker, rollout
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
-from orchestrator.core.capacity import Market
 from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, StoreAway, Worker
+from orchestrator.core.offers import Market
 from orchestrator.core.states import READY, ExitCause, Stage, State, WaitingOn
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
@@ -86,7 +86,7 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     going = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
     running = max(0, demand.running - sum(w.tasks_running for w in going))
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
-    awaited = succession.awaited(pool, policy, [*here, *going], demand)
+    awaited = rollout.awaited(pool, policy, [*here, *going], demand)
     heir = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
     target = max(0, min(wanted, pool.max_active - unfit))  # they are pods until they have ended
     return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, heir)
@@ -129,7 +129,7 @@ def plan(
             why = None if mine.missing > 0 else mine.awaited
             actions += [replace(spawn, reason=why) for spawn in spawns] if why else spawns
         elif spawns or _only_money(pool, mine, snapshot, policy, market):
-            actions += succession.place(pool, snapshot, policy, mine.ready, mine.awaited)
+            actions += rollout.place(pool, snapshot, policy, mine.ready, mine.awaited)
     if mine.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # What the lost ones ran is queued again in a moment: whoever is free stays for it.
         again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)

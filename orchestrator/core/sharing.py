@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from orchestrator.core import scaling
-from orchestrator.core.capacity import Market
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot
+from orchestrator.core.offers import Market
 from orchestrator.core.scaling import Size
 
 

@@ -6,10 +6,10 @@ A fact that could not be had ({"error": …}) gives no advice beyond the one abo
 from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator.core.states import READY
-from orchestrator.diagnostics import ailing, causes
-from orchestrator.diagnostics.early import unfit
+from orchestrator.diagnostics import causes, worker_advice
+from orchestrator.diagnostics.early_warnings import unfit
 from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, minutes, workers
-from orchestrator.diagnostics.strangers import Strangers
+from orchestrator.diagnostics.foreign_pods import Strangers
 
 UNCLAIMED_S = 60.0  # a worker that has been ready for so long would have claimed
 BACKLOG_S = 900.0  # the oldest task has waited for longer, and it is a backlog
@@ -229,7 +229,7 @@ RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (
     _database,
     _provider,
     _stopped,
-    *ailing.RULES,
+    *worker_advice.RULES,
     _tasks,
     _stitch,
     _drift,

@@ -7,9 +7,7 @@ whom a worker can wait for. `<worker>` and `<task>` in a fix stand for the id th
 import re
 from dataclasses import dataclass, replace
 
-from orchestrator.core.gpus import FATAL_XIDS, RECOVERY_XID, REPEATABLE_XIDS
-from orchestrator.core.states import FailureCode
-from orchestrator.diagnostics.sentences import (
+from orchestrator.core.failures import (
     AVOIDED,
     BRING_UP,
     ENDINGS,
@@ -25,6 +23,8 @@ from orchestrator.diagnostics.sentences import (
     WAITS,
     Sentence,
 )
+from orchestrator.core.gpus import FATAL_XIDS, RECOVERY_XID, REPEATABLE_XIDS
+from orchestrator.core.states import FailureCode
 
 XID = re.compile(r"XID_(\d{1,4})")
 # NVIDIA's catalogue of Xids (docs.nvidia.com/deploy/xid-errors), as far as it matters here.

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator import launch
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pod, Policy
 from orchestrator.diagnostics import workers
-from orchestrator.last_look import look
+from orchestrator.pods import agent_commands
+from orchestrator.pods.final_snapshot import look
 from orchestrator.ports import AuthFailed, Blobs, Lines, PortError, UnknownWorker
 
 CONNECTED = "✅ Connected"
@@ -151,7 +151,7 @@ async def ssh_analysis(row: Row, lines: Lines | None, limits: Limits) -> Part:
     try:
         async with asyncio.timeout(limits.pod_s):
             async with lines.session(whom, timeout_s=limits.connect_s) as session:
-                code = await session.list(launch.CODE_DIR, timeout_s=limits.pod_s) or {}
+                code = await session.list(agent_commands.CODE_DIR, timeout_s=limits.pod_s) or {}
                 evidence = dict(session.evidence)
             seen = await look(lines, whom)
     except AuthFailed as error:

@@ -10,9 +10,9 @@ from typing import Any
 
 from orchestrator.core.lifecycle import DEAD
 from orchestrator.core.model import Pod
-from orchestrator.core.presence import LISTING_LAG_S
+from orchestrator.core.pod_tracking import LISTING_LAG_S
 from orchestrator.core.states import READY, State
-from orchestrator.diagnostics.strangers import Strangers, strangers
+from orchestrator.diagnostics.foreign_pods import Strangers, strangers
 
 Row = Mapping[str, Any]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.failures import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
 from orchestrator.core.model import Policy
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.scaling import block
-from orchestrator.diagnostics.sentences import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
 
 Row = Mapping[str, Any]
 LEAD = "python -m orchestrator run"

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.core.states import State
-from orchestrator.diagnostics.proof import told
+from orchestrator.diagnostics.evidence import told
 
 Row = Mapping[str, Any]
 GAP_S = 5.0  # a shorter stretch without anything under way is not worth a line

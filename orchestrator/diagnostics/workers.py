@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from orchestrator.core.failures import LOGS, MORE
 from orchestrator.core.fitness import DISK_FULL_S
 from orchestrator.core.model import LOGS_LATE, Policy
 from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
-from orchestrator.diagnostics import causes, silence
-from orchestrator.diagnostics.early import amiss, silent_leader, stalled, unfit
-from orchestrator.diagnostics.proof import proof
-from orchestrator.diagnostics.sentences import LOGS, MORE
+from orchestrator.diagnostics import causes, heartbeat_loss
+from orchestrator.diagnostics.early_warnings import amiss, silent_leader, stalled, unfit
+from orchestrator.diagnostics.evidence import proof
+from orchestrator.pods.bringup_stages import PAUSES_S
 from orchestrator.ports import HostKeyChanged
-from orchestrator.proofs import PAUSES_S
 
 Row = Mapping[str, Any]
 NO_LEADER = "nothing: no orchestrator leads"
@@ -258,8 +258,8 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
     cause = None
     if wait.code and row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
         look = row["metadata"].get("last_snapshot")
-        wait.subcause = silence.subcause(look)
-        wait.proof = silence.proof(look) or said
+        wait.subcause = heartbeat_loss.subcause(look)
+        wait.proof = heartbeat_loss.proof(look) or said
         cause = causes.silence(wait.subcause)
     elif wait.code:
         wait.subcause = _subcause(wait.code, found["attempts"])

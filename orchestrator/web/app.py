@@ -13,15 +13,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.metrics import Metrics
-from orchestrator.ports import Blobs
+from orchestrator.observability.health import Health
+from orchestrator.observability.metrics import Metrics
+from orchestrator.ports import Blobs, WorkerDb
 from orchestrator.web.connections import Connections
-from orchestrator.web.gateway import FUNCTIONS, Gateway, WorkerDb
-from orchestrator.web.health import Health
+from orchestrator.web.errors import NO_STORE, Refusal
+from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
-from orchestrator.web.refusals import NO_STORE, Refusal
-from orchestrator.web.signal import TaskSignal
-from orchestrator.web.tokens import Claims
+from orchestrator.web.wakeups import TaskSignal
+from orchestrator.worker_tokens import Claims
 
 
 def build_app(

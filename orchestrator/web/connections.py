@@ -10,7 +10,7 @@ from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
-from orchestrator.web.rates import STRANGER_REQUESTS, Buckets
+from orchestrator.web.token_buckets import STRANGER_REQUESTS, Buckets
 
 MAX_STRANGERS = 1_024  # connections of callers without a token; the probes of a platform are among them
 MAX_PER_ADDRESS = 64  # of these, from one address that is not a proxy's

@@ -11,20 +11,16 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.grants import grant, look
-from orchestrator.ports import Blobs, PortError
-from orchestrator.redaction import redact
-from orchestrator.web.beats import Beats, BeatsDb
-from orchestrator.web.bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, parsed
-from orchestrator.web.claims import LongPolls
-from orchestrator.web.rates import MAX_CALLERS, WORKER_BYTES, WORKER_REQUESTS, Buckets
-from orchestrator.web.refusals import (
+from orchestrator.observability.redaction import redact
+from orchestrator.outputs import grant, look
+from orchestrator.ports import Blobs, PortError, WorkerDb
+from orchestrator.web.errors import (
     BAD_BODY,
     BAD_JWT,
     NO_BUCKET,
@@ -35,9 +31,13 @@ from orchestrator.web.refusals import (
     from_port_error,
     unknown_function,
 )
-from orchestrator.web.sampling import Sampler
-from orchestrator.web.signal import TaskSignal
-from orchestrator.web.tokens import Claims, InvalidToken
+from orchestrator.web.heartbeat_batch import Beats
+from orchestrator.web.log_sampling import Sampler
+from orchestrator.web.long_poll import LongPolls
+from orchestrator.web.request_bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, parsed
+from orchestrator.web.token_buckets import MAX_CALLERS, WORKER_BYTES, WORKER_REQUESTS, Buckets
+from orchestrator.web.wakeups import TaskSignal
+from orchestrator.worker_tokens import Claims, InvalidToken
 from worker import protocol
 
 MAX_DIGITS = 12  # of a Content-Length that is read as a number
@@ -74,14 +74,6 @@ log = structlog.get_logger()
 # nothing but the secrets that we know.
 WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason"})
 RESULTS = frozenset({"p_result_data", "p_results"})
-
-
-class WorkerDb(BeatsDb, Protocol):
-    """What the gateway needs of the database: one function, called as the worker that the claims name."""
-
-    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
-        """The function's jsonb, decoded. Raises PortError."""
-        ...
 
 
 class Gateway:

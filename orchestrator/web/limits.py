@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from orchestrator.web.connections import Connections
-from orchestrator.web.sampling import SampledWarnings
+from orchestrator.web.log_sampling import SampledWarnings
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
 MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal

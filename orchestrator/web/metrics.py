@@ -7,8 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.metrics import Metrics
-from orchestrator.web.refusals import NO_STORE, Refusal
+from orchestrator.observability.metrics import Metrics
+from orchestrator.web.errors import NO_STORE, Refusal
 
 CLOSED = "METRICS_CLOSED"  # no token is configured: there is none that would open it
 UNAUTHORIZED = "METRICS_TOKEN"

@@ -1,0 +1,363 @@
+"""The direct transport: a psycopg pool on DATABASE_URL.
+
+Every call is one statement in a transaction of its own, with a deadline on both sides. One more connection listens, for
+all who wait for notifications in this process.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Self
+
+import psycopg
+import psycopg_pool
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb, set_json_loads
+
+from orchestrator.adapters.arguments import check_names, plain
+from orchestrator.adapters.functions import refusal
+from orchestrator.adapters.notifications import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
+from orchestrator.adapters.replies import loads
+from orchestrator.ports import DatabaseAuth, PortError, TooManyConnections, Unavailable
+
+CHANNELS = (TASKS, FLEET, ASKS)
+ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
+JSON_ARGS = frozenset(
+    {
+        "p_tasks",
+        "p_agent",
+        "p_beats",
+        "p_health",
+        "p_logs",
+        "p_result_data",
+        "p_results",
+        "p_output",
+        "p_failure",
+        "p_items",
+        "p_answers",
+        "p_pools",
+        "p_releases",
+        "p_task_types",
+        "p_worker",
+        "p_fields",
+        "p_evidence",
+        "p_decision",
+    }
+)
+TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no prepared statements
+STATEMENTS = 256  # remembered
+DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
+DEADLOCK_TRIES = 4
+BROKEN = (None, "57P01", "57P02")  # the connection is gone: cut, or ended by a server that stops or has crashed
+CLAIMS = "the claims"  # no argument can have this name
+ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
+CONNECT_TIMEOUT_S = 10
+PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")  # the refusal is not about us
+# What PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer say when they have no connection left.
+FULL = ("too many", "remaining connection slots", "max clients", "max client conn", "no more connections")
+RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
+CLOSE_TIMEOUT_S = 5.0
+POOL_SHARE = 0.9  # of a call's time; what is left is for asking why the pool has no connection
+HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
+SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
+LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
+LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+class PostgresDb:
+    """Db over psycopg; see ports.Db. Use `open`, or call `start` once inside a running loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application_name: str = "orchestrator",
+        pool_size: int = 4,
+        kept: int = 1,
+        call_timeout_s: float = 15,
+    ) -> None:
+        pooled = str(conninfo_to_dict(url).get("port", "")) == str(TRANSACTION_POOLER_PORT)
+        self._conninfo = make_conninfo(
+            url,
+            application_name=conninfo_to_dict(url).get("application_name", application_name),
+            connect_timeout=CONNECT_TIMEOUT_S,
+            keepalives_idle=20,
+            keepalives_interval=5,
+            keepalives_count=3,
+        )
+        self._call_timeout_s = call_timeout_s
+        self._in_session_mode = not pooled
+        self._size, self._kept = pool_size, kept
+        self._pool = self._new_pool()
+        self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
+        self._checking: asyncio.Task[None] | None = None
+        self._knocking: asyncio.Task[PortError | None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        application_name: str = "orchestrator",
+        pool_size: int = 4,
+        kept: int = 1,
+        call_timeout_s: float = 15,
+    ) -> Self:
+        """A started Db that opens `pool_size` connections at most and keeps `kept` of them when nothing is asked.
+
+        It does not wait for the database: a call does.
+        """
+        db = cls(url, application_name=application_name, pool_size=pool_size, kept=kept, call_timeout_s=call_timeout_s)
+        await db.start()
+        return db
+
+    async def start(self) -> None:
+        """Open the pool."""
+        await self._pool.open(wait=False)
+
+    async def resize(self, size: int) -> None:
+        """Open `size` connections at most from now on; if that is not more than before, close the idle ones now."""
+        grows, self._size = size > self._size, size
+        if grows:
+            await self._pool.resize(self._kept, size)
+            return
+        before, self._pool = self._pool, self._new_pool()
+        await self._pool.open(wait=False)
+        await before.close(timeout=CLOSE_TIMEOUT_S)  # a connection in use is closed after its call
+
+    def _new_pool(self) -> psycopg_pool.AsyncConnectionPool[psycopg.AsyncConnection[TupleRow]]:
+        return psycopg_pool.AsyncConnectionPool(
+            self._conninfo,
+            min_size=self._kept,
+            max_size=self._size,
+            open=False,
+            timeout=self._call_timeout_s,
+            reconnect_timeout=RECONNECT_TIMEOUT_S,
+            reconnect_failed=_try_on,
+            kwargs={"autocommit": True, "prepare_threshold": 5 if self._in_session_mode else None},
+            configure=self._configure,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._listeners.close()
+        for task in (self._checking, self._knocking):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._checking = self._knocking = None
+        await self._pool.close(timeout=CLOSE_TIMEOUT_S)
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        """The function's jsonb, decoded. Raises port errors by SQLSTATE; Unavailable where there is no clear answer."""
+        return await self._bounded(None, function, args)
+
+    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
+        """Call as a pod: role gpu_worker and its token's claims, for one transaction, as PostgREST would."""
+        return await self._bounded(claims, function, args)
+
+    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """`fleet_heartbeats`: the workers' answers by their ids."""
+        answers: Mapping[str, Any] = await self.call("fleet_heartbeats", p_beats=beats)
+        return answers
+
+    async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
+        statement = _statement(function, tuple(args))
+        values = {name: _bind(name, value) for name, value in args.items()}
+        limit = _Deadline(self._call_timeout_s)
+        kept_s = self._call_timeout_s * (1 - POOL_SHARE)
+        for attempt in range(1, DEADLOCK_TRIES + 1):
+            try:
+                async with self._pool.connection(timeout=max(0.0, limit.left_s - kept_s)) as connection:
+                    with limit.on(connection):
+                        return await _once(connection, claims, statement, values)
+            except psycopg_pool.PoolTimeout as error:
+                raise await self._no_connection(function, limit) from error
+            except psycopg.Error as error:
+                if error.sqlstate == DEADLOCK and attempt < DEADLOCK_TRIES:
+                    continue
+                if error.sqlstate in BROKEN:  # others in the pool will have gone with it
+                    self._check_pool()
+                if limit.is_over:
+                    raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error
+                raise _port_error(function, error) from error
+        raise AssertionError("unreachable")
+
+    async def _no_connection(self, function: str, limit: "_Deadline") -> PortError:
+        """Why the pool gave none, as far as time is left: asked once for all who wait."""
+        knocking = self._knocking
+        if knocking is None or knocking.done():
+            knocking = self._knocking = asyncio.create_task(_heard(self._conninfo), name="database_knock")
+        await asyncio.wait({knocking}, timeout=limit.left_s)
+        why = knocking.result() if knocking.done() else None
+        if isinstance(why, DatabaseAuth | TooManyConnections):
+            return type(why)(f"{function}: {why}")
+        said = f": {why}" if why else ""
+        return Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s{said}")
+
+    async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        set_json_loads(loads, connection)
+        if self._in_session_mode:
+            limit_ms = int(self._call_timeout_s * 1000 * SERVER_SHARE)
+            await connection.execute("select set_config('statement_timeout', %s, false)", (str(limit_ms),))
+            await connection.execute(
+                "select set_config('idle_in_transaction_session_timeout', %s, false)", (str(limit_ms),)
+            )
+
+    def _check_pool(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._pool.check(), name="database_pool_check")
+
+    def notifications(self) -> AsyncIterator[tuple[str, str]]:
+        """(channel, payload) as they come, reconnecting for ever; CONNECTED first, and after each gap."""
+        return self._listeners.stream()
+
+    async def _listen(self, tell: Tell) -> None:
+        failures = 0
+        while True:
+            try:
+                async with await self._listening_connection() as connection:
+                    failures = 0
+                    tell(CONNECTED)
+                    while True:
+                        async for notice in connection.notifies(timeout=LISTEN_PROBE_S):
+                            tell((notice.channel, notice.payload))
+                        with _Deadline(self._call_timeout_s).on(connection):
+                            await connection.execute("select 1")
+            except psycopg.Error:
+                await asyncio.sleep(LISTEN_BACKOFF_S[min(failures, len(LISTEN_BACKOFF_S) - 1)])
+                failures += 1
+
+    async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        try:
+            with _Deadline(self._call_timeout_s).on(connection):
+                for channel in CHANNELS:
+                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
+async def knock(url: str) -> None:
+    """Connect once: a pool would try for its whole timeout, and then not say why.
+
+    Raises Unavailable, TooManyConnections or DatabaseAuth.
+    """
+    try:
+        connection = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S)
+    except psycopg.Error as error:
+        text = " ".join(str(error).split())
+        if any(words in text.lower() for words in FULL):
+            raise TooManyConnections(f"no connection left: {text}") from None
+        if "FATAL:" in text and not any(word in text for word in PASSING):
+            raise DatabaseAuth(f"{text}; fix: {HOW}") from None
+        raise Unavailable(text) from None
+    await connection.close()
+
+
+async def _heard(url: str) -> PortError | None:
+    """What who knocks is told; None if the door opens."""
+    try:
+        await knock(url)
+    except PortError as error:
+        return error
+    return None
+
+
+async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:
+    """The pool has given up and waits for the next call: who waits already would wait in vain."""
+    if pool.get_stats().get("requests_waiting"):
+        await pool.check()
+
+
+class _Deadline:
+    """Ends what a connection is waiting for by closing its socket.
+
+    Cancelling the wait would ask the server to cancel the statement first, and a server that does not answer does not
+    answer that either.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._at = asyncio.get_running_loop().time() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return max(0.0, self._at - asyncio.get_running_loop().time())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.left_s <= 0
+
+    @contextlib.contextmanager
+    def on(self, connection: psycopg.AsyncConnection[TupleRow]) -> Iterator[None]:
+        """While inside, the connection has until the deadline."""
+        timer = asyncio.get_running_loop().call_at(self._at, _sever, connection)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _sever(connection: psycopg.AsyncConnection[TupleRow]) -> None:
+    with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
+        own.shutdown(socket.SHUT_RDWR)
+
+
+async def _once(
+    connection: psycopg.AsyncConnection[TupleRow],
+    claims: Mapping[str, Any] | None,
+    statement: bytes,
+    values: Mapping[str, Any],
+) -> Any:
+    if claims is None:
+        return await _value(connection, statement, values)
+    # Both in one message, which the server runs as one transaction: with BEGIN and COMMIT each of a thousand agents'
+    # calls would wait four times for our event loop. The values are quoted here: such a message has no parameters.
+    cursor = psycopg.AsyncClientCursor(connection)
+    await cursor.execute(ASSUME + statement, {CLAIMS: json.dumps(dict(claims)), **values})
+    cursor.nextset()
+    return _of_row(await cursor.fetchone())
+
+
+async def _value(connection: psycopg.AsyncConnection[TupleRow], statement: bytes, values: Mapping[str, Any]) -> Any:
+    return _of_row(await (await connection.execute(statement, values)).fetchone())
+
+
+def _of_row(row: TupleRow | None) -> Any:
+    if row is None:
+        raise Unavailable("a function answered without a row")
+    return row[0]
+
+
+@lru_cache(STATEMENTS)
+def _statement(function: str, names: tuple[str, ...]) -> bytes:
+    """Made once for each set of names: composing it anew was a fifth of what a call costs this process."""
+    check_names((function, *names))
+    named = [f'"{name}" => %({name})s{"::text[]" if name in ARRAYS else ""}' for name in names]
+    return f'select "public"."{function}"({", ".join(named)})'.encode()
+
+
+def _bind(name: str, value: Any) -> Any:
+    """Numbers go as text of no type: the function's own signature says what they are, as with PostgREST."""
+    if value is None or name in ARRAYS:
+        return value
+    if name in JSON_ARGS:
+        return Jsonb(plain(value))
+    text = plain(value)
+    return text if isinstance(text, str) else json.dumps(text)
+
+
+def _port_error(function: str, error: psycopg.Error) -> PortError:
+    what = error.diag.message_primary or str(error).strip() or type(error).__name__
+    return refusal(error.sqlstate, f"{function}: {what}", error.diag.message_detail, error.diag.message_hint)

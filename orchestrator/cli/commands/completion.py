@@ -1,0 +1,25 @@
+"""`completion`: the script that makes a shell complete commands and flags."""
+
+import click
+from click.shell_completion import get_completion_class
+
+PROGRAM = "orchestrator"
+LINES = {  # where each shell reads it
+    "bash": 'eval "$(orchestrator completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(orchestrator completion zsh)"   # in ~/.zshrc, after compinit',
+    "fish": "orchestrator completion fish > ~/.config/fish/completions/orchestrator.fish",
+}
+
+
+@click.command(epilog="\b\n" + "\n".join(LINES.values()))
+@click.argument("shell", type=click.Choice(tuple(LINES)), metavar="SHELL")
+def completion(shell: str) -> None:
+    """Print the script that completes `orchestrator` in SHELL: bash, zsh or fish.
+
+    `pip install -e .` in the repository makes that command.
+    """
+    from orchestrator.cli.main import Commands
+
+    made = get_completion_class(shell)
+    assert made is not None  # noqa: S101  click knows all of LINES
+    click.echo(made(Commands(), {}, PROGRAM, "_ORCHESTRATOR_COMPLETE").source())

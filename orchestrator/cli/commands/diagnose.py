@@ -1,0 +1,198 @@
+"""`diagnose`: the whole report; on a terminal the verdict first, then what to do, then the evidence."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from orchestrator.cli import tables
+from orchestrator.cli.output import SCHEMA_VERSION, Output, aged, clock, json_option, numbers, one_line, relative, usd
+from orchestrator.cli.progress import leave
+from orchestrator.cli.report_builder import gathered
+from orchestrator.cli.session import runs, utcnow
+from orchestrator.cli.tables import facts, table
+from orchestrator.diagnostics.change import changes
+from orchestrator.diagnostics.environment import NEVER
+from orchestrator.errors import BAD_ARGUMENT, Failure
+from orchestrator.observability.redaction import PRIVATE_KEYS, Redactor, plain, redact
+
+SAVED = "diagnostic_report_*.json"
+LAST = "last"
+STYLES = {"HIGH": "bold red", "MEDIUM": "yellow", "LOW": "dim"}
+
+
+@click.command()
+@click.argument("worker", required=False)
+@click.option(
+    "--save-report", is_flag=True, help="Keep it here as diagnostic_report_YYYYMMDD_HHMMSS.json, for you alone."
+)
+@click.option("--include-sensitive", is_flag=True, help="Write secrets too to the saved report; never a private key.")
+@click.option("--since", help="`last`, or an earlier report's file: what changed since.")
+@json_option
+@click.pass_obj
+@runs
+async def diagnose(
+    output: Output, worker: str | None, *, save_report: bool, include_sensitive: bool, since: str | None
+) -> int:
+    """The whole report on the fleet, or on WORKER: settings, database, RunPod, workers, network, deployment.
+
+    Nothing that is looked at is changed. Exit 1 if something is urgent; 3 if there is no such worker.
+    """
+    before = _earlier(since) if since else None
+    report = await gathered(output, only=worker, sensitive=include_sensitive)
+    if before is not None:
+        report["changes"] = changes(before, report)
+    saved = _save(report, sensitive=include_sensitive) if save_report else None
+    if output.json:
+        output.document(**report)
+    else:
+        output.show(*shown(report, narrow=output.narrow))
+    if saved:
+        output.say(f"saved: {saved}")
+    return leave(output, 0 if report["healthy"] else 1)
+
+
+def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:
+    """The report for a person."""
+    now = datetime.fromisoformat(report["timestamp"])
+    yield verdict(report)
+    yield from advised(report)
+    if "changes" in report:
+        since = report["changes"]["since"]
+        yield Text(f"\nSince the report of {clock(since)} ({relative(since, now)})", style="bold")
+        yield facts(dict(_changed(report["changes"])) or {"": "nothing has changed"})
+    yield Text("\nEvidence", style="bold")
+    yield facts(dict(_evidence(report)))
+    if narrow:
+        rows = table("worker\nstate, stage, logs in S3", "SSH\nwaiting on / note")
+    else:
+        rows = table("worker", "state", "stage", "SSH", "logs in S3", "waiting on / note")
+    for name, one in sorted(report["workers"].items()):
+        if "error" in one:
+            cells = (name, plain(one["error"])) if narrow else (name, "–", "–", "–", "–", plain(one["error"]))
+            rows.add_row(*cells)
+            continue
+        row, ssh, told = one["database_record"], one["ssh_analysis"], one["explanation"]
+        logs = "yes" if one["log_analysis"].get("s3_logs_available") else "no"
+        waits = aged(f"{told['who']}: {told['what']}", now)
+        reached, waits = one_line(ssh["connection_status"], 60), one_line(waits, 120)
+        if narrow:
+            rows.add_row(f"{name}\n{row['status']}, {row['stage']}, {logs}", f"{reached}\n{waits}")
+        else:
+            rows.add_row(name, tables.state(row["status"]), row["stage"], reached, logs, waits)
+    if rows.row_count:
+        yield rows
+
+
+def verdict(report: Mapping[str, Any]) -> Text:
+    """One line that says how things are."""
+    urgent = sum(advice["priority"] == "HIGH" for advice in report["recommendations"])
+    rest = len(report["recommendations"]) - urgent
+    also = f", {rest} more to look at" if rest else ""
+    if report["healthy"]:
+        return Text(f"✅ HEALTHY{also}", style="bold green")
+    return Text(f"❌ UNHEALTHY: {urgent} urgent problem(s){also}", style="bold red")
+
+
+def advised(report: Mapping[str, Any]) -> Iterator[Text]:
+    """What to do, the urgent first."""
+    now = datetime.fromisoformat(report["timestamp"])
+    for number, advice in enumerate(report["recommendations"], 1):
+        yield Text()
+        head = f"{number}. [{advice['priority']}] {advice['category']}: {aged(one_line(advice['issue'], 300), now)}"
+        yield Text(head, style=STYLES[advice["priority"]])
+        if advice["detail"]:
+            yield Text(f"   {aged(one_line(advice['detail'], 300), now)}", style="dim")
+        yield Text(f"   fix: {plain(advice['action'])}")
+
+
+def _changed(changes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What changed, a line for each kind."""
+    for name in ("new_issues", "solved_issues", "workers_come", "workers_gone"):
+        if changes[name]:
+            yield name.replace("_", " "), "\n".join(plain(one_line(one)) for one in changes[name])
+    moved = [f"{name}: {before} → {after}" for name, (before, after) in changes["workers_moved"].items()]
+    if moved:
+        yield "workers moved", "\n".join(moved)
+    if changes["tasks"]:
+        yield "tasks", ", ".join(f"{status} {count:+d}" for status, count in changes["tasks"].items())
+    if changes["usd_per_hour"]:
+        yield "cost", f"{changes['usd_per_hour']:+.2f} $/h"
+
+
+def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    given, database, runpod = report["environment"], report["database_state"], report["runpod_state"]
+    missing = given["missing_critical"]
+    yield "environment", f"missing: {', '.join(missing)}" if missing else "every critical variable is set"
+    yield (
+        "SSH keys",
+        given["ssh_keys"].get("error") or f"{given['ssh_keys']['type']} {given['ssh_keys']['fingerprint']}",
+    )
+    if "error" in database:
+        yield "database", plain(one_line(database["error"]))
+    else:
+        leader = database["leader"]["holder"] if database["leader"] else "nobody"
+        yield "leads", leader
+        yield "workers", numbers(database["workers_by_status"]) or "none ever"
+        yield "tasks", numbers(database["task_counts"]) or "none"
+        broken = [name for name, test in database["rpc_function_tests"].items() if test["status"] != "ok"]
+        yield (
+            "functions",
+            f"broken: {', '.join(broken)}" if broken else f"all {len(database['rpc_function_tests'])} answer",
+        )
+        yield "spent", f"{usd(float(database['spent']['last_day_usd']))} in 24 h"
+    if "error" in runpod:
+        yield "RunPod", plain(one_line(runpod["error"]))
+    else:
+        cost = usd(runpod["total_hourly_cost"])
+        yield (
+            "RunPod",
+            f"{runpod['total_pods']} pod(s) of this fleet, {cost}/h ({numbers(runpod['pods_by_status']) or '–'})",
+        )
+    for name, answer in report["network_tests"].items():
+        took = (
+            f"{answer['status_code']} in {answer['response_time_ms']:.0f} ms" if answer["accessible"] else "no answer"
+        )
+        yield f"network {name}", took
+    deployment = report["deployment_verification"]
+    if isinstance(git := deployment.get("git_status"), dict):
+        yield "code", f"{git['commit'][:12]} on {git['branch']}, {git['changed_files']} file(s) changed"
+
+
+def _save(report: Mapping[str, Any], *, sensitive: bool) -> Path:
+    """A file of our own, for its owner alone; a private key is in none."""
+    from orchestrator.config.environment import as_given
+
+    path = Path.cwd() / f"diagnostic_report_{utcnow():%Y%m%d_%H%M%S}.json"
+    keys = Redactor((as_given().get(name, "") for name in NEVER), PRIVATE_KEYS)
+    cleaned = keys.redact(report) if sensitive else redact(report)
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **cleaned}, default=str, ensure_ascii=False, indent=2)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text + "\n")
+    return path
+
+
+def _earlier(since: str) -> Mapping[str, Any]:
+    """An earlier report. Raises Failure."""
+    found = sorted(Path.cwd().glob(SAVED)) if since == LAST else [Path(since)]
+    if not found:
+        raise Failure(
+            BAD_ARGUMENT,
+            what="there is no earlier report",
+            why=f"no {SAVED} in {Path.cwd()}",
+            fix="python -m orchestrator diagnose --save-report",
+        )
+    try:
+        report = json.loads(found[-1].read_text(encoding="utf-8"))
+        _ = report["recommendations"], report["timestamp"], report["workers"], report["runpod_state"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Failure(BAD_ARGUMENT, what="the earlier report cannot be read", why=f"{found[-1]}: {error}") from None
+    earlier: Mapping[str, Any] = report
+    return earlier

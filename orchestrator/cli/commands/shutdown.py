@@ -1,0 +1,152 @@
+"""`shutdown`: the end of every worker at once, through the loop's own requests, verified against RunPod."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli import tables
+from orchestrator.cli.maintenance import PATIENCE_S, carried_out, leader, opened_cloud
+from orchestrator.cli.output import Output, ago, clock, json_option, span, usd
+from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
+from orchestrator.cli.worker_rows import public
+from orchestrator.core.maintenance import Errand
+from orchestrator.core.model import Pod
+from orchestrator.diagnostics.foreign_pods import Strangers, strangers
+from orchestrator.errors import NOT_IN_TIME, Failure
+from orchestrator.ports import PortError
+
+if TYPE_CHECKING:
+    from orchestrator.adapters.runpod import RunPodCloud
+    from orchestrator.adapters.store import SqlStore
+    from orchestrator.config.settings import Settings
+
+REASON = "shutdown of all workers"
+EVERY_POOL = "*"
+CLEAN = "Nothing is left: no live worker, and RunPod lists no pod of this fleet."
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there is to end."""
+
+    rows: Sequence[Mapping[str, Any]]
+    pods: Sequence[Pod]  # of this fleet, by RunPod's complete list
+    strangers: Sequence[Strangers]  # of a fleet of this name in another database: they stay
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.pods)
+
+
+@click.command()
+@click.option("--status", "only_status", is_flag=True, help="Show what there is, and end nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be ended, and end nothing.")
+@click.option("--force", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@runs
+async def shutdown(output: Output, only_status: bool, dry_run: bool, force: bool) -> None:
+    """End every worker of this fleet now, queue again what they run, and see with RunPod that no pod is left.
+
+    Nothing is spawned meanwhile; afterwards the fleet scales by its queue again. Where no orchestrator runs, this
+    command leads for as long as it takes. Exit 1 if something is left after three minutes.
+    """
+    settings = settings_for("database", "cloud")
+    async with opened_store() as store, opened_cloud(settings) as cloud:
+        seen = await _look(store, cloud, settings)
+        for theirs in seen.strangers:
+            output.say(f"{theirs.what}, and stay: {', '.join(theirs.pods)}", "yellow")
+        if only_status or dry_run or not seen:
+            await _show(store, output, seen, dry_run=dry_run)
+            return
+        running = sum(row.get("tasks_running") or 0 for row in seen.rows)
+        what = f"{len(seen.rows)} worker(s) and {len(seen.pods)} pod(s); {running} running task(s) are queued again"
+        output.confirm(f"End all of fleet {settings.fleet_id}: {what}?", force=force)
+        began_s = time.monotonic()
+        before = await _pause(store)
+        rest = await _ended(store, cloud, settings, output)
+        if rest:
+            why = f"after {span(PATIENCE_S)} there is still: {', '.join(rest)}"
+            raise Failure(NOT_IN_TIME, what="not everything has ended", why=why, fix="python -m orchestrator list")
+        await _resume(store, before)
+        queued = (await store.report())["task_counts"].get("Queued", 0)
+    took_s = round(time.monotonic() - began_s, 1)
+    if output.json:
+        ended = {"workers": [row["id"] for row in seen.rows], "pods": [pod.id for pod in seen.pods]}
+        output.document(outcome="ended", **ended, took_s=took_s, queued=queued, paused=sorted(before))
+        return
+    output.show(f"{CLEAN} It took {span(took_s)}.")
+    goes_on = f"paused still: {', '.join(sorted(before))}" if before else "the fleet scales by its queue again"
+    output.say(f"{queued} task(s) queued; {goes_on}.")
+
+
+async def _look(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings") -> Seen:
+    listed, fleet_id = await cloud.list_pods(), settings.fleet_id
+    database_id = (await store.snapshot()).database_id
+    pods = [pod for pod in listed if pod.is_of(fleet_id, database_id)]
+    return Seen(await store.workers(), pods, strangers(listed, fleet_id, database_id))
+
+
+async def _ended(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings", output: Output) -> Sequence[str]:
+    """Ask for the end of each, and wait; what is left when patience is over."""
+
+    async def left() -> Sequence[str]:
+        rows = await store.workers()
+        for row in rows:
+            if row.get("stop_requested_at") is None:  # also one that came up between the list and the pause
+                await store.request_termination(row["id"], REASON, now_not_drain=True)
+        if rows:
+            return [f"{row['id']} ({row['status']} {row['stage']})" for row in rows]
+        try:
+            return [f"pod {pod.id}" for pod in (await _look(store, cloud, settings)).pods]
+        except PortError as error:  # not to be seen is not gone
+            return [f"RunPod's list ({type(error).__name__}: {error})"]
+
+    return await carried_out(store, settings, output, Errand.END_ALL, left)
+
+
+async def _pause(store: "SqlStore") -> Mapping[str, Any]:
+    """Let nothing be spawned until all has ended, or for PATIENCE_S; the pauses that held before."""
+    before = (await store.snapshot()).paused
+    if EVERY_POOL not in before:
+        await store.pause(REASON, for_s=PATIENCE_S)
+    return before
+
+
+async def _resume(store: "SqlStore", before: Mapping[str, Any]) -> None:
+    """End our own pause and no other."""
+    if EVERY_POOL in before:
+        return
+    await store.pause(None)
+    for pool, pause in before.items():
+        for_s = None if pause.until is None else -(ago(pause.until, utcnow()) or 0)
+        if for_s is None or for_s > 0:
+            await store.pause(pause.reason, pool=pool, for_s=for_s)
+
+
+async def _show(store: "SqlStore", output: Output, seen: Seen, *, dry_run: bool) -> None:
+    leads, now = await leader(store), utcnow()
+    named = {row["pod_id"] for row in seen.rows}
+    if output.json:
+        pods = [
+            {"id": pod.id, "status": pod.status, "worker_id": pod.worker_id, "orphan": pod.id not in named}
+            for pod in seen.pods
+        ]
+        outcome, workers = "would_end" if dry_run else "status", [public(row, now) for row in seen.rows]
+        theirs = [asdict(one) for one in seen.strangers]
+        output.document(outcome=outcome, workers=workers, pods=pods, pods_of_other_databases=theirs, leader=leads)
+        return
+    if not seen:
+        output.show(CLEAN)
+    if dry_run and seen:
+        output.say("Would end, at once, with what they run queued again:")
+    if seen.rows:
+        output.show(tables.workers(seen.rows, output, now))
+    for pod in seen.pods:
+        if pod.id not in named:
+            price = usd(pod.price_usd_per_hour)
+            output.show(f"pod {pod.id} {pod.status} {price}/h: no live worker names it (its own says {pod.worker_id})")
+    says = f"{leads['holder']} leads since {clock(leads['since'])}" if leads else "nobody leads: shutdown would itself"
+    output.say(f"{len(seen.rows)} worker(s), {len(seen.pods)} pod(s) of this fleet; {says}.")

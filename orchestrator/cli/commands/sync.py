@@ -1,0 +1,166 @@
+"""`sync`: RunPod's list against the rows, and having the difference mended by the loop's own means."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from orchestrator.cli.maintenance import LOOK_EVERY_S, PATIENCE_S, carried_out, opened_cloud
+from orchestrator.cli.output import Output, json_option, span, usd
+from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
+from orchestrator.cli.tables import table
+from orchestrator.core.maintenance import Errand
+from orchestrator.diagnostics.drift import Drift, drift
+from orchestrator.errors import BAD_ARGUMENT, NOT_IN_TIME, Failure
+from orchestrator.ports import PortError
+
+if TYPE_CHECKING:
+    from orchestrator.adapters.runpod import RunPodCloud
+    from orchestrator.adapters.store import SqlStore
+    from orchestrator.config.settings import Settings
+
+ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
+
+
+@click.command()
+@click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
+@click.option("--database", metavar="ID", help="With terminate_orphaned: end the pods of this other database.")
+@click.option("--force", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@runs
+async def sync(output: Output, action: str, database: str | None, force: bool) -> int:
+    """Compare RunPod with the database. Only this fleet's pods are looked at.
+
+    analyze: show pods without rows, with what they cost, and rows without pods; exit 1 if there are any.
+    terminate_orphaned: delete the pods that no live worker names. update_database: end the rows whose pods are gone.
+    Both through the orchestrator that leads, or by this command where none does. Pods of a fleet of this name in
+    another database are shown, and deleted only with --database: whoever still uses it loses them.
+    """
+    if database is not None and action != TERMINATE:
+        raise Failure(BAD_ARGUMENT, why=f"--database goes with {TERMINATE}")
+    settings = settings_for("database", "cloud")
+    async with opened_store() as store, opened_cloud(settings) as cloud:
+        seen = await _compared(store, cloud, settings)
+        if database is not None:
+            await _end_strangers(cloud, output, _of_database(seen, database), force=force)
+            seen = await _compared(store, cloud, settings)
+        elif action != ANALYZE:
+            seen = await _mended(store, cloud, settings, output, action, seen, force=force)
+    if output.json:
+        found = dataclasses.asdict(seen)
+        differs = {"pods_without_rows": found["orphans"], "rows_without_pods": found["bereft"]}
+        differs["pods_of_other_databases"] = found["strangers"]
+        output.document(action=action, consistent=not seen, pods=seen.pods, usd_per_hour=seen.usd_per_hour, **differs)
+    else:
+        _show(output, seen)
+    return 1 if seen else 0
+
+
+async def _compared(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings") -> Drift:
+    """The list first: a worker that is newer than it is not missed (see observe.py)."""
+    pods = await cloud.list_pods()
+    rows, database_id = await store.workers(), (await store.snapshot()).database_id
+    return drift(pods, rows, settings.fleet_id, database_id, utcnow())
+
+
+async def _mended(
+    store: "SqlStore",
+    cloud: "RunPodCloud",
+    settings: "Settings",
+    output: Output,
+    action: str,
+    seen: Drift,
+    *,
+    force: bool,
+) -> Drift:
+    """Have it done; what there is afterwards. Raises Failure if it is not done in time."""
+    wrong = _wrong(action, seen)
+    if not wrong:
+        return seen
+    question = {
+        TERMINATE: f"Delete {len(wrong)} pod(s) that no live worker names, {usd(seen.usd_per_hour)}/h",
+        UPDATE: f"End {len(wrong)} worker(s) whose pods are gone, and queue again what they held",
+    }[action]
+    output.confirm(f"{question}: {', '.join(wrong)}?", force=force)
+
+    async def left() -> Sequence[str]:
+        nonlocal seen
+        try:
+            seen = await _compared(store, cloud, settings)
+        except PortError as error:  # not to be seen is not gone
+            return [f"RunPod's list ({type(error).__name__}: {error})"]
+        return _wrong(action, seen)
+
+    errand = {TERMINATE: Errand.REAP, UPDATE: Errand.FORGET}[action]
+    rest = await carried_out(store, settings, output, errand, left)
+    if rest:
+        why = f"after {span(PATIENCE_S)} there is still: {', '.join(rest)}"
+        raise Failure(
+            NOT_IN_TIME, what="RunPod and the database do not agree yet", why=why, fix="python -m orchestrator plan"
+        )
+    output.say(f"Done: {', '.join(wrong)}.")
+    return seen
+
+
+def _of_database(seen: Drift, database_id: str) -> Sequence[str]:
+    """The pods that another database's fleet of this name has."""
+    found = next((theirs.pods for theirs in seen.strangers if theirs.database_id == database_id), None)
+    if found is None:
+        known = ", ".join(theirs.database_id for theirs in seen.strangers) or "none"
+        why = f"no pod of this FLEET_ID belongs to a database {database_id} other than this one; there are: {known}"
+        raise Failure(BAD_ARGUMENT, why=why, fix="python -m orchestrator sync")
+    return found
+
+
+async def _end_strangers(cloud: "RunPodCloud", output: Output, theirs: Sequence[str], *, force: bool) -> None:
+    """Delete these pods and no other, and see that they are gone: no loop of ours would touch them."""
+    question = f"Delete {len(theirs)} pod(s) of another database, which no orchestrator may use any more"
+    output.confirm(f"{question}: {', '.join(theirs)}?", force=force)
+    until_s, rest = time.monotonic() + PATIENCE_S, set(theirs)
+    while rest:
+        for pod_id in sorted(rest):
+            await cloud.delete_pod(pod_id)
+        rest &= {pod.id for pod in await cloud.list_pods()}
+        if rest and time.monotonic() > until_s:
+            why = f"after {span(PATIENCE_S)} RunPod still lists {', '.join(sorted(rest))}"
+            fix = "python -m orchestrator sync"
+            raise Failure(NOT_IN_TIME, what="not all of those pods are gone", why=why, fix=fix)
+        await asyncio.sleep(LOOK_EVERY_S if rest else 0)
+    output.say(f"Done: {', '.join(theirs)}.")
+
+
+def _wrong(action: str, seen: Drift) -> list[str]:
+    if action == TERMINATE:
+        return [orphan.pod_id for orphan in seen.orphans]
+    return [worker.worker_id for worker in seen.bereft]
+
+
+def _show(output: Output, seen: Drift) -> None:
+    if not seen:
+        output.show(f"RunPod and the database agree: {seen.pods} pod(s) of this fleet, each named by its worker.")
+    if seen.orphans:
+        output.show(f"Pods without rows: {len(seen.orphans)}, {usd(seen.usd_per_hour)}/h", _orphans(seen))
+        output.say("fix: python -m orchestrator sync terminate_orphaned")
+    if seen.bereft:
+        rows = table("worker", "state", "pod", "RunPod says")
+        for row in seen.bereft:
+            rows.add_row(row.worker_id, row.status, row.pod_id, row.pod_status or "not listed")
+        output.show(f"Rows without pods: {len(seen.bereft)}", rows)
+        output.say("fix: python -m orchestrator sync update_database")
+    for theirs in seen.strangers:
+        output.show(f"{theirs.what}: {', '.join(theirs.pods)}")
+        output.say(f"fix: {theirs.fix}")
+    if seen.foreign:
+        output.say(f"{seen.foreign} other pod(s) in the account are not this fleet's and were left alone.")
+
+
+def _orphans(seen: Drift) -> Table:
+    rows = table("pod", "status", "$/h", "its environment names")
+    for orphan in seen.orphans:
+        rows.add_row(orphan.pod_id, orphan.status, usd(orphan.usd_per_hour), orphan.worker_id or "–")
+    return rows

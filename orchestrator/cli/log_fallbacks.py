@@ -1,0 +1,72 @@
+"""Where a worker's log is when the bucket has none of it: still on its pod, or in what the database kept."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.adapters.rows import worker_of
+from orchestrator.cli.output import clock, one_line
+from orchestrator.observability.redaction import plain
+from orchestrator.pods.agent_control import TAIL_BYTES
+from orchestrator.ports import PortError
+
+if TYPE_CHECKING:
+    from orchestrator.config.settings import Settings
+
+POD_TIMEOUT_S = 15.0  # for all of one pod's streams, connecting included
+
+
+async def on_the_pod(
+    settings: "Settings", row: Mapping[str, Any], streams: Iterable[str], lines: int
+) -> Mapping[str, Sequence[str]] | str:
+    """The last lines of each stream, read over SSH; or why there are none. Nothing on the pod is changed."""
+    from orchestrator import wiring
+    from orchestrator.config.validation import lacks
+    from orchestrator.pods import agent_commands
+
+    if not row.get("ssh_host") or not row.get("nonce"):
+        return "its pod has no SSH address, or no agent was started on it"
+    if missing := lacks(settings, "shell"):
+        return missing
+    _, ways = wiring.open_lines(settings)
+    found = {}
+    try:
+        async with asyncio.timeout(POD_TIMEOUT_S), ways.session(worker_of(row), timeout_s=POD_TIMEOUT_S) as session:
+            directory = f"{agent_commands.run_dir(row['nonce'])}/logs"
+            sizes = await session.list(directory, timeout_s=POD_TIMEOUT_S) or {}
+            for stream in streams:
+                size = sizes.get(f"{stream}.log", 0)
+                offset = max(0, size - TAIL_BYTES)
+                text = await session.read(f"{directory}/{stream}.log", offset, TAIL_BYTES, timeout_s=POD_TIMEOUT_S)
+                said = (text or b"").decode("utf-8", "replace").splitlines()[1 if offset else 0 :]
+                found[stream] = said[-lines:] if lines else said
+    except TimeoutError:
+        return f"its pod did not answer within {POD_TIMEOUT_S:.0f} s"
+    except PortError as error:
+        return f"{type(error).__name__}: {one_line(str(error))}"
+    finally:
+        await ways.close()
+    return found
+
+
+def in_the_database(found: Mapping[str, Any], lines: int) -> Sequence[str]:
+    """What the rows keep of a worker: its events, the log lines that failed stages kept, its tasks' last words."""
+    said: list[tuple[str, str]] = [
+        (event["at"], f"{event['from_state'] or '–'} -> {event['to_state']}: {event['reason']}")
+        for event in found.get("events", ())
+        if event["from_state"] != event["to_state"]
+    ]
+    for attempt in found.get("attempts", ()):
+        evidence = attempt["evidence"] or {}
+        log = evidence.get("log")
+        kept = [*(log if isinstance(log, list) else ()), evidence.get("error")]
+        words = [f"{attempt['stage']}: {line}" for line in kept if line]
+        said += [(attempt["ended_at"] or attempt["started_at"], word) for word in words]
+    for task in found.get("tasks", ()):
+        if task["ended_at"]:
+            message = f": {task['message']}" if task.get("message") else ""
+            said.append(
+                (task["ended_at"], f"task {task['task_id']} attempt {task['attempt']} {task['outcome']}{message}")
+            )
+    ordered = [f"{clock(at)} {plain(one_line(text, 500))}" for at, text in sorted(said)]
+    return ordered[-lines:] if lines else ordered

@@ -1,0 +1,76 @@
+"""Having something done by whoever leads, or by this command where nobody does, and seeing that it came true."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.output import Output, span
+from orchestrator.core.maintenance import Errand
+
+if TYPE_CHECKING:
+    from orchestrator.adapters.runpod import RunPodCloud
+    from orchestrator.adapters.store import SqlStore
+    from orchestrator.config.settings import Settings
+
+LOOK_EVERY_S = 2.0
+PATIENCE_S = 180.0  # the list is clean within 3 minutes, or it is said what is left
+NAMED = 5  # of what is left, in a line of narration
+LEADING = "Nobody leads: this command leads until it is done."
+
+
+@asynccontextmanager
+async def opened_cloud(settings: "Settings") -> "AsyncIterator[RunPodCloud]":
+    """The provider."""
+    from orchestrator import wiring
+
+    cloud = wiring.open_cloud(settings)
+    try:
+        yield cloud
+    finally:
+        await cloud.close()
+
+
+async def leader(store: "SqlStore") -> Any:
+    """Who leads now ({holder, since, term}), read only; None if nobody does."""
+    return (await store.leadership())["leader"]
+
+
+async def carried_out(
+    store: "SqlStore",
+    settings: "Settings",
+    output: Output,
+    errand: Errand,
+    left: Callable[[], Awaitable[Sequence[str]]],
+) -> Sequence[str]:
+    """Wait for the leader, or lead, until nothing is left; what is left after PATIENCE_S. One way, the loop's own."""
+    from orchestrator import service
+    from orchestrator.config.validation import require
+
+    began_s, said = time.monotonic(), ""
+
+    async def remaining() -> Sequence[str]:
+        nonlocal said
+        rest = await left()
+        spent_s = time.monotonic() - began_s
+        shown(f"{len(rest)} left after {span(spent_s)}; given up after {span(PATIENCE_S)}")
+        more = f" and {len(rest) - NAMED} more" if len(rest) > NAMED else ""
+        line = f"{len(rest)} left: {', '.join(rest[:NAMED])}{more}"
+        if rest and line != said:
+            output.say(f"{span(spent_s):>6}  {line}")
+            said = line
+        return rest
+
+    async def is_done() -> bool:
+        return not await remaining()
+
+    with output.waiting("looking") as shown:
+        while (rest := await remaining()) and (spent_s := time.monotonic() - began_s) < PATIENCE_S:
+            if await leader(store) is None:
+                require(settings, "database", "cloud", "shell", "blobs", "gateway")
+                output.say(LEADING, "yellow")
+                await service.lead_for(settings, errand, is_done, timeout_s=PATIENCE_S - spent_s)
+            else:
+                await asyncio.sleep(LOOK_EVERY_S)
+    return rest

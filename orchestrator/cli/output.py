@@ -1,0 +1,245 @@
+"""How the command line speaks: tables and JSON on stdout, narration and errors on stderr, spans and money in words."""
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import IO, Any, TypeVar, cast
+
+import click
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from orchestrator.errors import Failure
+from orchestrator.observability.redaction import plain, redact
+
+SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
+PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
+MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # as rows and evidence have it
+NARROW_COLUMNS = 130  # below it a table stacks what belongs together
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Output:
+    """The two streams of one command."""
+
+    def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", not a traceback
+        self.json = False
+        self.owns_process = False  # the process is this command's, and ends with it
+        self.out = _console(sys.stdout)
+        self.err = _console(sys.stderr)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a question could be asked and answered."""
+        return sys.stdin.isatty() and sys.stderr.isatty() and not self.json
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a wide table would be cut."""
+        return self.out.width < NARROW_COLUMNS
+
+    def show(self, *parts: RenderableType) -> None:
+        """Data for a person, or for a pipe: there without the blanks that fill a column, and a line stays one line."""
+        if self.out.is_terminal:
+            self.out.print(*parts, sep="\n")
+            return
+        with self.out.capture() as captured:
+            for part in parts:
+                self.out.print(part, soft_wrap=isinstance(part, str | Text))
+        sys.stdout.write(redact("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())))
+        sys.stdout.flush()
+
+    def document(self, **content: Any) -> None:
+        """Data for a program: one JSON object on one line."""
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, default=_encode, ensure_ascii=False)
+        # What would steer a terminal goes as JSON's own escapes: C1 controls and bidi marks may stand raw in JSON.
+        sys.stdout.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in redact(text)) + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Narration."""
+        self.err.print(Text(plain(text), style=style), soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A spinner on stderr, gone afterwards; the caller may change its words. Nothing elsewhere, or for JSON."""
+        if self.json or not self.err.is_terminal:
+            yield lambda _: None
+            return
+        with self.err.status(Text(plain(what))) as status:
+            yield lambda now: status.update(Text(plain(now)))
+
+    def fail(self, *failures: Failure) -> int:
+        """Show errors, at least one; the first one's exit code."""
+        for failure in failures:
+            head, *rest = failure.lines()
+            self.say(head, "bold red")
+            for line in rest:
+                self.say(line)
+        if self.json:
+            self.document(errors=[failure.as_json() for failure in failures])
+        return failures[0].kind.exit_code
+
+    def confirm(self, question: str, *, force: bool) -> None:
+        """Ask on a terminal; without one, and without --force, refuse."""
+        from orchestrator.errors import CONFIRM
+
+        if force:
+            return
+        if not self.interactive:
+            raise Failure(CONFIRM, why=f"{question} Nobody can answer here")
+        before = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a running loop's handler waits for the answer
+        try:
+            agreed = click.confirm(question, err=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if not agreed:
+            self.say("Nothing was done.")
+            raise click.exceptions.Exit(1)
+
+
+def json_option(command: F) -> F:
+    """`--json` for a command."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.ensure_object(Output).json = True
+
+    return click.option(
+        "--json", is_flag=True, is_eager=True, expose_value=False, callback=remember, help="One JSON object on stdout."
+    )(command)
+
+
+def span(seconds: float | None) -> str:
+    """`6m02s`, `2h05m`, `3d04h`; a dash for unknown."""
+    if seconds is None:
+        return "–"
+    whole = max(0, int(seconds))
+    days, hours, minutes, rest = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def usd(amount: float | None, digits: int = 2) -> str:
+    """`$0.44`; a dash for unknown, and never `$0.00` for what is not nothing."""
+    if amount is None:
+        return "–"
+    if 0 < amount < 0.5 * 10**-digits:
+        digits = 4
+    return f"${amount:,.{digits}f}"
+
+
+def octets(count: int) -> str:
+    """`512 B`, `12.3 KiB`."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":  # noqa: PLR2004
+            break
+        size /= 1024
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def gpu_name(gpu_type: str | None, count: int | None = 1) -> str:
+    """`RTX 4090`, `2 x A100 80GB PCIe`."""
+    if not gpu_type:
+        return "–"
+    short = gpu_type.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    return f"{count} x {short}" if count and count > 1 else short
+
+
+def moment(value: Any) -> datetime | None:
+    """A timestamp as the database gives it."""
+    if value is None or isinstance(value, datetime):
+        return value
+    parsed = datetime.fromisoformat(value)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def ago(value: Any, now: datetime) -> float | None:
+    """Seconds since a timestamp."""
+    then = moment(value)
+    return None if then is None else (now - then).total_seconds()
+
+
+def relative(value: Any, now: datetime) -> str:
+    """`6m02s ago`, `in 33s`; a dash for unknown."""
+    seconds = ago(value, now)
+    if seconds is None:
+        return "–"
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
+def aged(text: str, now: datetime) -> str:
+    """A text for a person: moments in it, as the database writes them, as ages."""
+    return MOMENT.sub(lambda found: relative(found[0], now), text)
+
+
+def clock(value: Any) -> str:
+    """`2026-11-20 22:31:04Z`."""
+    then = moment(value)
+    return "–" if then is None else then.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def one_line(value: Any, most: int = 200) -> str:
+    """A value in one line, cut."""
+    text = value if isinstance(value, str) else json.dumps(value, default=_encode, ensure_ascii=False)
+    text = plain(" ".join(text.split()))
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def numbers(value: Mapping[str, float]) -> str:
+    """`a 1, b 2`."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(value.items()))
+
+
+def _console(stream: Any) -> Console:
+    width = None if stream.isatty() else PIPE_COLUMNS
+    return _Console(file=cast("IO[str]", _Redacting(stream)), width=width, highlight=False, markup=False, emoji=False)
+
+
+class _Console(Console):
+    """Rich's console, which shows no text that would steer a terminal; its own control sequences stay.
+
+    Every text passes here on its way out, so no caller has to remember that it came from a pod.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Rich's segments, their texts without control characters."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(plain(text), style)
+
+
+class _Redacting:
+    """A stream that hides secrets in what is written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(redact(text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    return str(value)

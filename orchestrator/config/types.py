@@ -1,0 +1,119 @@
+"""How settings are spelled: what the text of a variable must be like, and what it becomes."""
+
+import re
+import urllib.parse
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode
+
+from orchestrator.config.pools import Seconds
+from orchestrator.core.model import ID_PATTERN
+from orchestrator.core.states import RUNGS, Stage
+
+STAGES = tuple(stage for stage in RUNGS if stage not in {Stage.INTENT, Stage.POD_CREATED})  # what a climb may take
+QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1", re.DOTALL)
+URL_START = re.compile(r"postgres(?:ql)?://")
+# As written, in a URL's query and among libpq's pairs: there with a backslash before what means something else.
+PASSWORD = re.compile(r"(?:ssl)?password\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s&\\]|\\.)+))", re.DOTALL)
+
+
+def unquoted(value: object) -> object:
+    """A text without the quotes around it, which `docker run --env-file` takes for a part of it."""
+    found = QUOTED.fullmatch(value) if isinstance(value, str) else None
+    return found[2] if found else value
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _some_gpu(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("it names no GPU type, so no pod could ever be asked for")
+    return value
+
+
+def _handlers(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    pairs = []
+    for part in (piece.strip() for piece in value.split(",")):
+        name, equals, target = part.partition("=")
+        if part and not (equals and name.strip() and ":" in target):
+            raise ValueError(f"{part!r} is not task_type=module:function or task_type=cmd:command")
+        if part:
+            pairs.append((name.strip(), target.strip()))
+    return tuple(pairs)
+
+
+def _deadlines(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    pairs = []
+    for part in (piece.strip() for piece in value.split(",") if piece.strip()):
+        stage, _, seconds = (word.strip() for word in part.partition("="))
+        if stage not in STAGES:
+            raise ValueError(f"{part!r} is not stage=seconds; stages are {', '.join(STAGES)}")
+        pairs.append((stage, seconds))
+    return tuple(pairs)
+
+
+def _fleet(value: str) -> str:
+    if not ID_PATTERN.fullmatch(value):
+        raise ValueError("letters, digits, '-' and '_' only, at most 63")
+    return value
+
+
+def conninfo_passwords(text: str) -> Iterator[str]:
+    """The passwords in a connection string, as libpq reads them and as written; not one that is the user's own name."""
+    read = _as_libpq(text)
+    written = (quoted or bare for quoted, bare in PASSWORD.findall(text))
+    for password in (read.get("password"), read.get("sslpassword"), *written):
+        if password and password != read.get("user"):
+            yield password
+            yield urllib.parse.unquote(password)
+
+
+def _conninfo(value: SecretStr) -> SecretStr:
+    """Refused here is what libpq would refuse, or take apart in the wrong place: its complaint quotes the password."""
+    text = value.get_secret_value()
+    is_url = URL_START.match(text)
+    if not is_url and "=" not in text.partition("://")[0]:
+        raise ValueError("must be a URL that begins with postgresql:// (or libpq's host=… dbname=…)")
+    read = _as_libpq(text)
+    login, at, rest = text.partition("://")[2].partition("@")
+    astray = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
+    if is_url and (astray or "?" in read.get("user", "")):
+        raise ValueError("an '@' or '/' stands in a password or the user's name: write %40 or %2F for it")
+    if re.search(r"[^\d,]", read.get("port", "")):
+        raise ValueError("its port is not a number")
+    return value
+
+
+def _as_libpq(text: str) -> dict[str, str]:
+    from psycopg import ProgrammingError  # noqa: PLC0415  not needed where Supabase's API is the way in
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(text).items()}
+    except ProgrammingError:
+        how = "a password with a space is '…' in host=… password=…, and has %20 in a URL, where % itself is %25"
+        raise ValueError(f"it cannot be read as a connection string, and may not be shown; {how}") from None
+
+
+def _url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    return value.rstrip("/")
+
+
+Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+GpuTypes = Annotated[Names, AfterValidator(_some_gpu)]
+Handlers = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_handlers)]  # task type, what does it
+Deadlines = Annotated[tuple[tuple[str, Seconds], ...], NoDecode, BeforeValidator(_deadlines)]  # stage, seconds
+FleetId = Annotated[str, AfterValidator(_fleet)]
+Conninfo = Annotated[SecretStr, AfterValidator(_conninfo)]
+Url = Annotated[str, AfterValidator(_url)]  # without a slash at its end

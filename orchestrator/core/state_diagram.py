@@ -1,0 +1,26 @@
+"""The state diagram of ARCHITECTURE.md, drawn from the table: `python -m orchestrator.core.state_diagram`."""
+
+from orchestrator.core.states import TRANSITIONS, State
+
+LABELS = {
+    (State.SPAWNING, State.ACTIVE): "promoted: the ladder is complete",
+    (State.SPAWNING, State.TERMINATING): "deadline, fatal code, or its work has gone",
+    (State.ACTIVE, State.IDLE): "asked for work, there was none",
+    (State.IDLE, State.ACTIVE): "claimed",
+    (State.ACTIVE, State.TERMINATING): "lost, silent, or asked to go",
+    (State.IDLE, State.TERMINATING): "idle timeout, scale-down, lost, or asked to go",
+    (State.TERMINATING, State.TERMINATED): "drained, flushed, deleted, absence proven",
+}
+
+
+def mermaid() -> str:
+    """The transitions as a Mermaid state diagram, in the order of a life."""
+    order = list(State)
+    ranked = sorted(TRANSITIONS, key=lambda pair: (order.index(pair[0]), order.index(pair[1])))
+    lines = ["stateDiagram-v2", "    [*] --> spawning: intent recorded"]
+    lines += [f"    {old} --> {new}: {LABELS[old, new]}" for old, new in ranked]
+    return "\n".join([*lines, "    terminated --> [*]"])
+
+
+if __name__ == "__main__":
+    print(mermaid())  # noqa: T201

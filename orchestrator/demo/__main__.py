@@ -1,6 +1,0 @@
-"""`python -m orchestrator.demo`."""
-
-from orchestrator.demo.main import main
-
-if __name__ == "__main__":
-    main()

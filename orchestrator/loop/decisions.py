@@ -1,0 +1,81 @@
+"""What a tick leaves behind: its decisions as rows, and the cycle summary, whose phrases operators search for."""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
+from orchestrator.core.model import Snapshot
+from orchestrator.core.states import FAILURES, READY, State
+from orchestrator.observability import log_phrases
+from orchestrator.ports import Store
+
+SAID_EVERY_S = 30.0  # at least, although nothing was done: silence would look like death
+DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
+log = structlog.get_logger()
+
+
+class Journal:
+    """What was said last, so that only what is new is said."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._recorded: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._before: tuple[frozenset[str], frozenset[str]] | None = None  # ready and terminating at the last tick
+        self._said_at_s = -SAID_EVERY_S
+
+    async def record(self, term: int, snapshot: Snapshot, made: Plan) -> None:
+        """A decision row for each pool where something is done, or the target or what blocks it has changed."""
+        pool_of = {worker.id: worker.pool for worker in snapshot.workers}
+        changes = [(a.pool if isinstance(a, Spawn) else pool_of.get(a.worker_id), a)
+                   for a in made.actions if isinstance(a, Spawn | Terminate)]  # fmt: skip
+        for verdict in made.verdicts:
+            await self._record(term, verdict, [action for pool, action in changes if pool == verdict.pool])
+
+    async def _record(self, term: int, verdict: Verdict, changes: Sequence[Spawn | Terminate]) -> None:
+        gist = (verdict.target, tuple(DIGITS.sub("#", blocked) for blocked in verdict.blocked))
+        if not changes and self._recorded.get(verdict.pool) == gist:
+            return
+        described = [_described(a) for a in changes]
+        row = {"pool": verdict.pool, "rule": verdict.rule, "target": verdict.target, "inputs": verdict.inputs}
+        await self._store.record_decision(term, row | {"actions": described, "blocked": list(verdict.blocked)})
+        self._recorded[verdict.pool] = gist
+        log.info(
+            "decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=verdict.blocked
+        )
+
+    def sum_up(self, snapshot: Snapshot, made: Plan, *, tick_s: float, observe_s: float) -> None:
+        """The cycle summary."""
+        ready = frozenset(w.id for w in snapshot.workers if w.state in READY)
+        failing = frozenset(w.id for w in snapshot.workers if w.state is State.TERMINATING and w.exit_cause in FAILURES)
+        before, self._before = self._before or (ready, failing), (ready, failing)  # what we found is not what we did
+        kinds = Counter(type(a) for a in made.actions)
+        states = Counter(w.state for w in snapshot.workers)
+        did = {
+            "workers_promoted": len(ready - before[0]),
+            "workers_failed": len(failing - before[1]),
+            "workers_spawned": kinds[Spawn],
+            "workers_terminated": kinds[Terminate],
+            "tasks_reset": snapshot.expired_leases if Rescue in kinds else 0,
+        }
+        status: dict[str, Any] = {"queued_tasks": sum(d.claimable for d in snapshot.demand)}
+        status |= {f"{s}_workers": states[s] for s in State if s is not State.TERMINATED}
+        status["total_workers"] = len(snapshot.workers)
+        now_s = time.monotonic()
+        said = any(did.values()) or now_s - self._said_at_s >= SAID_EVERY_S
+        self._said_at_s = now_s if said else self._said_at_s
+        level = log.info if said else log.debug
+        planned = {kind.__name__.lower(): number for kind, number in kinds.items()}
+        took = {"tick_s": round(tick_s, 3), "observe_s": round(observe_s, 3)}
+        facts = {"actions": did, "status": status, "planned": planned, "pods": len(snapshot.pods or ()), **took}
+        level("cycle_ended", message=log_phrases.CYCLE, **facts)
+
+
+def _described(action: Spawn | Terminate) -> str:
+    if isinstance(action, Spawn):
+        return f"spawn {action.worker_id} on {action.offer.key}: {action.reason}"
+    return f"terminate {action.worker_id}: {action.reason}"

@@ -1,0 +1,1 @@
+"""What the process says about itself: logging, redaction of secrets, metrics, the health record."""

@@ -1,0 +1,190 @@
+"""What Prometheus is told, in a registry that is passed in: numbers of the fleet, never a worker's or task's name.
+
+Every label has a bounded set of values: enums of core, SQL functions by name, configured pools; what is none of them
+is "other". Gauges of the fleet are the leader's alone: a standby shows none, so that a sum over replicas is right.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
+
+from orchestrator.core.actions import Plan, Terminate
+from orchestrator.core.breaker import Brakes, brake
+from orchestrator.core.failures import TASKS
+from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.states import RUNGS, FailureCode, Stage, State
+from orchestrator.ports import PortError
+
+OTHER = "other"
+CODES = frozenset(FailureCode) | frozenset(TASKS)
+XID = "XID"  # all of NVIDIA's numbers
+FAST_S = (0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2, 15)  # a database call
+TICK_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 30)
+STAGE_S = (0.05, 0.25, 1, 2, 5, 15, 30, 60, 120, 300, 600, 900)
+NO_SERVICE = frozenset({"401", "403", "429"})  # the provider is there, and not for us
+CAUSES = ("claimable", "running", "dependencies", "scheduled", "paused")
+DEPENDENCIES = ("database", "provider", "s3")
+ROLES = ("starting", "leader", "standby", "stopping")
+
+
+def code_of(code: str | None) -> str:
+    """A failure code as a label: what is not ours is `other`, whoever wrote it."""
+    if code is None:
+        return "none"
+    return XID if code.startswith("XID_") else str(code) if code in CODES else OTHER
+
+
+class Metrics:
+    """The numbers of one process."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry = registry or CollectorRegistry()
+        self._answered: dict[str, bool] = {}  # dependency -> its last answer was one
+        self._opened: dict[int, tuple[Stage, float]] = {}  # attempts of bring-up under way: id -> stage, begin
+        ProcessCollector(namespace="orchestrator", registry=registry)
+
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"orchestrator_{name}", what, labels, registry=registry)
+
+        def gauge(name: str, what: str, *labels: str) -> Gauge:
+            return Gauge(f"orchestrator_{name}", what, labels, registry=registry)
+
+        def histogram(name: str, what: str, buckets: Iterable[float], *labels: str) -> Histogram:
+            return Histogram(f"orchestrator_{name}", what, labels, buckets=tuple(buckets), registry=registry)
+
+        self.build = gauge("build", "1; what runs here", "version", "commit", "schema")
+        self.role = gauge("role", "1 for what this process is", "role")
+        self.queue = gauge("queue_tasks", "tasks by what they wait for", "pool", "cause")
+        self.oldest = gauge("queue_oldest_seconds", "age of the oldest task that could be claimed", "pool")
+        self.workers = gauge("workers", "live workers", "pool", "state")
+        self.breaker = gauge("breaker", "1 for the state of a pool's breaker", "pool", "state")
+        self.usd_per_hour = gauge("dollars_per_hour", "what all live workers cost")
+        self.usd_today = gauge("dollars_spent_today", "since midnight UTC")
+        self.usd_budget = gauge("dollars_budget", "what may be spent; absent without a limit", "per")
+        self.log_pending = gauge("log_bytes_pending", "of worker logs: written as heartbeats say, not in S3 yet")
+        self.tick_s = histogram("tick_seconds", "of one look and decision", TICK_S)
+        self.ticks = counter("ticks", "looks at the fleet", "outcome")
+        self.last_tick = gauge("last_tick_timestamp_seconds", "when the last tick began, as leader or standby")
+        self.stage_s = histogram("stage_seconds", "of one stage of bring-up", STAGE_S, "stage", "outcome")
+        self.stage_failures = counter("stage_failures", "stages of bring-up that failed", "stage", "code")
+        self.ended = counter("workers_ended", "decisions to end a worker", "cause", "code")
+        self.claims = counter("task_claims", "tasks handed to workers")
+        self.completions = counter("task_completions", "tasks whose completion was accepted")
+        self.failures = counter("task_failures", "attempts at tasks that failed or were lost", "code")
+        self.provider = counter("provider_calls", "requests to RunPod", "operation", "status")
+        self.log_shipped = counter("log_bytes_shipped", "of worker logs, proven in S3")
+        self.db_s = histogram("database_call_seconds", "of one SQL function", FAST_S, "function")
+        self.db_errors = counter("database_errors", "calls that came to nothing", "function", "error")
+        self.gateway = counter("gateway_calls", "calls of agents", "function", "status")
+        self.up = gauge("dependency_up", "1 if its last answer was one, 0 if not", "dependency")
+
+    def dependencies(self) -> dict[str, str]:
+        """Whether what this process needs gave an answer when it was last asked: up, down, or not asked yet."""
+        words = {None: "not asked yet", True: "up", False: "down"}
+        return {name: words[self._answered.get(name)] for name in DEPENDENCIES}
+
+    def plays(self, role: str) -> None:
+        """What this process is now; who does not lead shows nothing of the fleet."""
+        for known in ROLES:
+            self.role.labels(known).set(known == role)
+        if role != "leader":
+            for table in (self.queue, self.oldest, self.workers, self.breaker, self.usd_budget):
+                table.clear()
+            for number in (self.usd_per_hour, self.usd_today, self.log_pending):
+                number.set(0)
+
+    def saw(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
+        """One tick of the leader."""
+        self.ticks.labels("ok").inc()
+        self.tick_s.observe(took_s)
+        pools = {pool.name for pool in policy.pools}
+        self._count_queue(snapshot, pools)
+        self._count_workers(snapshot, policy, pools)
+        self.usd_per_hour.set(snapshot.spent.hourly_usd)
+        self.usd_today.set(snapshot.spent.today_usd)
+        for per, limit in (("hour", policy.hourly_budget_usd), ("day", policy.daily_budget_usd)):
+            if limit is not None:
+                self.usd_budget.labels(per).set(limit)
+        for action in made.actions:
+            if isinstance(action, Terminate):
+                self.ended.labels(action.cause, code_of(action.code)).inc()
+
+    def _count_queue(self, snapshot: Snapshot, pools: set[str]) -> None:
+        tasks = dict.fromkeys(((pool, cause) for pool in pools for cause in CAUSES), 0)
+        ages_s = dict.fromkeys(pools, 0.0)
+        for demand in snapshot.demand:
+            pool = demand.pool if demand.pool in pools else OTHER
+            counts = {"claimable": demand.claimable, "running": demand.running, **demand.blocked}
+            for cause, count in counts.items():
+                tasks[pool, cause] = tasks.get((pool, cause), 0) + count
+            if demand.oldest_claimable_at is not None:
+                age_s = (snapshot.now - demand.oldest_claimable_at).total_seconds()
+                ages_s[pool] = max(ages_s.get(pool, 0.0), age_s)
+        _show(self.queue, tasks)
+        _show(self.oldest, {(pool,): age_s for pool, age_s in ages_s.items()})
+
+    def _count_workers(self, snapshot: Snapshot, policy: Policy, pools: set[str]) -> None:
+        states = [state for state in State if state is not State.TERMINATED]
+        workers = dict.fromkeys(((pool, str(state)) for pool in pools for state in states), 0)
+        for worker in snapshot.workers:
+            key = (worker.pool if worker.pool in pools else OTHER, str(worker.state))
+            workers[key] = workers.get(key, 0) + 1
+        _show(self.workers, workers)
+        for pool in policy.pools:
+            held = brake(pool, snapshot, policy, 0)
+            kind = Brakes.CLOSED if held is None else held.kind
+            for known in Brakes:
+                self.breaker.labels(pool.name, known).set(known is kind)
+
+    def counted(self, row: Mapping[str, Any]) -> None:
+        """What `fleet_metrics` says has happened to tasks since the last time, and what is not shipped."""
+        self.claims.inc(row["claimed"])
+        for end in row["ended"]:
+            if end["outcome"] == "complete":
+                self.completions.inc(end["n"])
+            elif end["outcome"] in {"failed", "lost"}:
+                self.failures.labels(code_of(end["code"])).inc(end["n"])
+        self.log_pending.set(row["log_bytes_pending"])
+
+    def called(self, operation: str, status: str) -> None:
+        """One request to the provider."""
+        self.provider.labels(operation, status).inc()
+        self._heard("provider", answered=status.startswith(("2", "4")) and status not in NO_SERVICE)
+
+    def stored(self, answered: bool) -> None:
+        """One call to the bucket."""
+        self._heard("s3", answered=answered)
+
+    def asked(self, function: str, args: Mapping[str, Any], answer: Any, took_s: float) -> None:
+        """One answered call to the database; bring-up and shipping write down there how long and how much."""
+        self.db_s.labels(function).observe(took_s)
+        self._heard("database", answered=True)
+        if function == "fleet_attempt_open":
+            self._opened[int(answer["id"])] = (Stage(args["p_stage"]), time.monotonic())
+        elif function == "fleet_attempt_close":
+            stage, began_s = self._opened.pop(int(args["p_id"]), (None, 0.0))
+            if stage is not None and stage in RUNGS:
+                self.stage_s.labels(stage, args["p_outcome"]).observe(time.monotonic() - began_s)
+                if args["p_failure_code"] is not None:
+                    self.stage_failures.labels(stage, code_of(args["p_failure_code"])).inc()
+        elif function == "fleet_log_shipped":
+            self.log_shipped.inc(args["p_last"] - args["p_first"])
+
+    def unanswered(self, function: str, error: PortError, *, away: bool) -> None:
+        """A call to the database that raised; `away`: it gave no clear answer."""
+        self.db_errors.labels(function, type(error).__name__).inc()
+        if away:
+            self._heard("database", answered=False)
+
+    def _heard(self, dependency: str, *, answered: bool) -> None:
+        self._answered[dependency] = answered
+        self.up.labels(dependency).set(answered)
+
+
+def _show(gauge: Gauge, values: Mapping[Any, float]) -> None:
+    gauge.clear()
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)

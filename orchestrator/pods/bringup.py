@@ -1,0 +1,243 @@
+"""Bring-up: one worker's climb from a created pod to promotion, each stage proven and each attempt a row.
+
+Level-triggered: a climb begins at pod_running whatever stage the row shows, and proves the cheap stages again; that is
+how it goes on after a restart of the orchestrator. An agent that runs already under the row's nonce is found, not
+started twice.
+
+    move(stage, deadline) -> open the attempt -> I/O under the deadline -> close the attempt, whatever happened
+
+A "no" ends the worker with its code. No answer (a lost connection, an unknown exit status) proves nothing: the attempt
+is closed as lost and the climb begins again, until the deadline of the stage that was lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import structlog
+
+from orchestrator.core.model import Worker
+from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Rung, Stage, State, WaitingOn
+from orchestrator.observability import log_phrases
+from orchestrator.pods.agent_commands import LaunchConfig
+from orchestrator.pods.agent_control import Unproven
+from orchestrator.pods.boot_stages import Boot
+from orchestrator.pods.bringup_context import Ascent, Evidence, Proof
+from orchestrator.pods.bringup_stages import Proofs, pauses
+from orchestrator.pods.bundle import Bundle
+from orchestrator.pods.host_strikes import remember
+from orchestrator.pods.latest import PodView, WorkerView
+from orchestrator.ports import Attempt, Lines, LostRace, PortError, Shell, Store, Unavailable
+
+__all__ = ["BringUp", "LaunchConfig", "PodView", "WorkerView"]
+EXTENDED = "image_pull_extended"  # in the row's metadata: its image was given a second deadline
+log = structlog.get_logger()
+
+
+class Lost(Exception):
+    """The connection went in the middle of a stage: nothing is known."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(f"the connection went during {stage}")
+        self.stage = stage
+
+
+class BringUp:
+    """Climbs workers, each on its own."""
+
+    def __init__(
+        self,
+        store: Store,
+        lines: Lines,
+        shell: Shell,
+        bundle: Bundle,
+        pods: PodView,
+        workers: WorkerView,
+        config: LaunchConfig,
+        *,
+        token_for: Callable[[Worker, str], str],
+        nonce_for: Callable[[str], str],
+        pod_log: Callable[[str], Awaitable[str]] | None = None,
+    ) -> None:
+        self._store, self._config = store, config
+        boot = Boot(pods, pod_log or _no_log)
+        self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for, nonce_for)
+
+    async def climb(self, term: int, worker: Worker) -> None:
+        """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""
+        began = time.monotonic()
+        ascent = Ascent(term, worker, worker.stage_since)
+        clock = _Clock(self._config.spawning_timeout_s)
+        try:
+            for pause_s in pauses():
+                try:
+                    await self._ascend(ascent, clock)
+                    break
+                except Lost as lost:
+                    clock.lost(lost.stage)
+                    await asyncio.sleep(max(0.0, min(pause_s, clock.left_s(None))))
+            await self._promote(ascent, time.monotonic() - began)
+        except Unproven as no:
+            await self._give_up(ascent, no)
+
+    async def _ascend(self, ascent: Ascent, clock: "_Clock") -> None:
+        for rung, prove in self._proofs.ladder(ascent.worker):
+            try:
+                await self._stage(ascent, clock, rung, prove)
+            except Unproven as no:
+                spent = EXTENDED in ascent.worker.metadata or clock.left_s(None) <= 0
+                if no.code is not FailureCode.IMAGE_PULL_SLOW or spent:
+                    raise
+                ascent.facts = {"metadata": {EXTENDED: True}}  # once: it is coming, only slowly
+                await self._stage(ascent, clock, rung, prove)
+            clock.passed(rung.stage)
+
+    async def _stage(self, ascent: Ascent, clock: "_Clock", rung: Rung, prove: Proof) -> None:
+        stage = rung.stage
+        setting_up = stage is Stage.PROCESS and self._config.setup_command is not None
+        own_s = None if setting_up else self._config.deadline_s(rung)  # setting up has only the hard cap
+        limit_s = clock.left_s(own_s)
+        if limit_s <= 0:
+            why = f"no time is left for {stage}"
+            raise Unproven(clock.overdue(rung), why, {"after_s": round(clock.climbing_s())})
+        facts, ascent.facts = ascent.facts, {}
+        ascent.suspect, ascent.evidence, ascent.limit_s = None, {}, limit_s
+        waiting = {"waiting_on": rung.waiting_on, "waiting_for": str(stage), "deadline_s": limit_s, "next_attempt_s": 0}
+        ascent.worker = await self._move(ascent, stage=stage, reason=f"climbing: {stage}", fields=facts | waiting)
+        ascent.entered_at = ascent.worker.deadline_at - timedelta(seconds=limit_s)
+        clock.entered(stage, (ascent.entered_at - ascent.worker.created_at).total_seconds(), limit_s)
+        attempt_id = await self._store.open_attempt(ascent.term, ascent.worker.id, stage)
+        ascent.note = partial(self._store.note_attempt, ascent.term, attempt_id)
+        result = Attempt("lost")
+        try:
+            result = Attempt("ok", evidence=await _timed(prove, ascent, rung, limit_s, clock.overdue(rung)))
+        except asyncio.CancelledError:
+            result = Attempt("cancelled")
+            raise
+        except Unproven as no:
+            late = isinstance(no.__cause__, TimeoutError)
+            kind = type(no.__cause__ or no).__name__
+            result = Attempt("timeout" if late else "failed", no.code, kind, {"error": str(no), **no.evidence})
+            raise
+        except PortError as error:
+            kind, evidence = type(error).__name__, {"error": str(error)[:500], **ascent.evidence}
+            result = Attempt("lost", FailureCode.CONNECTION_LOST, kind, evidence)
+            raise Lost(stage) from error
+        finally:
+            await self._store.close_attempt(ascent.term, attempt_id, result)
+
+    async def _promote(self, ascent: Ascent, took_s: float) -> None:
+        fields = {"waiting_on": WaitingOn.WORKER, "waiting_for": "tasks", "deadline_s": self._config.lease_s}
+        await self._move(ascent, stage=Stage.PROMOTED, to_state=State.ACTIVE, reason="verified", fields=fields)
+        log.info(
+            "worker_promoted",
+            message=log_phrases.STARTED,
+            worker=ascent.worker.id,
+            pod=ascent.worker.pod_id,
+            took_s=round(took_s, 3),
+        )
+
+    async def _give_up(self, ascent: Ascent, no: Unproven) -> None:
+        fields = {
+            "exit_cause": ExitCause.SPAWN_FAILED,
+            "failure_code": no.code,
+            "waiting_on": WaitingOn.ORCHESTRATOR,
+            "waiting_for": "its logs and its pod's end",
+            "deadline_s": RUNGS[Stage.DEPLOY].deadline_s,
+            "next_attempt_s": 0,
+        }
+        reason = f"{no.code}: {no}"[:500]
+        try:
+            ended = await self._move(
+                ascent, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=ascent.facts | fields
+            )
+        except LostRace:
+            return  # somebody else ended it first, with a reason of their own
+        await remember(self._store, ascent.term, ended, no.code, {"why": str(no)[:500]})
+        said = {"worker": ascent.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
+        log.warning("worker_terminating", message=f"{log_phrases.of_failure(no.code, 'worker ends')}: {reason}", **said)
+
+    async def _move(
+        self,
+        ascent: Ascent,
+        *,
+        stage: Stage,
+        to_state: State | None = None,
+        reason: str,
+        fields: Mapping[str, Any],
+    ) -> Worker:
+        if ascent.unassigned_at_s is not None:  # RunPod's bill starts with the machine
+            fields = {**fields, "unbilled_s": round(time.monotonic() - ascent.unassigned_at_s, 3)}
+            ascent.unassigned_at_s = None
+        return await self._store.move(
+            ascent.term,
+            ascent.worker.id,
+            from_states=[State.SPAWNING],
+            to_state=to_state,
+            stage=stage,
+            reason=reason,
+            fields=fields,
+        )
+
+
+class _Clock:
+    """How long this climb may still take: the rung, the hard cap, and the deadline of a stage that was lost."""
+
+    def __init__(self, cap_s: float) -> None:
+        self._cap_s = cap_s
+        self._born: float | None = None  # the row's creation, on this process's monotonic clock
+        self._until: dict[Stage, float] = {}  # when a stage that was entered is over
+        self._lost: tuple[Stage, float] | None = None  # and when its second chances end
+
+    def entered(self, stage: Stage, after_creation_s: float, limit_s: float) -> None:
+        """Note a stage's begin; the database's clock said how old the row was."""
+        self._born = time.monotonic() - after_creation_s
+        self._until[stage] = time.monotonic() + limit_s
+
+    def lost(self, stage: Stage) -> None:
+        """Give the whole way back to this stage no more time than the stage had."""
+        if self._lost is None:
+            self._lost = (stage, self._until[stage])
+
+    def passed(self, stage: Stage) -> None:
+        """Forget a loss once its stage is proven."""
+        if self._lost is not None and self._lost[0] is stage:
+            self._lost = None
+
+    def overdue(self, rung: Rung) -> FailureCode:
+        """What running out of time is called: on the way back after a loss, it was the loss."""
+        return FailureCode.CONNECTION_LOST if self._lost is not None else rung.overdue
+
+    def climbing_s(self) -> float:
+        """Seconds since the row was written, as far as known."""
+        return 0.0 if self._born is None else time.monotonic() - self._born
+
+    def left_s(self, deadline_s: float | None) -> float:
+        """Seconds for a stage that begins now and has this deadline of its own."""
+        left = [self._cap_s - self.climbing_s()]
+        if deadline_s is not None:
+            left.append(deadline_s)
+        if self._lost is not None:
+            left.append(self._lost[1] - time.monotonic())
+        return min(left)
+
+
+async def _no_log(pod_id: str) -> str:
+    raise Unavailable(f"nobody can read the log of pod {pod_id} here")
+
+
+async def _timed(prove: Proof, ascent: Ascent, rung: Rung, limit_s: float, overdue: FailureCode) -> Evidence:
+    """The stage's proof; its deadline becomes Unproven with the best code there is."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await prove(ascent)
+    except TimeoutError as error:
+        late = f"{rung.stage} passed its {limit_s:.3g} s"
+        raise Unproven(ascent.suspect or overdue, late, ascent.evidence) from error
+
+
+def _brief(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: evidence[name] for name in ("error", "cause", "exit_status", "stderr", "log") if name in evidence}

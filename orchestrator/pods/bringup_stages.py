@@ -1,0 +1,240 @@
+"""The proofs of bring-up, one function a stage, in the ladder's order; each returns evidence or raises.
+
+A proof raises Unproven when the answer is no, TimeoutError when there is none in time, and lets a port's error through
+when the connection went: that is unknown, and the climb begins again below. Nothing secret is sent before the host key
+that was seen stands in the row: facts found by one stage are written with the move into the next.
+"""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+
+from orchestrator.core.model import Worker
+from orchestrator.core.states import RUNGS, FailureCode, Rung, Stage
+from orchestrator.pods import agent_commands, agent_control, host_identity
+from orchestrator.pods.agent_control import Unproven
+from orchestrator.pods.boot_stages import Boot
+from orchestrator.pods.bringup_context import Ascent, Evidence, Proof
+from orchestrator.pods.bundle import Bundle
+from orchestrator.pods.latest import WorkerView
+from orchestrator.pods.machine_stages import Checks
+from orchestrator.ports import (
+    AuthFailed,
+    HostKeyChanged,
+    Lines,
+    NotSsh,
+    Refused,
+    Session,
+    Shell,
+    Unavailable,
+)
+
+BANNER_TIMEOUT_S = 10.0
+FIRST_BANNER_S = 3.0  # the first try is short, so that silence is written down early; the others are patient
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two tries at a port; the last one repeats
+LOOK_AGAIN_S = 10.0  # while no heartbeat comes, how often the process is looked for again
+WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
+PUSHES = 2  # then a file that does not arrive whole is given up
+
+
+class Proofs:
+    """The stages' I/O."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        shell: Shell,
+        bundle: Bundle,
+        boot: Boot,
+        workers: WorkerView,
+        config: agent_commands.LaunchConfig,
+        token_for: Callable[[Worker, str], str],
+        nonce_for: Callable[[str], str],
+    ) -> None:
+        self._nonce_for = nonce_for
+        self._lines, self._shell, self._bundle = lines, shell, bundle
+        self._boot, self._checks = boot, Checks(lines, config)
+        self._workers, self._config, self._token_for = workers, config, token_for
+
+    def ladder(self, worker: Worker) -> tuple[tuple[Rung, Proof], ...]:
+        """The stages in their order; what a pod has not got, it need not prove."""
+        checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
+        steps = (
+            (Stage.POD_RUNNING, self._boot.pod_running, True),
+            (Stage.SSH_DETAILS, self._boot.ssh_details, True),
+            (Stage.TCP, self.tcp, True),
+            (Stage.SSH_AUTH, self.ssh_auth, True),
+            (Stage.EXEC, self.exec, True),
+            (Stage.IDENTITY, self.identity, True),
+            (Stage.PLATFORM, checks.platform, True),
+            (Stage.GPU_INVENTORY, checks.gpu_inventory, smi),
+            (Stage.GPU_HEALTH, checks.gpu_health, smi),
+            (Stage.GPU_FABRIC, checks.gpu_fabric, smi and worker.gpu_count > 1),
+            (Stage.DEPLOY, self.deploy, True),
+            (Stage.PROCESS, self.process, True),
+            (Stage.HEARTBEAT, self.heartbeat, True),
+        )
+        return tuple((RUNGS[stage], proof) for stage, proof, needed in steps if needed)
+
+    async def tcp(self, ascent: Ascent) -> Evidence:
+        """Something that speaks SSH answers there."""
+        backing_off = pauses()
+        for attempt in itertools.count(1):
+            host, port = self._boot.address(ascent.worker)
+            if host is None or port is None:
+                raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
+            try:
+                patience_s = FIRST_BANNER_S if attempt == 1 else BANNER_TIMEOUT_S
+                banner = await self._shell.banner(host, port, timeout_s=patience_s)
+            except (Refused, NotSsh, Unavailable) as error:
+                codes = {Refused: FailureCode.TCP_REFUSED, NotSsh: FailureCode.NOT_SSH}
+                code = codes.get(type(error), FailureCode.TCP_TIMEOUT)
+                await ascent.suspects(code, {"tries": attempt, "error": str(error)[:300]})
+            else:
+                ascent.facts |= {"ssh_host": host, "ssh_port": port}
+                return {"tries": attempt, "address": f"{host}:{port}", "banner": banner[:100]}
+            # Nobody there yet is what a booting pod looks like: it is asked again soon, or fifty that come up together
+            # would each wait out a pause. Whoever answers wrongly, or slowly, is asked less and less often.
+            nobody = ascent.suspect is FailureCode.TCP_REFUSED
+            await asyncio.sleep(PAUSES_S[0] if nobody else next(backing_off))
+        raise AssertionError("counting never ends")
+
+    async def ssh_auth(self, ascent: Ascent) -> Evidence:
+        """Our key is accepted, and the host key is the pinned one, or pinned now."""
+        try:
+            async with self._session(ascent) as session:
+                ascent.facts["host_key"] = session.host_key
+                return {**session.evidence, "pinned": "before" if ascent.worker.host_key else "now"}
+        except HostKeyChanged as error:
+            raise Unproven(FailureCode.HOST_KEY_CHANGED, str(error)) from error
+        except AuthFailed as error:
+            raise Unproven(FailureCode.AUTH_FAILED, str(error), {"cause": error.cause}) from error
+
+    async def exec(self, ascent: Ascent) -> Evidence:
+        """A shell there joins the halves of a nonce; the same command tells the pod's id."""
+        left, right = uuid.uuid4().hex[:16], uuid.uuid4().hex[:16]
+        async with self._session(ascent) as session:
+            done = await agent_control.run(session, agent_commands.echo_command(left, right), timeout_s=ascent.limit_s)
+        _, nonce, said = done.stdout.decode("utf-8", "replace").rpartition(left + right)
+        if done.exit_status != 0 or not nonce:
+            raise Unproven(FailureCode.EXEC_FAILED, "the nonce did not come back", agent_control.shown(done))
+        ascent.said_pod_id = said.strip()
+        return {"exit_status": 0}
+
+    async def identity(self, ascent: Ascent) -> Evidence:
+        """The pod calls itself what the row calls it, and proves that the host key we see is its own."""
+        evidence = {"expected": ascent.worker.pod_id, "said": ascent.said_pod_id[:100] or None}
+        if ascent.said_pod_id != ascent.worker.pod_id:
+            raise Unproven(FailureCode.POD_MISMATCH, "the pod's RUNPOD_POD_ID is not the row's", evidence)
+        if not ascent.worker.metadata.get(host_identity.REQUIRED):
+            return evidence | {"host_key": "taken as shown: an earlier release created the pod, without a nonce"}
+        async with self._session(ascent) as session:
+            for last in (False, True):  # a tool that was killed over there gives a wrong answer once, but not twice
+                command, script = host_identity.command(ascent.limit_s), host_identity.SCRIPT.encode()
+                done = await agent_control.run(session, command, stdin=script, timeout_s=ascent.limit_s)
+                refused = host_identity.refusal(done.stdout, self._nonce_for(ascent.worker.id), session.host_key)
+                if refused is None:
+                    return evidence | {"host_key": "proven"}
+                if last or refused[0] is FailureCode.HOST_KEY_RELAYED:
+                    raise Unproven(*refused, evidence | agent_control.shown(done))
+        raise AssertionError("the last try returns or raises")
+
+    async def deploy(self, ascent: Ascent) -> Evidence:
+        """What lies on the pod has the sha256 of what we would send; what is missing or differs is sent."""
+        wanted = agent_commands.files(self._bundle)
+        pushed: list[str] = []
+        async with self._session(ascent) as session:
+            there = await session.list(agent_commands.CODE_DIR, timeout_s=ascent.limit_s) or {}
+            stale = {path for path, (content, _) in wanted.items() if there.get(_name(path)) != len(content)}
+            for _ in range(PUSHES + 1):
+                for path in sorted(stale):
+                    await session.put(path, wanted[path][0], timeout_s=ascent.limit_s)
+                    pushed.append(_name(path))
+                command = agent_commands.digest_command(sorted(wanted))
+                done = await agent_control.run(session, command, timeout_s=ascent.limit_s)
+                found = agent_commands.digests(done.stdout)
+                stale = {path for path, (_, sha) in wanted.items() if found.get(path) != sha}
+                if not stale or max(map(pushed.count, map(_name, stale))) >= PUSHES:
+                    break
+            if stale:
+                evidence = {"pushed": pushed, "found": {_name(path): found.get(path) for path in sorted(stale)}}
+                raise Unproven(FailureCode.STALE_CODE, "what lies on the pod is not what was sent", evidence)
+            await self._choose_launch(ascent, session)
+        return {"pushed": pushed, "kept": sorted({_name(path) for path in wanted} - set(pushed))}
+
+    async def process(self, ascent: Ascent) -> Evidence:
+        """SSH sees the launch's process: its pid, its start time, its command line."""
+        nonce = ascent.worker.nonce or ""
+        adopted = ascent.agent is not None
+        ascent.launched_at = ascent.entered_at
+        async with self._session(ascent) as session:
+            if ascent.agent is None:
+                token = self._token_for(ascent.worker, ascent.worker.token_jti or "")
+                ascent.agent = await agent_control.start(
+                    session,
+                    python=self._config.python,
+                    agent_sha=self._bundle.agent_sha,
+                    nonce=nonce,
+                    config=agent_commands.configuration(self._config, ascent.worker, token, self._bundle.code_sha),
+                    timeout_s=self._config.spawning_timeout_s,  # a set-up command may take long; the stage has a limit
+                )
+            if not await agent_control.lives(session, ascent.agent, nonce):
+                said = await agent_control.last_words(session, nonce)
+                raise Unproven(FailureCode.NO_PROCESS, "the agent is gone", said)
+        return {"pid": ascent.agent.pid, "start_time": ascent.agent.start_time, "nonce": nonce, "adopted": adopted}
+
+    async def heartbeat(self, ascent: Ascent) -> Evidence:
+        """The row shows a heartbeat of this launch: any other nonce would have been fenced."""
+        nonce, since = ascent.worker.nonce or "", ascent.launched_at or ascent.entered_at
+        while True:
+            try:
+                row = await self._workers.until(
+                    ascent.worker.id,
+                    lambda w: w.nonce == nonce and w.last_heartbeat is not None and w.last_heartbeat >= since,
+                    LOOK_AGAIN_S,
+                )
+            except TimeoutError:
+                await self._still_there(ascent, nonce)
+            else:
+                return {"nonce": nonce, "code_sha": row.code_sha, "at": str(row.last_heartbeat)}
+
+    async def _still_there(self, ascent: Ascent, nonce: str) -> None:
+        """Tell an agent that died from one that cannot reach the database, and keep what it last said."""
+        async with self._session(ascent) as session:
+            alive = ascent.agent is not None and await agent_control.lives(session, ascent.agent, nonce)
+            ascent.evidence = await agent_control.last_words(session, nonce)
+        if not alive:
+            raise Unproven(FailureCode.NO_PROCESS, "the agent ended before its first heartbeat", ascent.evidence)
+
+    async def _choose_launch(self, ascent: Ascent, session: Session) -> None:
+        """Keep the row's launch if its agent runs this code, or never began; else name a new one.
+
+        The row is written before `start` is called, so that a crash or a lost answer in between leaves a name under
+        which `start`, which is idempotent, is called again: one launch, one agent.
+        """
+        row, ours = ascent.worker, self._bundle
+        ascent.agent = None
+        if row.nonce and row.code_sha == ours.agent_sha and row.metadata.get("user_code") == ours.code_sha:
+            agent = await agent_control.recorded(session, row.nonce)
+            if agent is None:
+                return
+            if await agent_control.lives(session, agent, row.nonce):
+                ascent.agent = agent
+                return
+        ascent.facts |= {"nonce": uuid.uuid4().hex, "token_jti": uuid.uuid4().hex, "code_sha": ours.agent_sha}
+        earlier = [*row.metadata.get("launches", ()), *([row.nonce] if row.nonce else [])]  # their logs are owed too
+        ascent.facts["metadata"] = {"user_code": ours.code_sha, "launches": earlier}
+
+    def _session(self, ascent: Ascent) -> AbstractAsyncContextManager[Session]:
+        return self._lines.session(ascent.worker, timeout_s=ascent.limit_s)
+
+
+def pauses() -> Iterator[float]:
+    """PAUSES_S, the last one for ever."""
+    return itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1]))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,93 @@
+"""What is pushed to a pod: the agent as one .pyz, the user's code as one .zip; the same input gives the same bytes."""
+
+import hashlib
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+import worker
+
+MAX_CODE_BYTES = 50 << 20  # of user code, unpacked
+AGENT_PACKAGE = "orchestrator_worker"  # its name on the pod, where a user may well have a module called `worker`
+SKIPPED_DIRECTORIES = {"__pycache__", ".git"}
+log = structlog.get_logger()
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say
+MAIN = f"import sys\n\nfrom {AGENT_PACKAGE}.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
+
+
+class BadCode(ValueError):
+    """The directory given as WORKER_CODE_DIR cannot be sent; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Bytes and sha256 (hex) of both files; `code` is None without user code."""
+
+    agent: bytes
+    agent_sha: str
+    code: bytes | None
+    code_sha: str | None
+
+
+def build_bundle(code_dir: Path | None) -> Bundle:
+    """The agent of this version and the user's code. Raises BadCode."""
+    agent = _agent()
+    code = _user_code(code_dir) if code_dir is not None else None
+    return Bundle(agent, _sha256(agent), code, _sha256(code) if code is not None else None)
+
+
+def _agent() -> bytes:
+    source = Path(worker.__file__).resolve().parent
+    files = [("__main__.py", MAIN.encode(), False)]
+    files += [(f"{AGENT_PACKAGE}/{path.name}", path.read_bytes(), False) for path in sorted(source.glob("*.py"))]
+    return _zip(files)
+
+
+def _user_code(root: Path) -> bytes:
+    if not root.is_dir():
+        raise BadCode(f"WORKER_CODE_DIR {root} is not a directory; give the directory that holds the handlers")
+    files: list[tuple[str, bytes, bool]] = []
+    size = 0
+    for folder, names, leaves in os.walk(root):
+        names[:] = sorted(set(names) - SKIPPED_DIRECTORIES)
+        for path in (Path(folder) / leaf for leaf in sorted(leaves)):
+            if path.suffix == ".pyc" or not path.is_file():
+                continue
+            size += path.stat().st_size
+            if size > MAX_CODE_BYTES:
+                raise BadCode(
+                    f"the code in {root} is larger than {MAX_CODE_BYTES >> 20} MB (counted up to "
+                    f"{path.relative_to(root)}); "
+                    "keep models and data out of WORKER_CODE_DIR and fetch them in the handler or the set-up command"
+                )
+            name = path.relative_to(root).as_posix()
+            files.append((name, _runnable(name, path.read_bytes()), os.access(path, os.X_OK)))
+    return _zip(sorted(files))
+
+
+def _runnable(name: str, content: bytes) -> bytes:
+    """A script with Unix line ends: a shell takes the CR of a Windows checkout for a part of each word (guards U26)."""
+    if (name.endswith(".sh") or content.startswith(b"#!")) and b"\r\n" in content:
+        log.warning("script_converted", file=name, message=f"{name} had CR LF line ends; it is sent with LF")
+        return content.replace(b"\r\n", b"\n")
+    return content
+
+
+def _zip(files: list[tuple[str, bytes, bool]]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, content, executable in files:
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.create_system = 3  # Unix, wherever it was built: the mode below is read
+            entry.external_attr = (0o100755 if executable else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    return target.getvalue()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

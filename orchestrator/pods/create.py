@@ -1,0 +1,191 @@
+"""Ask the provider for a worker's pod: written down before the call, and every answer has its own way on.
+
+A clear refusal leaves the row at its intent; no clear answer leaves it at `pod_created`, where the planner looks for
+the pod by name before anything else. A create call is never repeated for want of an answer.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from orchestrator.core import budget
+from orchestrator.core.images import cuda_of
+from orchestrator.core.model import DATABASE, MAX_FAILURES, Offer, Pod, PodSpec, Policy, Pool
+from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
+from orchestrator.observability import log_phrases
+from orchestrator.pods import host_identity
+from orchestrator.pods.provider_cache import Catalog
+from orchestrator.ports import (
+    ApiAuth,
+    Attempt,
+    BadSpec,
+    Cloud,
+    NoBalance,
+    NoCapacity,
+    NotSent,
+    PortError,
+    QuotaExceeded,
+    RateLimited,
+    Store,
+    Unavailable,
+)
+
+HOPELESS: dict[type[PortError], FailureCode] = {
+    QuotaExceeded: FailureCode.QUOTA,
+    NoBalance: FailureCode.BALANCE,
+    ApiAuth: FailureCode.API_AUTH,
+    BadSpec: FailureCode.BAD_SPEC,
+}  # the provider will say the same again until somebody mends something
+RATE_LIMIT_S = 15.0  # at least, before the provider is asked again; the adapter has waited too, within its own bound
+RATE_LIMIT_MAX_S = 300.0
+UNASKED = (RateLimited.__name__, NotSent.__name__)
+log = structlog.get_logger()
+
+
+class Renter:
+    """One orchestrator's way to new pods."""
+
+    def __init__(
+        self, store: Store, cloud: Cloud, policy: Policy, catalog: Catalog, nonce_for: Callable[[str], str]
+    ) -> None:
+        """`nonce_for`: worker id -> what its pod proves its host key with, see bootstrap.py."""
+        self._nonce_for = nonce_for
+        self._store, self._cloud, self._policy, self._catalog = store, cloud, policy, catalog
+        self.database_id: str | None = None  # whose rows the last look saw; every pod bears it
+
+    async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
+        """One create call for a recorded intent. LostRace: it is no longer wanted; OverBudget: it does not fit."""
+        left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)
+        began_s = time.monotonic()
+        attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
+        result, pause_s = Attempt("cancelled"), 0.0
+        try:
+            pod = await self._cloud.create_pod(await self._spec(worker_id, pool, offer))
+            result = Attempt("ok", evidence={"pod_id": pod.id, "offer": offer.key})
+        except PortError as error:
+            outcome = "lost" if isinstance(error, Unavailable) and not isinstance(error, NotSent) else "failed"
+            pause_s = getattr(error, "retry_after_s", 0.0)
+            result = Attempt(
+                outcome, _code(error), type(error).__name__, {"error": str(error)[:300], "offer": offer.key}
+            )
+        finally:
+            await self._store.close_attempt(term, attempt, result)
+        if result.outcome == "ok":
+            await self._created(term, worker_id, offer, pod)
+        elif result.outcome == "failed":
+            left_s = max(0.0, left_s - (time.monotonic() - began_s))
+            await self._refused(term, worker_id, offer, result, left_s, pause_s)
+
+    async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> float:
+        """Write down what is asked for; the seconds that remain of the whole climb."""
+        rung = RUNGS[Stage.POD_CREATED]
+        fields: dict[str, Any] = {
+            "waiting_on": rung.waiting_on,
+            "waiting_for": f"a pod from {offer.key}",
+            "deadline_s": rung.deadline_s,
+            "next_attempt_s": 0,
+            "gpu_type": offer.gpu_type,
+            "data_center": offer.data_center,
+            "release": self._policy.release(pool),
+            "metadata": {
+                "offer": offer.key,
+                DATABASE: self.database_id,
+                MAX_FAILURES: self._policy.max_failures,
+                host_identity.REQUIRED: True,
+            },
+        } | budget.reservation(usd_per_hour, self._policy)
+        asking = await self._store.move(
+            term,
+            worker_id,
+            from_states=[State.SPAWNING],
+            stage=Stage.POD_CREATED,
+            reason=f"asking for {offer.key}",
+            fields=fields,
+        )
+        return self._policy.spawning_timeout_s - (asking.stage_since - asking.created_at).total_seconds()
+
+    async def _created(self, term: int, worker_id: str, offer: Offer, pod: Pod) -> None:
+        rung = RUNGS[Stage.POD_RUNNING]
+        fields: dict[str, Any] = {
+            "pod_id": pod.id,
+            "machine_id": pod.machine_id,
+            "data_center": pod.data_center or offer.data_center,
+            "waiting_on": rung.waiting_on,
+            "waiting_for": "the pod to run",
+            "deadline_s": rung.deadline_s,
+            "next_attempt_s": 0,
+        } | budget.rented(pod.price_usd_per_hour, self._policy)
+        await self._store.move(
+            term,
+            worker_id,
+            from_states=[State.SPAWNING],
+            stage=Stage.POD_RUNNING,
+            reason=f"pod {pod.id} created",
+            fields=fields,
+        )
+        await self._store.note_offer(term, offer.key, refused=False, code=None)
+        log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
+
+    async def _refused(
+        self, term: int, worker_id: str, offer: Offer, result: Attempt, left_s: float, pause_s: float
+    ) -> None:
+        """Back to the intent; the planner asks for the next offer, waits, or ends a hopeless one.
+
+        `left_s` of the whole climb remain; for `pause_s` the provider takes no call.
+        """
+        why = str((result.evidence or {}).get("error"))
+        code = result.failure_code
+        fields: dict[str, Any] = {"waiting_for": why, "deadline_s": left_s}
+        if result.exception_type in UNASKED:  # it says nothing about the offer
+            until_s = min(max(RATE_LIMIT_S, pause_s), RATE_LIMIT_MAX_S)
+            fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": until_s}
+        else:
+            await self._store.note_offer(term, offer.key, refused=True, code=code)
+            fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": 0}
+        if code in HOPELESS.values():
+            fields |= {"waiting_on": WaitingOn.OPERATOR, "failure_code": code}
+        words = log_phrases.AUTHENTICATION if code is FailureCode.API_AUTH else f"{offer.key} was refused"
+        log.warning("offer_refused", message=f"{words}: {why}", worker=worker_id, offer=offer.key, code=code)
+        await self._store.move(
+            term, worker_id, from_states=[State.SPAWNING], stage=Stage.INTENT, reason=why, fields=fields
+        )
+
+    async def _spec(self, worker_id: str, pool: Pool, offer: Offer) -> PodSpec:
+        volume_id, data_center = None, offer.data_center
+        if pool.volume_name:
+            volume_id, data_center = await self._catalog.volume(pool.volume_name)
+        return PodSpec(
+            name=worker_id,
+            fleet_id=self._policy.fleet_id,
+            image=pool.image,
+            gpu_type=offer.gpu_type,
+            gpu_count=pool.gpu_count,
+            cloud=offer.cloud,
+            data_center=data_center,
+            disk_gb=pool.disk_gb,
+            min_memory_gb=pool.min_memory_gb,
+            min_vcpu=pool.min_vcpu,
+            ports=("22/tcp",),
+            public_key=self._policy.public_key,
+            env={host_identity.VARIABLE: self._nonce_for(worker_id)},
+            volume_id=volume_id,
+            volume_mount_path=pool.volume_mount_path,
+            database_id=self.database_id,
+            min_cuda=pool.min_cuda or _cuda(pool.image),
+        )
+
+
+def _cuda(image: str) -> str | None:
+    """The CUDA version that the image's name tells: on a machine with an older driver it could not work."""
+    found = cuda_of(image)
+    return f"{found[0]}.{found[1]}" if found else None
+
+
+def _code(error: PortError) -> FailureCode | None:
+    if isinstance(error, NotSent):
+        return None
+    if isinstance(error, NoCapacity | RateLimited):
+        return FailureCode.NO_CAPACITY
+    return HOPELESS.get(type(error), FailureCode.CREATE_UNKNOWN)

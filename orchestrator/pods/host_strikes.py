@@ -1,0 +1,23 @@
+"""Remember the machine and the place of a worker that failed where it ran."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from orchestrator.core.host_strikes import strikes
+from orchestrator.core.model import Worker
+from orchestrator.core.states import FailureCode
+from orchestrator.ports import Store
+
+log = structlog.get_logger()
+
+
+async def remember(
+    store: Store, term: int, worker: Worker, code: FailureCode | None, evidence: Mapping[str, Any]
+) -> None:
+    """Hold a failure against where it happened, if the code blames the machine. Raises what the store raises."""
+    for strike in strikes(worker, code):
+        seen = {"worker": worker.id, "pod": worker.pod_id, "machine": worker.machine_id, **evidence}
+        struck = await store.strike(term, strike, code=str(code), evidence=seen)
+        log.warning("host_struck", host=strike.key, code=code, worker=worker.id, **struck)

@@ -1,0 +1,91 @@
+"""The stages between identity and deploy: whether the machine is what was rented, and well.
+
+probe_scripts.py holds the probes; core/machine_checks.py, core/gpus.py and core/interconnect.py judge their output.
+That stdin can deliver a secret needs no test of its own: the probes themselves arrive that way, and the stage `process`
+fails unless the agent read its configuration, token included, from stdin and wrote it to a private file.
+"""
+
+import asyncio
+import itertools
+import time
+
+from orchestrator.core import gpus, interconnect
+from orchestrator.core.images import cuda_of
+from orchestrator.core.machine_checks import NOTHING, Sections, Verdict, platform, sections
+from orchestrator.core.states import FailureCode
+from orchestrator.pods import agent_control, probe_scripts
+from orchestrator.pods.agent_commands import LaunchConfig
+from orchestrator.pods.agent_control import Unproven
+from orchestrator.pods.bringup_context import Ascent, Evidence
+from orchestrator.ports import Lines
+
+PROBE_SHARE = 2 / 3  # of a stage's time is the probe's: what it said must still come back and be written down
+JOINING_PAUSE_S = 3.0  # before GPUs that are just being registered with their switches are looked at again
+BUSY_PAUSE_S = 5.0  # memory that the last tenant is just giving back is looked at again
+
+
+class Checks:
+    """What is asked over SSH once the pod is known to be the right one."""
+
+    def __init__(self, lines: Lines, config: LaunchConfig) -> None:
+        self._lines, self._config = lines, config
+
+    async def platform(self, ascent: Ascent) -> Evidence:
+        """Room and inodes where the agent will work, and a clock that is ours within 30 s; the cgroup's limits."""
+        asked_at_s = time.time()
+        said = await self._ask(ascent, probe_scripts.platform_command(_share_s(ascent)), probe_scripts.PLATFORM)
+        return _passed(platform(said, asked_at_s, time.time()))
+
+    async def gpu_inventory(self, ascent: Ascent) -> Evidence:
+        """As many GPUs as are rented, of the type that is rented, each with its memory."""
+        ascent.gpus = await self._gpus(ascent)
+        return _passed(gpus.inventory(ascent.gpus, ascent.worker.gpu_type, ascent.worker.gpu_count))
+
+    async def gpu_health(self, ascent: Ascent) -> Evidence:
+        """No fatal Xid, no uncorrected ECC error, no pending remap, memory free, a driver new enough for the image."""
+        image = self._config.images.get(ascent.worker.pool)
+        while True:
+            verdict = gpus.health(ascent.gpus, cuda_of(image))
+            if verdict.fault is None or verdict.fault[0] is not FailureCode.GPU_BUSY:
+                return _passed(verdict)
+            await ascent.suspects(FailureCode.GPU_BUSY, verdict.evidence | {"why": verdict.fault[1]})
+            await asyncio.sleep(BUSY_PAUSE_S)
+            again = await self._gpus(ascent)
+            if all(again.get(name, NOTHING).ok for name in ("gpus", "apps")):  # no answer does not mean that it is free
+                ascent.gpus = again
+
+    async def gpu_fabric(self, ascent: Ascent) -> Evidence:
+        """Between several GPUs, the NVLinks that their type has; a fabric that is being joined is looked at again."""
+        for looks in itertools.count(1):
+            verdict = interconnect.judge(ascent.gpus, ascent.worker.gpu_type)
+            verdict.facts["looks"] = looks
+            if verdict.fault is None or not interconnect.is_joining(ascent.gpus, ascent.worker.gpu_type):
+                break
+            code, why = verdict.fault
+            await ascent.suspects(code, verdict.evidence | {"why": why})
+            await asyncio.sleep(JOINING_PAUSE_S)
+            again = await self._gpus(ascent)
+            if again.get("fabric", NOTHING).ok:  # no answer does not mean that it has joined
+                ascent.gpus = again
+        return _passed(verdict)
+
+    async def _gpus(self, ascent: Ascent) -> Sections:
+        command = probe_scripts.gpus_command(_share_s(ascent), ascent.worker.gpu_count)
+        return await self._ask(ascent, command, probe_scripts.GPUS)
+
+    async def _ask(self, ascent: Ascent, command: str, script: str) -> Sections:
+        async with self._lines.session(ascent.worker, timeout_s=ascent.limit_s) as session:
+            done = await agent_control.run(session, command, stdin=script.encode(), timeout_s=ascent.limit_s)
+        return sections(done.stdout)
+
+
+def _share_s(ascent: Ascent) -> float:
+    return ascent.limit_s * PROBE_SHARE
+
+
+def _passed(verdict: Verdict) -> Evidence:
+    """The evidence of a verdict that rules nothing out; Unproven for one that does."""
+    if verdict.fault is None:
+        return verdict.evidence
+    code, why = verdict.fault
+    raise Unproven(code, why, verdict.evidence)

@@ -1,0 +1,217 @@
+"""The end of a worker, step by step: drain, flush, delete; in each its row says for what, for whom and until when.
+
+A step is level-triggered: it may be cut off anywhere and is begun again by a later tick.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from orchestrator.core import actions as act
+from orchestrator.core.model import DELETES, UNREACHED, Policy, Worker
+from orchestrator.core.pod_tracking import LISTING_LAG_S
+from orchestrator.core.states import FAILURES, ExitCause, Stage, State, WaitingOn
+from orchestrator.pods import final_snapshot
+from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
+
+RETRY_S = 5.0  # before a failed flush or delete is tried again
+MAX_RETRY_S = 300.0  # of a delete: the pause doubles with each try
+MAX_DOUBLINGS = 10
+UNREACHED_RETRY_S = 2.0  # … before a pod that nobody answered at is knocked at again
+ABSENCE = "two complete lists without the pod"
+NAMED_TASKS = 5  # of those a draining worker holds
+log = structlog.get_logger()
+
+
+class _Unreached(Unavailable):
+    """Nobody answers at the pod."""
+
+
+class Teardown:
+    """What the executor does to a terminating worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        cloud: Cloud,
+        *,
+        look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
+        finish_logs: Callable[[int, Worker, bool], Awaitable[int]],
+        policy: Policy,
+    ) -> None:
+        self._store, self._cloud, self._policy = store, cloud, policy
+        self._look, self._finish_logs = look, finish_logs
+
+    async def begin(self, term: int, action: act.Terminate) -> Worker:
+        """To terminating: no new task from this statement on. A failed worker has nothing to finish."""
+        failed = action.cause in FAILURES
+        fields: dict[str, Any] = {"exit_cause": action.cause, "failure_code": action.code, "next_attempt_s": 0}
+        if failed:
+            fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the flush of its logs"}
+        else:
+            fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "the tasks it may hold to end"}
+        if action.listed_at is not None:
+            fields["metadata"] = {"listed_at": action.listed_at.isoformat()}
+        elif action.cause is ExitCause.TASK_STUCK:  # tells which of its tasks stood still for too long
+            fields["metadata"] = {"stuck_s": self._policy.task_stuck_s}
+        return await self._store.move(
+            term,
+            action.worker_id,
+            from_states=[action.from_state],
+            to_state=State.TERMINATING,
+            stage=Stage.DRAINING,
+            reason=action.reason,
+            fields=fields | {"deadline_s": self._policy.flush_deadline_s if failed else self._policy.drain_grace_s},
+        )
+
+    async def name_tasks(self, term: int, action: act.Terminate) -> None:
+        """Say which tasks a drain waits for; after `begin`, so that none is added any more."""
+        held = [row for row in (await self._store.worker(action.worker_id))["tasks"] if row["ended_at"] is None]
+        await self._note(term, action.worker_id, action.reason, waiting_for=_tasks(held))
+
+    async def flush(self, term: int, action: act.Flush, worker: Worker) -> None:
+        """Keep a last look at the pod, stop the agent, see its logs safe or declared lost; then to deleting.
+
+        A pod that failed before it had an agent is looked at once, if SSH was ever reached, and not waited for.
+        """
+        fields: dict[str, Any] = {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": RETRY_S}
+        if worker.stage is not Stage.FLUSHING:  # the deadline runs from the first try on
+            fields |= {"waiting_for": "the last log bytes", "deadline_s": self._policy.flush_deadline_s}
+        await self._store.move(
+            term,
+            worker.id,
+            from_states=[State.TERMINATING],
+            stage=None if worker.stage is Stage.FLUSHING else Stage.FLUSHING,
+            reason=action.reason,
+            fields=fields,
+        )
+        reason = "no agent ever wrote a log there"
+        if worker.nonce is not None:
+            try:
+                async with asyncio.timeout(self._policy.flush_deadline_s):
+                    reason = await self._finish(term, action, worker)
+            except (PortError, TimeoutError) as error:
+                unflushed = await self._unflushed(term, action, worker.id, error)
+                if not action.final:
+                    raise unflushed from error
+                log.warning("logs_given_up", worker=worker.id, why=str(unflushed))
+                reason = f"its logs could be neither shipped nor declared lost, and the pod is paid for: {unflushed}"
+        elif action.reachable and "last_snapshot" not in worker.metadata:
+            await self._look_once(term, action, worker)
+        await self._store.move(
+            term,
+            worker.id,
+            from_states=[State.TERMINATING],
+            stage=Stage.DELETING,
+            reason=reason,
+            fields={
+                "waiting_on": WaitingOn.ORCHESTRATOR,
+                "waiting_for": "the delete call",
+                "deadline_s": self._policy.drain_grace_s,
+                "next_attempt_s": 0,
+            },
+        )
+
+    async def delete(self, term: int, action: act.Delete) -> None:
+        """Ask for the pod's deletion; what proves it is its absence from the provider's lists."""
+        attempt = await self._store.open_attempt(term, action.worker_id, Stage.DELETING)
+        result = Attempt("cancelled")
+        try:
+            known = await self._cloud.delete_pod(action.pod_id)
+            result = Attempt("ok", evidence={"pod_id": action.pod_id, "known": known})
+        except PortError as error:
+            result = Attempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
+        finally:
+            await self._store.close_attempt(term, attempt, result)
+        sent = result.outcome == "ok"
+        rows = (await self._store.worker(action.worker_id))["attempts"]
+        begun = [row["started_at"] for row in rows if row["stage"] == Stage.DELETING]
+        await self._note(
+            term,
+            action.worker_id,
+            action.reason,
+            pod_id=action.pod_id,
+            waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
+            waiting_for=f"{ABSENCE if sent else 'the delete call to succeed'} ({_asked(begun)})",
+            next_attempt_s=self._policy.delete_retry_s if sent else _pause_s(len(begun)),
+            metadata={DELETES: len(begun)} if len(begun) > 1 else {},
+            # A pod that no list has shown yet may appear for so long: until then its absence proves nothing.
+            deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
+        )
+        said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
+        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
+
+    async def _finish(self, term: int, action: act.Flush, worker: Worker) -> str:
+        """Look, then ship the rest of the logs; what became of them. Another machine at that address never had them."""
+        try:
+            await self._keep_look(term, action, worker)
+            beyond_budget = await self._finish_logs(term, worker, action.reachable)
+        except HostKeyChanged as error:
+            await self._finish_logs(term, worker, False)
+            return f"the rest of its logs is declared lost, HOST_KEY_CHANGED: {error}"[:500]
+        if beyond_budget:
+            return f"the last {beyond_budget} bytes of its logs, beyond what they may take an hour, are declared lost"
+        if action.reachable:
+            return "its logs are safe"
+        return f"the rest of its logs is declared lost: {action.reason}"
+
+    async def _unflushed(self, term: int, action: act.Flush, worker_id: str, error: Exception) -> Unavailable:
+        """Say in the row why the logs have not come; as an error."""
+        why = f"{type(error).__name__}: {error}" if str(error) else "they did not come in time"
+        row = (await self._store.worker(worker_id))["worker"]
+        waits, _, _ = str(row["waiting_for"]).partition(" (last try: ")
+        fields: dict[str, Any] = {"waiting_for": f"{waits} (last try: {why[:300]})"}
+        unreached = isinstance(error, _Unreached)
+        fields["metadata"] = {UNREACHED: int(row["metadata"].get(UNREACHED) or 0) + 1 if unreached else 0}
+        if unreached:
+            fields["next_attempt_s"] = UNREACHED_RETRY_S
+        await self._note(term, worker_id, action.reason, **fields)
+        return Unavailable(f"the last log bytes: {why}")
+
+    async def _keep_look(self, term: int, action: act.Flush, worker: Worker) -> None:
+        """Once the agent has been stopped there is less to see, so the first look that saw something stays.
+
+        Each try begins with a look, which tells a pod where nobody answers from a bucket that does not.
+        """
+        kept = worker.metadata.get("last_snapshot")
+        if not action.reachable and kept is not None:
+            return
+        seen = await self._look(worker) if action.reachable else final_snapshot.unknown(action.reason)
+        if kept is not None and kept.get("reached"):  # then its agent has been stopped since
+            seen = {**seen, "agent": None}
+        if kept is None or (seen["known"] and not kept.get("known")):
+            await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
+        if action.reachable and seen.get("reached") is False:
+            raise _Unreached(str(seen["why"]))
+
+    async def _look_once(self, term: int, action: act.Flush, worker: Worker) -> None:
+        """Keep what can be seen within the look's own bounds, or why nothing could."""
+        try:
+            seen = await self._look(worker)
+        except HostKeyChanged as error:
+            seen = final_snapshot.unknown(f"HOST_KEY_CHANGED: {error}")
+        await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
+
+    async def _note(self, term: int, worker_id: str, reason: str, **fields: Any) -> None:
+        await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)
+
+
+def _pause_s(tries: int) -> float:
+    """Return how long to wait after this many tries of a delete of which the last one failed."""
+    return min(RETRY_S * 2.0 ** min(max(tries - 1, 0), MAX_DOUBLINGS), MAX_RETRY_S)
+
+
+def _asked(times: list[str]) -> str:
+    since = min(map(datetime.fromisoformat, times)).astimezone(UTC)
+    return f"asked {len(times)} time{'s' if len(times) > 1 else ''} since {since:%Y-%m-%d %H:%M:%SZ}"
+
+
+def _tasks(held: list[Mapping[str, Any]]) -> str:
+    if not held:
+        return "nothing: it held no task when the drain began"
+    named = ", ".join(f"{row['task_id']} attempt {row['attempt']}" for row in held[:NAMED_TASKS])
+    more = f" and {len(held) - NAMED_TASKS} more" if len(held) > NAMED_TASKS else ""
+    return f"the tasks it held when the drain began: {named}{more}"

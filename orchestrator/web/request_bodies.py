@@ -1,0 +1,98 @@
+"""What a call's body may cost: bytes, JSON nodes and depth, all counted before the body is parsed.
+
+Python's `json` and `re` hold the interpreter's lock, so one long parse stops every thread of the process. A body within
+these limits costs a few milliseconds for each step; `bench/bodies.py` measures the worst ones.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.web.errors import BAD_BODY, Refusal
+from worker import protocol
+
+MAX_BODY_BYTES = 1 << 20  # of a result; what a pod says of itself is far smaller
+MAX_NODES = 20_000  # values and keys of one body: 50 ms of work at most, whatever they are
+CHEAP_BYTES = 16 << 10  # a body up to this size costs less than asking the database whether its token is still valid
+MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
+# Bytes of one call. A failure's own limit in the database is 64 KiB, and so is that of a worker's health.
+MAX_BYTES: Mapping[str, int] = {
+    protocol.REGISTER: 64 << 10,
+    protocol.CLAIM: 4 << 10,
+    protocol.HEARTBEAT: 256 << 10,
+    protocol.COMPLETE: MAX_BODY_BYTES,
+    protocol.COMPLETE_MANY: MAX_BODY_BYTES,
+    protocol.COMPLETE_AND_CLAIM: MAX_BODY_BYTES,
+    protocol.FAIL: 128 << 10,
+    protocol.RELEASE: 16 << 10,
+    protocol.GRANTS: 128 << 10,
+    protocol.RENEW: 4 << 10,
+}
+_BRACKETS = b"[]{}"
+_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The object that a body holds. Raises Refusal for anything else, and for what no jsonb can hold."""
+    check_size(body)
+    try:
+        found = json.loads(body.decode(), parse_constant=_no_constant)  # bytes would be guessed at: UTF-16, a BOM
+    except (ValueError, RecursionError):
+        raise Refusal(400, BAD_BODY, "Empty or invalid json") from None
+    if not isinstance(found, dict):
+        raise Refusal(400, BAD_BODY, "The body must be one JSON object of named arguments")
+    _check(found)
+    return found
+
+
+def check_size(body: bytes) -> None:
+    """Refuse too many nodes or too deep a nesting, by passes over the bytes that build no object for a node.
+
+    A backslash is legal only within a string. Without escaped backslashes and escaped quotes, every second piece
+    between quotes is outside of all strings. A body that is not JSON is counted correctly up to the byte where its
+    parse ends.
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * MAX_NODES:
+        raise _too_many()
+    structure = b"".join(plain.split(b'"')[::2])
+    if sum(map(structure.count, (b",", b":", b"[", b"{"))) + 1 > MAX_NODES:
+        raise _too_many()
+    depth = 0
+    for byte in structure.translate(None, _NO_BRACKETS):
+        depth += 1 if byte in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise Refusal(400, BAD_BODY, f"The body is nested deeper than {MAX_DEPTH}")
+
+
+def _too_many() -> Refusal:
+    return Refusal(413, BAD_BODY, f"The body has more than {MAX_NODES} JSON values")
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    """Refuse what no jsonb can hold: NUL, lone surrogates and endless numbers."""
+    todo: list[Any] = [arguments]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.keys()
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+        elif isinstance(value, str) and ("\0" in value or not _is_utf8(value)):
+            raise Refusal(400, "22P05", "unsupported Unicode escape sequence")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise Refusal(400, BAD_BODY, "A number is out of range")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,80 @@
+"""The HTTP side of the process, on a thread and an event loop of its own.
+
+A thousand agents' calls come by the hundred: on the loop's own event loop each tick would queue up behind them, and a
+slow tick would keep agents and health probes waiting. The threads share what may be read at any moment (the health
+record, the metrics, the bucket) and tell each other the rest through their event loops.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+
+from orchestrator.web.limits import bounded
+from orchestrator.web.wakeups import TaskSignal
+
+log = structlog.get_logger()
+
+
+class Door:
+    """One HTTP server; every method belongs to the event loop that made it."""
+
+    def __init__(
+        self, host: str, port: int, application: Callable[[TaskSignal], AbstractAsyncContextManager[Starlette]]
+    ) -> None:
+        """`application` is opened and closed on the thread; what it is given wakes its long polls."""
+        self._address, self._application = (host, port), application
+        self._signal = TaskSignal()
+        self._loop = asyncio.new_event_loop()
+        self._server: uvicorn.Server | None = None
+        self._home = asyncio.get_running_loop()
+        self.closed = asyncio.Event()  # also when it could not open: a port that is taken must not go unnoticed
+        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+
+    def open(self) -> None:
+        """Begin to serve; `closed` is set if that fails."""
+        self._thread.start()
+
+    def heard(self, channel: str, payload: str) -> None:
+        """A notification of the database."""
+        self._tell(lambda: self._signal.heard(channel, payload))
+
+    async def close(self, within_s: float) -> None:
+        """Let every long poll go, then the answers under way; who is slower is cut off with the process."""
+        self._tell(self._leave)
+        try:
+            async with asyncio.timeout(within_s):
+                await self.closed.wait()
+        except TimeoutError:
+            log.info("door_cut_off", message=f"answers were still under way after {within_s:g} s")
+
+    def _tell(self, say: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has gone, and who would have heard with it
+            self._loop.call_soon_threadsafe(say)
+
+    def _leave(self) -> None:
+        self._signal.close()
+        if self._server is not None:
+            self._server.should_exit = True  # idle connections end now, the others with their answers
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except SystemExit:  # uvicorn's way to say that the port is taken; the process ends with it
+            host, port = self._address
+            words = f"the HTTP server could not be opened at {host}:{port}; fix: end what listens there, or set PORT"
+            log.warning("door_shut", message=words, port=port)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the process is over before us
+                self._home.call_soon_threadsafe(self.closed.set)
+
+    async def _serve(self) -> None:
+        async with self._application(self._signal) as application:
+            self._server = uvicorn.Server(bounded(application, *self._address))
+            await self._server.serve()

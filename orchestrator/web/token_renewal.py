@@ -1,0 +1,72 @@
+"""Workers' tokens over the life of a worker: each lives for hours, and the worker asks for the next one in time.
+
+A renewal keeps the `jti`: revoking stays one update of the worker's row, a renewal changes no row, and an answer that
+gets lost locks nobody out, because the earlier token stays valid until it expires.
+
+The answer is sealed for the worker (worker/renewal.py): over PostgREST it waits in a row of `worker_asks`, and the
+database must hold nothing that opens something. The key is derived from the key that signs, so every replica knows it;
+an answer is sealed once for each key that may have signed the worker's present token.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from orchestrator.worker_tokens import LIFE_S, PROGRAM_LIFE_S, Key, mint
+
+PURPOSE = b"gpu-orchestrator token renewal 1"
+SECRET_BYTES = 32
+SALT_BYTES = 16
+SCALAR_BYTES = 32  # of a P-256 private key
+DEADMAN_TIMES = 2  # a worker that is cut off ends itself long before its token does
+
+
+@dataclass(frozen=True, slots=True)
+class Renewals:
+    """What a fleet's tokens are made with; the first key signs."""
+
+    keys: tuple[Key, ...]
+    deadman_s: float
+    own_program: bool = False  # a program of the user's own may keep its token in memory: it lives as long as any pod
+
+    @property
+    def life_s(self) -> float:
+        """Of a new token."""
+        return PROGRAM_LIFE_S if self.own_program else max(LIFE_S, DEADMAN_TIMES * self.deadman_s)
+
+    def token(self, worker_id: str, jti: str, now: float) -> str:
+        """A new token of a worker."""
+        return mint(self.keys[0], worker_id, jti, now, self.life_s)
+
+    def key_for(self, worker_id: str, jti: str) -> str | None:
+        """What opens this launch's next token, hexadecimal; None where tokens are not renewed."""
+        return None if self.own_program else _secret(self.keys[0], worker_id, jti).hex()
+
+    def sealed(self, worker_id: str, jti: str, now: float) -> list[str]:
+        """The next token and the key for the one after it, once for each key that the worker may have."""
+        given = {"token": self.token(worker_id, jti, now), "renewal_key": _secret(self.keys[0], worker_id, jti).hex()}
+        return [_seal(_secret(key, worker_id, jti), json.dumps(given).encode()) for key in self.keys]
+
+
+def _secret(key: Key, worker_id: str, jti: str) -> bytes:
+    signs = key.encode() if isinstance(key, str) else key.private.private_numbers().private_value.to_bytes(SCALAR_BYTES)
+    root = HKDF(SHA256(), SECRET_BYTES, salt=None, info=PURPOSE).derive(signs)
+    return hmac.new(root, f"{worker_id}\0{jti}".encode(), hashlib.sha256).digest()
+
+
+def _seal(secret: bytes, content: bytes) -> str:
+    """Encrypt, then authenticate; HMAC-SHA256 for both, because the agent has the standard library alone."""
+    salt = os.urandom(SALT_BYTES)
+    stream = b"".join(
+        hmac.digest(secret, b"stream" + salt + block.to_bytes(4), "sha256")
+        for block in range(len(content) // SHA256.digest_size + 1)
+    )
+    body = bytes(a ^ b for a, b in zip(content, stream, strict=False))
+    tag = hmac.digest(secret, b"tag" + salt + body, "sha256")
+    return base64.urlsafe_b64encode(salt + body + tag).decode()

@@ -1,0 +1,130 @@
+"""Wake-ups for long polls: who waits for a task is told when there may be one.
+
+A wake-up for a pool wakes a few waiters, not all; one who then gets a task wakes a few more, so that n tasks are met by
+about n claims. None is lost: every wake-up has a number, a wait names the number it has seen (`mark`) and returns at
+once if a later one exists, and a waiter who was woken and cannot use it hands it on. What still slips through (a row
+that was locked when we looked) the re-check at the end of every wait finds.
+"""
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from itertools import islice
+
+from orchestrator.ports import ASKS_CHANNEL, FLEET_CHANNEL, TASKS_CHANNEL
+
+FANOUT = 2  # waiters woken by one wake-up
+MAX_WAITERS = 4_096  # beyond it, a wait returns at once: the caller's own poll is the net
+ANY = "*"  # waits for every pool
+MAX_NAMES = 10_000  # pools and workers whose last wake-up is remembered
+
+
+class TaskSignal:
+    """One process's long polls; every method belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._forgotten = 0  # the newest wake-up whose name is no longer remembered
+        self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._waiters: dict[tuple[str, str], dict[asyncio.Future[None], None]] = defaultdict(dict)
+        self._waiting = 0
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait now."""
+        return self._waiting
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server is stopping: a wait would return at once."""
+        return self._closed
+
+    def mark(self) -> int:
+        """The number of the last wake-up of all; take it before looking for tasks."""
+        return self._number
+
+    def heard(self, channel: str, payload: str) -> None:
+        """A notification of the database, whatever its channel; see migrations/ for what is sent when."""
+        if channel == TASKS_CHANNEL:
+            self.notify(payload)
+        elif channel == FLEET_CHANNEL:
+            self.notify_worker(payload)
+        elif channel != ASKS_CHANNEL:
+            self.notify_all()  # "connected": what was sent before is lost
+
+    def notify(self, pool: str) -> None:
+        """There may be tasks in a pool."""
+        self._note(("pool", pool))
+        self._note(("pool", ANY))
+        self.hand_on(pool)
+
+    def notify_worker(self, worker_id: str) -> None:
+        """Something about one worker has changed: it may claim now, or is wanted to drain or stop."""
+        self._note(("worker", worker_id))
+        self._wake(("worker", worker_id), MAX_WAITERS)
+
+    def notify_all(self) -> None:
+        """Wake-ups may have been missed (the listening connection broke): everybody looks again."""
+        self._number += 1
+        self._last.clear()
+        self._forgotten = self._number
+        for name in tuple(self._waiters):
+            self._wake(name, MAX_WAITERS)
+
+    def hand_on(self, pool: str | None) -> None:
+        """Wake a few more of a pool's waiters: the last wake-up may have been about more than one task."""
+        if pool is not None and self._wake(("pool", pool), FANOUT) < FANOUT:
+            self._wake(("pool", ANY), FANOUT)
+
+    async def wait(
+        self, pool: str | None, timeout_s: float, *, worker_id: str | None = None, mark: int | None = None
+    ) -> bool:
+        """True when woken, False when the time is up; `mark` makes it return at once for wake-ups since then."""
+        names = [(kind, name) for kind, name in (("pool", pool), ("worker", worker_id)) if name is not None]
+        if mark is not None and any(self._last.get(name, self._forgotten) > mark for name in names):
+            return True
+        if self._closed or timeout_s <= 0 or self._waiting >= MAX_WAITERS:
+            return False
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting += 1
+        for name in names:
+            self._waiters[name][woken] = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await woken
+        except TimeoutError:
+            return False
+        except asyncio.CancelledError:
+            if woken.done() and not woken.cancelled():
+                self.hand_on(pool)
+            raise
+        finally:
+            self._waiting -= 1
+            for name in names:
+                self._leave(name, woken)
+        return not self._closed
+
+    def close(self) -> None:
+        """Let everybody go, now and from now on: the server is stopping."""
+        self._closed = True
+        for name in tuple(self._waiters):
+            self._wake(name, MAX_WAITERS)
+
+    def _note(self, name: tuple[str, str]) -> None:
+        self._number += 1
+        self._last[name] = self._number
+        self._last.move_to_end(name)
+        if len(self._last) > MAX_NAMES:
+            self._forgotten = self._last.popitem(last=False)[1]
+
+    def _wake(self, name: tuple[str, str], most: int) -> int:
+        sleepers = list(islice((w for w in self._waiters.get(name, ()) if not w.done()), most))
+        for woken in sleepers:
+            woken.set_result(None)
+        return len(sleepers)
+
+    def _leave(self, name: tuple[str, str], woken: asyncio.Future[None]) -> None:
+        waiters = self._waiters[name]
+        waiters.pop(woken, None)
+        if not waiters:
+            del self._waiters[name]

@@ -1,0 +1,124 @@
+"""Whose logs are fetched when: every few seconds, of each worker whose agent may have written; seldom of quiet ones."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import structlog
+
+from orchestrator.core.model import LOGS_LATE, Worker
+from orchestrator.core.states import READY, FailureCode, Stage, State
+from orchestrator.ports import Attempt, HostKeyChanged, PortError, Store
+from orchestrator.worker_logs.budget import Round
+from orchestrator.worker_logs.shipper import Shipper
+
+EVERY_S = 4.0  # with one upload's time this keeps the delay of a log line under 10 s
+QUIET_S = 8.0  # for an idle worker, whose agent writes a line now and then …
+QUIET_PER_S = 10  # … and longer in a fleet so large that looking for it would be work: its heartbeats tell of it
+DEADLINE_S = 60.0  # of one shipment
+CONCURRENT = 16
+FREE_WAIT_S = 3.0  # that a pod's answers may take in one round; for each second more …
+PAUSE_FACTOR = 3.0  # … the worker pauses so many: a pod that answers slowly or never holds a small part of one shipment
+WRITING = frozenset({Stage.PROCESS, Stage.HEARTBEAT, Stage.PROMOTED, Stage.DRAINING})  # an agent may be at it
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A shipment that began."""
+
+    at_s: float
+    saw: tuple[datetime, Mapping[str, Any]]  # since when the worker was in its state, and its logs' sizes by its row
+
+
+class LogRounds:
+    """The shipments under way."""
+
+    def __init__(self, store: Store, shipper: Shipper, on_late: Callable[[], object] = lambda: None) -> None:
+        """`on_late` is called when a worker's logs begin to be late: the provider's list may tell why."""
+        self._store, self._shipper, self._on_late = store, shipper, on_late
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._looked: dict[str, _Look] = {}
+        self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
+        self._paused_until: dict[str, float] = {}  # worker id -> time.monotonic()
+        self._gate = asyncio.Semaphore(CONCURRENT)
+
+    def begin(self, term: int, fleet: Sequence[Worker], in_flight: Collection[str]) -> None:
+        """Begin a shipment for every worker that may have new bytes and has none under way."""
+        here = {worker.id for worker in fleet}
+        self._looked = {name: look for name, look in self._looked.items() if name in here}
+        self._late = {name: kind for name, kind in self._late.items() if name in here}
+        now_s = time.monotonic()
+        self._paused_until = {name: at_s for name, at_s in self._paused_until.items() if name in here and at_s > now_s}
+        quiet_s = max(QUIET_S, len(fleet) / QUIET_PER_S)
+        for worker in fleet:
+            due = worker.nonce and worker.stage in WRITING and worker.id not in in_flight
+            waits = worker.id in self._under_way or worker.id in self._paused_until
+            if due and not waits and self._may_have_written(worker, quiet_s):
+                task = asyncio.create_task(self._ship(term, worker), name=f"ship:{worker.id}")
+                self._under_way[worker.id] = task
+                task.add_done_callback(partial(self._done, worker.id))
+
+    def stop(self) -> None:
+        """Give up what is under way; the next leader goes on from the ledger."""
+        for shipment in self._under_way.values():
+            shipment.cancel()
+
+    def _may_have_written(self, worker: Worker, quiet_s: float) -> bool:
+        """Whether its logs are worth a look: seldom while it is idle and has told of no more bytes than at the last."""
+        look = _Look(time.monotonic(), (worker.state_since, worker.log_bytes))
+        last = self._looked.get(worker.id)
+        quiet = last and last.saw == look.saw and worker.state is State.IDLE and not worker.own_program
+        if last and quiet and look.at_s - last.at_s < quiet_s:
+            return False
+        self._looked[worker.id] = look
+        return True
+
+    def _done(self, worker_id: str, _: asyncio.Task[None]) -> None:
+        self._under_way.pop(worker_id, None)
+
+    async def _ship(self, term: int, worker: Worker) -> None:
+        turn = Round()
+        try:
+            try:
+                async with self._gate, asyncio.timeout(DEADLINE_S):
+                    await self._shipper.ship(term, worker, turn)
+            finally:
+                pause_s = PAUSE_FACTOR * max(0.0, turn.waited_s - FREE_WAIT_S)
+                self._paused_until[worker.id] = time.monotonic() + pause_s
+        except (PortError, TimeoutError) as error:
+            why = f"{type(error).__name__}: {error}"[:300]
+            log.info("logs_delayed", worker=worker.id, error=why)
+            if await self._say_late(term, worker, why):
+                self._on_late()
+                if isinstance(error, HostKeyChanged):
+                    await self._record_stranger(term, worker, str(error))
+        else:
+            await self._say_late(term, worker, None)
+
+    async def _record_stranger(self, term: int, worker: Worker, said: str) -> None:
+        """A failed login, for good: another machine answers where the worker was. The worker itself may well live."""
+        log.warning("host_key_changed", worker=worker.id, error=said)
+        refused = Attempt("failed", FailureCode.HOST_KEY_CHANGED, HostKeyChanged.__name__, {"error": said[:300]})
+        with contextlib.suppress(PortError):  # the row has said so already
+            attempt = await self._store.open_attempt(term, worker.id, Stage.SSH_AUTH)
+            await self._store.close_attempt(term, attempt, refused)
+
+    async def _say_late(self, term: int, worker: Worker, why: str | None) -> bool:
+        """In the row of a ready worker, that its logs are late, and that they are no longer: once for each kind."""
+        kind, told = (why or "").partition(":")[0], str(worker.metadata.get(LOGS_LATE) or "").partition(":")[0]
+        if self._late.get(worker.id, told) == kind:
+            return False
+        reason = f"its logs are late: {why}" if why else "its logs arrive again"
+        with contextlib.suppress(PortError):  # it ends, or nobody can be told
+            await self._store.move(
+                term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": {LOGS_LATE: why}}
+            )
+            self._late[worker.id] = kind
+            return True
+        return False

@@ -1,0 +1,143 @@
+"""What a pod's own tools say of it: nvidia-smi, df, date and dmesg, as shell scripts that answer from the pod's files.
+
+Shell scripts, since fifty pods may be asked at one moment: one costs 2 ms where an interpreter would cost 20. Which
+queries nvidia-smi knows is what orchestrator/pods/probe_scripts.py asks, and what a person would type first.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from testbed.runpod.machine_faults import facts
+
+NVIDIA_SMI = r"""#!/bin/sh
+# usage: nvidia-smi [-L | -q … | nvlink … | topo … | --query-gpu=FIELDS --format=csv[,noheader][,nounits] | --query-…]
+read -r mode 2>/dev/null <"$EMULATED_POD/smi"
+case "$mode" in
+  hang) exec sleep 3600 ;;
+  absent) echo "nvidia-smi: not found"; exit 127 ;;
+  lost) echo "Unable to determine the device handle for GPU0000:01:00.0: Unknown Error"; exit 255 ;;
+esac
+facts="$EMULATED_POD/gpus.csv"
+query= format= list=
+show() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$EMULATED_POD/$1"; exit 0; }
+case "$1" in
+  nvlink|topo) show "$1" ;;
+  -q) show details ;;
+esac
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --query-gpu=*) query="${1#*=}" ;;
+    --query-compute-apps=*) show apps ;;
+    --query-remapped-rows=*) show remapped ;;
+    --query-retired-pages=*) exit 0 ;;
+    --format=*) format="${1#*=}" ;;
+    -L|--list-gpus) list=1 ;;
+    -i|--id) shift ;;
+    *) ;;
+  esac
+  shift
+done
+[ -n "$query" ] || { [ -n "$list" ] && query=list || query=index,name,driver_version,memory.used,memory.total; }
+exec awk -F, -v query="$query" -v format="$format" '
+  NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
+  NR == 2 {
+    for (i = 1; i <= NF; i++) unit[i] = $i
+    if (query == "list") next
+    n = split(query, want, /, */); header = ""
+    for (i = 1; i <= n; i++) {
+      if (!(want[i] in column)) { printf "Field \"%s\" is not a valid field to query.\n\n", want[i]; bad = 2; exit 2 }
+      u = unit[column[want[i]]]; header = header (i > 1 ? ", " : "") want[i] (u != "" ? " [" u "]" : "")
+    }
+    next
+  }
+  NR == 3 && query != "list" && format !~ /noheader/ { print header }
+  query == "list" { printf "GPU %s: %s (UUID: %s)\n", $column["index"], $column["name"], $column["uuid"]; next }
+  {
+    line = ""
+    for (i = 1; i <= n; i++) {
+      c = column[want[i]]; u = unit[c]
+      line = line (i > 1 ? ", " : "") $c ((u != "" && format !~ /nounits/ && $c !~ /^\[/) ? " " u : "")
+    }
+    print line
+  }
+  END { if (bad) exit bad; if (NR < 3) { print "No devices were found"; exit 6 } }
+' "$facts"
+"""
+
+DATE = r"""#!/bin/sh
+# A clock that is off by EMULATED_CLOCK_SKEW_S seconds.
+[ -n "$EMULATED_CLOCK_SKEW_S" ] || exec /bin/date "$@"
+if /bin/date -d @0 >/dev/null 2>&1; then exec /bin/date -d "$EMULATED_CLOCK_SKEW_S seconds" "$@"; fi
+exec /bin/date -v"+${EMULATED_CLOCK_SKEW_S}S" "$@"
+"""
+
+DF = r"""#!/bin/sh
+# The pod's one disk: with an i among the options its inodes, else its blocks of 1 KiB.
+file=blocks
+for word in "$@"; do case "$word" in --*) ;; -*i*) file=inodes ;; esac; done
+while IFS= read -r line; do printf '%s\n' "$line"; done <"$EMULATED_POD/$file"
+"""
+
+DMESG = r"""#!/bin/sh
+# Most hosts do not show their kernel's log to a container; one whose log has something to tell does.
+[ -s "$EMULATED_POD/dmesg" ] && exec cat "$EMULATED_POD/dmesg"
+echo "dmesg: read kernel buffer failed: Operation not permitted" >&2
+exit 1
+"""
+
+SSHD = r"""#!/bin/sh
+# What the pod's own sshd is configured with, as `sshd -T` prints it: the host keys.
+for file in "$EMULATED_POD"/ssh/*.pub; do echo "hostkey ${file%.pub}"; done
+"""
+
+# What is run before the agent on a pod whose disk fills: statvfs says what df says.
+STATVFS = """import os, runpy, sys
+pod = os.environ["EMULATED_POD"]
+def statvfs(path):
+    with open(pod + "/blocks") as file:
+        total, _, free = map(int, file.read().splitlines()[1].split()[1:4])
+    return os.statvfs_result((1024, 1024, total, free, free, 1000, 900, 900, 0, 255))
+os.statvfs = statvfs
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+PYTHON = r"""#!/bin/sh
+case "$EMULATED_AGENT $*" in
+  cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | "{python}" "$@"; exit ;;
+  fills*" start "*) exec "{python}" -I -c '{statvfs}' "$@" ;;
+  dies*" start "*)
+    said=$("{python}" "$@"); status=$?
+    pid=$(printf '%s' "$said" | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p')
+    [ -z "$pid" ] || kill -9 "$pid"
+    printf '%s\n' "$said"; exit "$status" ;;
+esac
+exec "{python}" "$@"
+"""
+
+
+def write_programs(bin_dir: Path, python: str) -> None:
+    """Put into `bin_dir` what an image would have; `python` is the interpreter behind its python3."""
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    interpreter = PYTHON.replace("{python}", python).replace("{statvfs}", STATVFS)
+    programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG, "sshd": SSHD}
+    for name, text in {**programs, "python3": interpreter, "python": interpreter}.items():
+        program = bin_dir / name
+        program.write_text(text)
+        program.chmod(0o755)
+
+
+def write_facts(directory: Path, gpu_type: str, count: int, ails: Mapping[str, str] | None = None) -> None:
+    """Write what the programs will say on the pod of this directory; `ails`: fault kind -> its detail, or nothing."""
+    for name, text in facts(gpu_type, count, ails or {}).items():
+        (directory / name).write_text(text)
+
+
+def write_host_keys(directory: Path, *public_keys: str) -> None:
+    """Write the host keys of the pod of this directory, in OpenSSH's one-line form, in place of those it had."""
+    folder = directory / "ssh"
+    folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        file.unlink()
+    for number, key in enumerate(public_keys):
+        (folder / f"ssh_host_{number}_key.pub").write_text(key + "\n")

@@ -1,0 +1,131 @@
+"""A pod's machine in files: what its tools say while it is well, and what each fault changes in that."""
+
+import time
+from collections.abc import Mapping
+
+from testbed.runpod.catalog import GPU_TYPES, GpuType
+
+DRIVER, OLD_DRIVER = ("570.124.06", "12.8"), ("470.57.02", "11.4")  # and the CUDA version each brings
+DISK_BLOCKS, INODES = 52_428_800, 3_276_800  # 50 GiB, in blocks of 1 KiB
+BUSY_MIB = 9_000  # that nobody on the pod uses
+DOWN_LINKS = 2  # of the one GPU whose NVLinks are degraded
+SMI_MODES = {"smi_hangs": "hang", "smi_absent": "absent", "gpu_lost": "lost"}
+OTHER_GPU = "NVIDIA GeForce RTX 3090"  # for a pod that got the wrong one
+
+
+def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
+    """File name -> content, for a pod with so many GPUs and these faults (kind -> detail), which happen now."""
+    gpu = GPU_TYPES[gpu_type]
+    shown = 0 if "zero_gpus" in ails else count - ("gpu_missing" in ails)
+    driver, cuda = OLD_DRIVER if "old_driver" in ails else DRIVER
+    uuids = [f"GPU-{index:08x}-0000-0000-0000-000000000000" for index in range(shown)]
+    pending = 1 if "remap_pending" in ails else 0
+    remaps = f"{pending}, 0" if gpu.has_ecc else "[N/A], [N/A]"
+    number = ails.get("xid") or "79"
+    xid = (
+        f"[{time.monotonic():12.6f}] NVRM: Xid (PCI:0000:01:00): {number}, pid='<unknown>', name=<unknown>, it failed\n"
+    )
+    full, crowded = "disk_full" in ails, "no_inodes" in ails
+    return {
+        "smi": next((mode for kind, mode in SMI_MODES.items() if kind in ails), "ok") + "\n",
+        "gpus.csv": _csv(gpu, shown, driver, uuids, ails),
+        "apps": "",
+        "remapped": "".join(f"{uuid}, {remaps}\n" for uuid in uuids),
+        "details": f"\n==============NVSMI LOG==============\n\nDriver Version : {driver}\nCUDA Version : {cuda}\n"
+        f"Attached GPUs : {shown}\n" + _details(gpu, shown),
+        "nvlink": _nvlink(gpu, uuids, ails),
+        "topo": _topology(gpu, shown, ails),
+        "dmesg": xid if "xid" in ails else "",
+        "blocks": _df("1024-blocks", DISK_BLOCKS, 0.999 if full else 0.02),
+        "inodes": _df("Inodes", INODES, 0.995 if crowded else 0.01),
+    }
+
+
+def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], ails: Mapping[str, str]) -> str:
+    """A line of field names, a line of units, then one line per GPU."""
+    used = BUSY_MIB if "gpu_busy" in ails else 2
+    memory = gpu.memory_mib * 9 // 10 if "gpu_small_memory" in ails else gpu.memory_mib
+    name = (ails["gpu_wrong_type"] or OTHER_GPU) if "gpu_wrong_type" in ails else gpu.id
+    ecc = ("2" if "ecc_errors" in ails else "0") if gpu.has_ecc or "ecc_errors" in ails else "[N/A]"
+    columns: dict[str, tuple[str, str]] = {  # field -> (unit, value; "#" becomes the index)
+        "index": ("", "#"),
+        "count": ("", str(count)),
+        "name": ("", name),
+        "gpu_name": ("", name),
+        "uuid": ("", "@"),
+        "gpu_uuid": ("", "@"),
+        "pci.bus_id": ("", "00000000:0%:00.0"),
+        "driver_version": ("", driver),
+        "compute_cap": ("", gpu.compute_capability),
+        "pstate": ("", "P8"),
+        "memory.total": ("MiB", str(memory)),
+        "memory.used": ("MiB", str(used)),
+        "memory.free": ("MiB", str(memory - used)),
+        "utilization.gpu": ("%", "0"),
+        "utilization.memory": ("%", "0"),
+        "temperature.gpu": ("", "31"),
+        "power.draw": ("W", "22.50"),
+        "power.limit": ("W", f"{gpu.power_limit_w}.00"),
+        "clocks.sm": ("MHz", "210"),
+        "clocks.max.sm": ("MHz", "3105"),
+        "ecc.mode.current": ("", "Enabled" if gpu.has_ecc else "[N/A]"),
+        "ecc.errors.uncorrected.volatile.total": ("", ecc),
+        "ecc.errors.uncorrected.aggregate.total": ("", ecc),
+        "remapped_rows.pending": ("", "1" if "remap_pending" in ails else "[N/A]"),
+        "remapped_rows.failure": ("", "[N/A]"),
+        "mig.mode.current": ("", "Disabled" if gpu.has_ecc else "[N/A]"),
+        "persistence_mode": ("", "Enabled"),
+        "fabric.state": ("", "Completed" if gpu.has_fabric else "[N/A]"),
+        "fabric.status": ("", "Success" if gpu.has_fabric else "[N/A]"),
+        "gpu_recovery_action": ("", "None"),
+    }
+    lines = [",".join(columns), ",".join(unit for unit, _ in columns.values())]
+    for index, uuid in enumerate(uuids):
+        values = (value.replace("#", str(index)).replace("%", str(index + 1)) for _, value in columns.values())
+        lines.append(",".join(value.replace("@", uuid) for value in values))
+    return "\n".join(lines) + "\n"
+
+
+def _details(gpu: GpuType, count: int) -> str:
+    """What `nvidia-smi -q` says of each GPU's fabric."""
+    state, status = ("Completed", "Success") if gpu.has_fabric else ("N/A", "N/A")
+    return "".join(
+        f"\nGPU 00000000:0{index + 1}:00.0\n    Fabric\n        State : {state}\n        Status : {status}\n"
+        for index in range(count)
+    )
+
+
+def _nvlink(gpu: GpuType, uuids: list[str], ails: Mapping[str, str]) -> str:
+    lines = []
+    for index, uuid in enumerate(uuids):
+        lines.append(f"GPU {index}: {gpu.id} (UUID: {uuid})")
+        active = _active(gpu, index, ails)
+        lines += [f"\t Link {n}: " + ("26.562 GB/s" if n < active else "<inactive>") for n in range(gpu.nvlinks)]
+    return "\n".join(lines) + "\n"
+
+
+def _topology(gpu: GpuType, count: int, ails: Mapping[str, str]) -> str:
+    """The matrix, its head underlined as nvidia-smi does it; what is not linked goes between the processors."""
+    names = [f"GPU{index}" for index in range(count)]
+    active = [_active(gpu, index, ails) for index in range(count)]
+    rows = []
+    for one, name in enumerate(names):
+        links = [min(active[one], active[other]) for other in range(count)]
+        ways = [" X " if one == other else f"NV{n}" if n else "SYS" for other, n in enumerate(links)]
+        rows.append("\t".join([name, *ways, "0-15", "0", "N/A"]))
+    head = "\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+    legend = "\n\nLegend:\n\n  X    = Self\n  SYS  = PCIe and the link between NUMA nodes\n  NV#  = # bonded NVLinks"
+    return "\n".join([head.replace("\t", "\t\x1b[4m", 1) + "\x1b[0m", *rows]) + legend + "\n"
+
+
+def _active(gpu: GpuType, index: int, ails: Mapping[str, str]) -> int:
+    """How many NVLinks of a GPU are up."""
+    if "nvlink_inactive" in ails:
+        return 0
+    return gpu.nvlinks - DOWN_LINKS if gpu.nvlinks and "nvlink_degraded" in ails and index == 0 else gpu.nvlinks
+
+
+def _df(unit: str, total: int, share: float) -> str:
+    used = int(total * share)
+    head = f"Filesystem {unit} Used Available Capacity Mounted on"
+    return f"{head}\noverlay {total} {used} {total - used} {round(share * 100)}% /\n"

@@ -1,0 +1,237 @@
+"""The pods' bodies: directories, SSH servers, processes; how they boot, and every way in which they end."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from testbed.runpod import fake_tools, watchdog
+from testbed.runpod.sshd import Mode, PodSshd
+from testbed.runpod.state import PodRecord, World
+
+Kill = Literal["vanish", "exit", "freeze"]
+
+# Shares of the boot time, from the create call on; what is left is sshd's start.
+ASSIGNED_AT, RUNNING_AT, DETAILS_AT = 0.3, 0.8, 0.9
+WATCHDOG_RESTART_S = 0.2
+NONCE = "BOOTSTRAP_NONCE"
+PARENT_LINES = ("LANG", "LC_ALL")  # taken from the emulator's own environment when set
+SSH_FAULTS = {
+    "ssh_refused": Mode.REFUSED,
+    "ssh_silent": Mode.SILENT,
+    "ssh_not_ssh": Mode.NOT_SSH,
+    "ssh_auth_refused": Mode.AUTH_REFUSED,
+    "ssh_wrong_key": Mode.WRONG_KEY,
+    "ssh_dropped": Mode.DROPPED,
+    "ssh_relayed": Mode.RELAYED,
+    "ssh_no_shell": Mode.NO_SHELL,
+    "corrupt_uploads": Mode.CORRUPT,
+}
+# fault -> what the pod's python3 is told
+AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off", "disk_fills": "fills"}
+
+
+class PodHost:
+    """Everything that runs for the pods of one emulator."""
+
+    def __init__(self, world: World, boot_s: tuple[float, float], server: type[PodSshd] = PodSshd) -> None:
+        self.world = world
+        self.boot_s = boot_s
+        self._server = server  # what answers SSH: real processes, or a light pod's
+        self.bin_dir = world.state_dir / "bin"
+        self.api_url = ""  # the API as pods reach it, once it listens
+        self._sshds: dict[str, PodSshd] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._reaping = asyncio.Lock()
+        self._doomed: set[str] = set()
+        self._watchdog: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Kill what an earlier emulator left in this directory, write the pods' programs, start the watchdog."""
+        pods_dir = self.world.state_dir / "pods"
+        pods_dir.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(watchdog.kill, watchdog.below(str(pods_dir)))
+        fake_tools.write_programs(self.bin_dir, sys.executable)
+        self._watchdog = asyncio.create_task(self._keep_watchdog(pods_dir))
+
+    async def close(self) -> None:
+        """End every pod; return when nothing of them runs."""
+        for task in [*self._tasks.values(), *self._endings]:
+            task.cancel()
+        for sshd in self._sshds.values():
+            sshd.close()
+        await asyncio.to_thread(watchdog.kill, watchdog.below(str(self.world.state_dir / "pods")))
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watchdog
+
+    async def _keep_watchdog(self, pods_dir: Path) -> None:
+        """Keep a process that outlives us for as long as it takes to kill our pods; its standard input is the bond."""
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", str(Path(watchdog.__file__)), str(pods_dir)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                await process.wait()
+            except asyncio.CancelledError:
+                process.kill()  # we have killed every pod ourselves
+                await process.wait()
+                raise
+            await asyncio.sleep(WATCHDOG_RESTART_S)
+
+    def start(self, pod: PodRecord) -> None:
+        """Begin a pod's boot."""
+        self._tasks[pod.id] = asyncio.create_task(self._boot(pod))
+
+    async def _boot(self, pod: PodRecord) -> None:
+        slow = pod.fault("slow_boot")
+        boot_s = slow.seconds if slow else random.Random(f"boot:{self.world.seed}:{pod.order}").uniform(*self.boot_s)
+        if pod.fault("stuck_provisioning"):
+            return
+        if pod.assigned_at is None:
+            await asyncio.sleep(boot_s * ASSIGNED_AT)
+            pod.assigned_at = time.time()
+        self._make_directories(pod)
+        sshd = self._sshds[pod.id] = self._server(pod.home, lambda: self._environment(pod))
+        pod.ssh_port = sshd.port
+        pod.status = "STARTING"
+        pod.log(f"pulling image {pod.request.image}")
+        if pod.fault("stuck_starting"):
+            return
+        slow_pull = pod.fault("slow_pull")
+        await asyncio.sleep(slow_pull.seconds if slow_pull else boot_s * (RUNNING_AT - ASSIGNED_AT))
+        pod.log("image pulled")
+        if pod.fault("boot_error"):
+            pod.status = "ERROR"
+            pod.log("error creating container")
+            return
+        pod.log("start container")
+        pod.status, pod.started_at = "RUNNING", time.time()
+        pod.runtime_null = pod.fault("no_runtime") is not None
+        ailing = asyncio.create_task(self._ail(pod))
+        try:
+            await asyncio.sleep(boot_s * (DETAILS_AT - RUNNING_AT))
+            pod.ssh_visible = not pod.fault("no_ssh_details") and "22/tcp" in pod.request.ports
+            await asyncio.sleep(boot_s * (1 - DETAILS_AT))
+            if pod.ssh_visible and pod.request.startSsh:
+                mode = next((mode for kind, mode in SSH_FAULTS.items() if pod.fault(kind)), Mode.NORMAL)
+                await self._open_ssh(pod, sshd, mode)
+            await ailing
+        finally:
+            ailing.cancel()
+
+    async def _open_ssh(self, pod: PodRecord, sshd: PodSshd, mode: Mode) -> None:
+        dropped = pod.fault("ssh_dropped") or pod.fault("ssh_wrong_key")
+        sshd.drop_after_s = dropped.seconds if dropped else 0.0
+        await sshd.open(mode)
+        pod.log(f"sshd listens on port {sshd.port}")
+
+    async def _ail(self, pod: PodRecord) -> None:
+        """Live the faults that strike some seconds after RUNNING."""
+        flickers = pod.fault("flickers")
+        if flickers is not None:
+            pod.runtime_null = True
+            await asyncio.sleep(flickers.seconds)
+            pod.runtime_null = False
+        fills = pod.fault("disk_fills")
+        if fills is not None:
+            await asyncio.sleep(fills.seconds)
+            fake_tools.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, {"disk_full": ""})
+        endings: Mapping[str, Kill] = {"exits": "exit", "vanishes": "vanish", "freezes": "freeze"}
+        for kind, how in endings.items():
+            fault = pod.fault(kind)
+            if fault is not None:
+                await asyncio.sleep(fault.seconds)
+                ending = asyncio.create_task(self.kill(pod, how))  # its own: killing ends this boot's task
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+                return
+
+    def _make_directories(self, pod: PodRecord) -> None:
+        ssh_dir = pod.home / ".ssh"
+        ssh_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keys = pod.env.get("PUBLIC_KEY")
+        if keys is not None:
+            (ssh_dir / "authorized_keys").write_text(keys + "\n")
+        ails = {fault.kind: fault.detail or "" for fault in pod.faults}
+        fake_tools.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, ails)
+
+    def _environment(self, pod: PodRecord) -> dict[str, str]:
+        """Make the environment of a command on the pod: the image's, RunPod's, the request's, and our mark."""
+        skew = pod.fault("clock_skew")
+        agent = next((how for kind, how in AGENT_FAULTS.items() if pod.fault(kind)), None)
+        return {
+            "PATH": f"{self.bin_dir}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            **{name: os.environ[name] for name in PARENT_LINES if name in os.environ},
+            "HOME": str(pod.home),
+            "USER": "root",
+            "LOGNAME": "root",
+            "SHELL": "/bin/sh",
+            **{name: text for name, text in pod.env.items() if not (name == NONCE and pod.fault("no_nonce"))},
+            "RUNPOD_POD_ID": pod.id[::-1] if pod.fault("wrong_pod_id") else pod.id,
+            "RUNPOD_API_KEY": pod.api_key,
+            "RUNPOD_API_BASE_URL": self.api_url,
+            "RUNPOD_POD_HOSTNAME": f"{pod.id}-{pod.machine_id[:8]}",
+            "RUNPOD_DC_ID": pod.data_center,
+            "RUNPOD_GPU_COUNT": str(pod.gpu_count),
+            "RUNPOD_GPU_NAME": pod.gpu_type,
+            "RUNPOD_PUBLIC_IP": "127.0.0.1",
+            "RUNPOD_TCP_PORT_22": str(pod.ssh_port),
+            **({"EMULATED_CLOCK_SKEW_S": str(int(skew.seconds))} if skew else {}),
+            **({"EMULATED_AGENT": agent} if agent else {}),
+            watchdog.MARK: str(pod.home.parent),
+        }
+
+    async def kill(self, pod: PodRecord, how: Kill) -> None:
+        """Lose the pod with its host, end its container, or stop it dead while it still looks alive."""
+        if how == "freeze":
+            booting = self._tasks.pop(pod.id, None)
+            if booting is not None:
+                booting.cancel()
+            sshd = self._sshds.get(pod.id)
+            if sshd is not None:
+                sshd.freeze()
+                await sshd.open(Mode.SILENT)
+            await asyncio.to_thread(watchdog.send, watchdog.one_of([str(pod.home.parent)]), signal.SIGSTOP)
+            return
+        if how == "vanish":
+            self.world.end(pod)
+        else:
+            pod.status = "EXITED"  # its ports are still shown
+            pod.log("container exited")
+        await self.stop(pod)
+
+    async def stop(self, pod: PodRecord) -> None:
+        """Cut the pod's connections and kill its processes; returns when none is left."""
+        task = self._tasks.pop(pod.id, None)
+        if task is not None:
+            task.cancel()
+        sshd = self._sshds.pop(pod.id, None)
+        if sshd is not None:
+            sshd.close()
+        self._doomed.add(str(pod.home.parent))
+        async with self._reaping:  # one sweep takes all that gathered while the one before was running
+            doomed, self._doomed = self._doomed, set()
+            if doomed:
+                await asyncio.to_thread(watchdog.kill, watchdog.one_of(doomed))
+
+    def ssh(self, pod: PodRecord) -> PodSshd | None:
+        """The pod's SSH server, once its machine is assigned."""
+        return self._sshds.get(pod.id)
+
+    def restart(self, pod: PodRecord) -> None:
+        """Boot a stopped pod again: another port, the same files."""
+        pod.status, pod.ssh_visible, pod.ssh_port, pod.started_at = "STARTING", False, None, None
+        self.start(pod)

@@ -1,5 +1,0 @@
-"""The database of the conformance tests."""
-
-from tests.conformance.conftest import database, empty_database, migrated, server
-
-__all__ = ["database", "empty_database", "migrated", "server"]

@@ -1,0 +1,81 @@
+"""How calls to the provider get out: in lanes by priority, within what its headers allow."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import ports
+from orchestrator.adapters.runpod import RunPodCloud
+from tests.db.conformance.test_cloud import spec
+from tests.process.emulator.build import Api, emulated
+
+SLOW_S = 1.5
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    """An account of its own: its limits are changed."""
+    async with emulated(tmp_path) as made:
+        yield made
+
+
+async def test_slow_creates_delay_neither_a_list_nor_a_delete(api: Api) -> None:
+    """Far more creates than go out at once: the list and the delete end before the first of them."""
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=20)
+    pod = await cloud.create_pod(spec("gpu-0"))
+    api.emulator.core.create_s = SLOW_S
+    ended: list[str] = []
+
+    async def noted(name: str, call: "asyncio.Future[Any]") -> None:
+        await call
+        ended.append(name)
+
+    creates = [asyncio.ensure_future(cloud.create_pod(spec(f"gpu-{number}"))) for number in range(1, 20)]
+    creating = [asyncio.create_task(noted("create", one)) for one in creates]
+    await asyncio.sleep(0)  # they are under way
+    others = {"list": cloud.list_pods(), "delete": cloud.delete_pod(pod.id)}
+    await asyncio.gather(*(noted(name, asyncio.ensure_future(call)) for name, call in others.items()))
+    assert set(ended) == {"list", "delete"}
+    for task in (*creating, *creates):
+        task.cancel()
+    await asyncio.gather(*creating, *creates, return_exceptions=True)
+
+
+async def test_a_create_for_which_no_call_is_left_is_certainly_not_made(api: Api) -> None:
+    """The list still goes out: what is left of the window is for it."""
+    await api.emulator.control("POST", "/settings", {"per_minute": 20})
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=2)
+    for _ in range(18):
+        await cloud.list_pods()
+    with pytest.raises(ports.NotSent) as held:
+        await cloud.create_pod(spec())
+    assert held.value.retry_after_s > 0
+    assert api.emulator.core.calls["POST /v2/pods"] == 0
+    assert await cloud.list_pods() == ()
+    assert cloud.list_pause_s() > 2
+
+
+async def test_a_create_that_finds_no_connection_is_certainly_not_made() -> None:
+    """Nobody listens there: it is no create whose outcome is unknown."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        cloud = RunPodCloud("key", base_url=f"http://127.0.0.1:{reserved.getsockname()[1]}", call_timeout_s=5)
+        with pytest.raises(ports.NotSent):
+            await cloud.create_pod(spec())
+
+
+async def test_nothing_goes_out_before_retry_after_is_over(api: Api) -> None:
+    """Whatever it is for: another call would only be refused too."""
+    fault = {"kind": "rate_limited", "operation": "list", "times": 1, "retry_after_s": 60}
+    await api.emulator.control("POST", "/faults", fault)
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=1)
+    with pytest.raises(ports.RateLimited) as refused:
+        await cloud.list_pods()
+    assert refused.value.retry_after_s > 50
+    with pytest.raises(ports.NotSent):
+        await cloud.delete_pod("pod")
+    assert sum(api.emulator.core.calls.values()) == 1

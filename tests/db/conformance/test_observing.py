@@ -1,0 +1,72 @@
+"""What a tick sees, on a real database and the emulator's API: a provider that hangs holds nothing up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.adapters.runpod import RunPodCloud
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.actions import Rescue
+from orchestrator.core.plan import plan
+from orchestrator.loop.observe import Observer
+from orchestrator.pods.provider_cache import Catalog
+from tests.db.conformance.builders import FLEET, Fleet
+from tests.process.emulator.build import Api, emulated
+from tests.unit.core import build
+
+CALL_S = 60.0  # what the provider is given for a list
+TICK_S = 20.0  # far less than that, and far more than a tick takes
+POLICY = build.policy(fleet_id=FLEET, heartbeat_timeout_s=0)  # it need not have listened for long
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    """An account without pods."""
+    async with emulated(tmp_path / "account") as made:
+        yield made
+        await made.emulator.control("DELETE", "/faults")
+
+
+@pytest.fixture
+def observer(api: Api, fleet: Fleet) -> Observer:
+    """A process that has just begun to look."""
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=CALL_S)
+    return Observer(SqlStore(fleet.db, FLEET), cloud, FLEET, Catalog(cloud, POLICY))
+
+
+async def hang(api: Api) -> None:
+    """Whoever asks for the list waits."""
+    await api.emulator.control("POST", "/faults", {"kind": "hang_before_commit", "operation": "list"})
+
+
+async def test_a_first_list_that_hangs_holds_up_neither_a_tick_nor_a_rescue(
+    api: Api, observer: Observer, fleet: Fleet
+) -> None:
+    """Nothing is known about pods, and the task whose lease is over goes back to the queue."""
+    fleet.wait(-86_400)
+    await fleet.submit()
+    await (await fleet.agent()).claim()  # yesterday
+    await hang(api)
+    async with asyncio.timeout(TICK_S):
+        seen = await observer.observe(frozenset(), frozenset())
+    assert seen.pods is None
+    assert any(isinstance(action, Rescue) for action in plan(seen, POLICY).actions)
+    observer.gap()  # hangs up
+
+
+async def test_a_later_list_that_hangs_is_told_of_and_not_waited_for(
+    api: Api, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pods of the last list stand; each pool's decision says for how long there has been none since."""
+    monkeypatch.setattr("orchestrator.loop.observe.LIST_EVERY_S", 0.0)
+    monkeypatch.setattr("orchestrator.loop.observe.LATE_S", 0.0)
+    assert (await observer.observe(frozenset(), frozenset())).pods == ()
+    await hang(api)
+    async with asyncio.timeout(TICK_S):
+        seen = await observer.observe(frozenset(), frozenset())
+    assert seen.pods == ()
+    [verdict] = plan(seen, POLICY).verdicts
+    assert any("no list of pods since (asked for" in why for why in verdict.blocked)
+    observer.gap()

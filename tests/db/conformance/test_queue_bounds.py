@@ -1,0 +1,109 @@
+"""What no worker could read: refused where it enters, and alone in its failure where it entered another way."""
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+from psycopg.types.json import Jsonb
+
+from orchestrator.ports import BadArgument
+from tests.db.conformance.builders import FLEET, Fleet
+
+DEPTH = 2_000
+NESTED = '{"a":' + "[" * DEPTH + "]" * DEPTH + "}"
+AT_THE_LIMIT = '{"a":' + "[" * 64 + "]" * 64 + "}"
+BEYOND_IT = '{"a":' + "[" * 65 + "]" * 65 + "}"
+SPOILT = {
+    "nested": NESTED,
+    "just too deep": BEYOND_IT,
+    "in objects": '{"a":' * 100 + "1" + "}" * 100,
+    "a long number": '{"a": [1, {"b": 1e5000}]}',
+    "a long negative number": '{"a": -1e4300}',
+    "very long numbers": '{"a": [' + ",".join(["1e131071"] * 20) + "]}",
+}
+UNSEEN = """
+    insert into tasks (task_type, params, pool, max_attempts) values ('bad', %s::jsonb, 'default', 3) returning id::text
+"""
+SUBMIT = "select task_submit(jsonb_build_array(jsonb_build_object('task_type', 't', 'params', %s::jsonb)))"
+INSERT = "insert into tasks (task_type, params, priority) values ('bad', %s::jsonb, 9) returning id::text"
+
+
+async def entered(hand: AsyncConnection[DictRow], params: str) -> str:
+    """The id of a task that got past the triggers."""
+    async with hand.transaction():
+        await hand.execute("alter table tasks disable trigger user")
+        row = await (await hand.execute(UNSEEN, (params,))).fetchone()
+        await hand.execute("alter table tasks enable trigger user")
+    assert row is not None
+    return str(row["id"])
+
+
+@pytest.mark.parametrize("how", SPOILT)
+async def test_what_no_worker_could_read_is_refused_where_it_enters(
+    fleet: Fleet, hand: AsyncConnection[DictRow], how: str
+) -> None:
+    """By a submission, an insert and an update, with the limit in the message; the queue is as it was."""
+    with pytest.raises(psycopg.Error, match=r"params (cannot be read|is too large)"):
+        await hand.execute(INSERT, (SPOILT[how],))
+    with pytest.raises(psycopg.Error, match="params is not valid") as refusal:
+        await hand.execute(SUBMIT, (SPOILT[how],))
+    assert "64 levels" in str(refusal.value.diag.message_hint)
+    (task_id,) = await fleet.submit()
+    with pytest.raises(psycopg.Error):
+        await hand.execute("update tasks set params = %s::jsonb", (SPOILT[how],))
+    assert [task["id"] for task in await (await fleet.agent()).claim(batch=9)] == [task_id]
+
+
+async def test_a_submission_that_is_too_large_or_too_deep_is_refused(fleet: Fleet) -> None:
+    """Through the port as through SQL; the limit itself is fine."""
+    for params in (json.loads(BEYOND_IT), {"x": "y" * 1_048_576}):
+        with pytest.raises(BadArgument):
+            await fleet.submit(params=params)
+    (task_id,) = await fleet.submit(params=json.loads(AT_THE_LIMIT))
+    (task,) = await (await fleet.agent()).claim()
+    assert (task["id"], task["params"]) == (task_id, json.loads(AT_THE_LIMIT))
+
+
+async def test_other_columns_that_a_claim_carries_are_bounded(hand: AsyncConnection[DictRow]) -> None:
+    """The type, and how many tasks one may depend on."""
+    spoilt = {
+        "task_type": "repeat('t', 201)",
+        "task_type, params": "'t', jsonb_build_object('x', repeat('y', 1048576))",
+        "task_type, depends_on": "'t', array_fill(gen_random_uuid(), array[10001])",
+    }
+    for columns, values in spoilt.items():
+        with pytest.raises(psycopg.Error, match=r"too (long|large)"):
+            await hand.execute(f"insert into tasks ({columns}) values ({values})".encode())  # noqa: S608
+
+
+@pytest.mark.parametrize("how", SPOILT)
+async def test_a_row_that_entered_another_way_fails_alone(
+    fleet: Fleet, hand: AsyncConnection[DictRow], how: str
+) -> None:
+    """It would be claimed first; those of its batch are claimed, and every reader of the queue goes on."""
+    bad = await entered(hand, SPOILT[how])
+    await fleet.fleet("retention")  # the recount, which repairs what no trigger saw
+    good = await fleet.submit(count=3)
+    assert {task["id"] for task in await (await fleet.agent()).claim(batch=10)} == set(good)
+    row = await fleet.task(bad)
+    assert (row["status"], row["failed_at_point"]) == ("Failed", "Claiming")
+    assert row["failure_code"] in ("INPUTS_UNREADABLE", "INPUTS_TOO_LARGE")
+    listed = await fleet.call("task_list", p_status=None, p_task_type=None, p_limit=10)
+    assert {one["id"] for one in listed["tasks"]} == {bad, *good}
+    said = await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=bad)
+    assert said["task"]["id"] == bad
+    assert (await fleet.snapshot())["queued_total"] == 0
+
+
+async def test_a_deep_result_fails_only_what_would_be_given_it(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """A result that a user wrote into the row of a dependency."""
+    (first,) = await fleet.submit()
+    second, other = await fleet.submit({"depends_on": [first]}, {})
+    result: Any = Jsonb(None, dumps=lambda _: NESTED)
+    await hand.execute("update tasks set status = 'Complete', result_data = %s where id = %s", (result, first))
+    assert [task["id"] for task in await (await fleet.agent()).claim(batch=10)] == [other]
+    assert (await fleet.task(second))["failure_code"] == "INPUTS_UNREADABLE"
+    assert (await fleet.task(first))["status"] == "Complete"

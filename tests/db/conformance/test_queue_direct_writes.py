@@ -1,0 +1,220 @@
+"""What users write to `tasks` themselves: no such write stops the queue, and no claim is mistaken for another."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection, sql
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.core.states import State
+from tests.db.conformance.builders import Fleet, result
+
+LEASE_S = 60
+RESET = "update tasks set status = 'Queued', attempts = 0"
+AGAIN = "insert into tasks (id, task_type) select task_id, 't' from kept"
+WRITES = {
+    "the attempts of what runs start again": (RESET,),
+    "its row is deleted and inserted again": ("delete from tasks", AGAIN),
+    "the tasks are truncated": ("truncate tasks", AGAIN),
+    "the tasks and their attempts are truncated": ("truncate tasks, task_attempts", AGAIN),
+    "the attempts are deleted, and they start again": ("delete from task_attempts", RESET),
+    "the attempts get other numbers, and they start again": ("update task_attempts set attempt = attempt + 5", RESET),
+    "the attempts are deleted after the tasks": ("delete from tasks", "delete from task_attempts", AGAIN),
+}
+
+
+@pytest.fixture
+async def fleet(direct: PostgresDb) -> Fleet:
+    """A fleet that we lead, over the direct transport: the writes are the same over both."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    return fleet
+
+
+@pytest.fixture
+async def user(hand: AsyncConnection[DictRow]) -> AsyncConnection[DictRow]:
+    """A user in a SQL editor, with a place of their own for what they remember."""
+    await hand.execute("create temp table kept (task_id uuid)")
+    return hand
+
+
+async def write(user: AsyncConnection[DictRow], *statements: str) -> None:
+    """The user's statements, one after the other, each a transaction of its own."""
+    await user.execute("insert into kept select id from tasks")
+    for statement in statements:
+        await user.execute(sql.SQL(statement))
+
+
+@pytest.mark.parametrize("how", WRITES)
+async def test_no_write_makes_the_number_of_a_claim_repeat(
+    fleet: Fleet, user: AsyncConnection[DictRow], how: str
+) -> None:
+    """The same worker gets the task again; what it still says of the first claim is fenced, by every call."""
+    agent = await fleet.agent()
+    (task_id,) = await fleet.submit()
+    (first,) = await agent.claim()
+    await write(user, *WRITES[how])
+    (second,) = await agent.claim()
+    assert (first["id"], second["id"]) == (task_id, task_id)
+    assert second["attempt"] > first["attempt"]
+    assert await agent.fail(first, message="late") == "fenced"
+    assert await agent.release(first) == "fenced"
+    assert (await agent.beat({"id": task_id, "attempt": first["attempt"]}))["fenced"] == [task_id]
+    assert await agent.complete_many(result(first)) == ["fenced"]
+    assert await agent.complete(first) == "fenced"
+    row = await fleet.task(task_id)
+    assert row["attempts"] - row["uncounted"] == 1  # of max_attempts
+    assert await agent.complete(second) == "ok"
+
+
+@pytest.mark.parametrize("how", WRITES)
+async def test_no_write_before_the_next_claim_stops_a_pool(
+    fleet: Fleet, user: AsyncConnection[DictRow], how: str
+) -> None:
+    """A task that was claimed and given back is claimed again, with those of its batch."""
+    agent = await fleet.agent()
+    await fleet.submit(count=3)
+    for task in await agent.claim(batch=3):
+        assert await agent.release(task) == "ok"
+    await write(user, *WRITES[how])
+    taken = await agent.claim(batch=3)
+    assert len(taken) == 3
+    assert [await agent.complete(task) for task in taken] == ["ok"] * 3
+    assert (await fleet.call("fleet_snapshot", p_fleet="default"))["queued_total"] == 0
+
+
+async def test_a_reset_of_a_task_that_was_retried_is_no_error(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """What did not count is part of the attempts."""
+    agent = await fleet.agent()
+    (task_id,) = await fleet.submit()
+    (task,) = await agent.claim()
+    await agent.release(task)
+    await hand.execute("update tasks set attempts = 0")
+    assert (await fleet.task(task_id))["uncounted"] == 0
+
+
+async def test_a_task_that_the_database_refuses_to_hand_over_fails_alone(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """It has no next number; the others of its batch are claimed."""
+    agent = await fleet.agent()
+    bad, good, other = await fleet.submit(count=3)
+    await hand.execute("update tasks set attempts = 2147483647 where id = %s", (bad,))
+    assert {task["id"] for task in await agent.claim(batch=3)} == {good, other}
+    row = await fleet.task(bad)
+    assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "TASK_UNCLAIMABLE", "Claiming")
+    assert "out of range" in row["error_message"]
+
+
+REFUSING = """
+    create or replace function pg_temp.refuse() returns trigger language plpgsql as
+        $$ begin
+            if new.status = any (tg_argv[0]::text[]) then raise exception 'not this one'; end if;
+            return new;
+        end $$;
+    create trigger refusing before update on tasks for each row when (old.task_type = 'bad')
+        execute function pg_temp.refuse({});
+"""
+
+
+@pytest.mark.parametrize(("statuses", "ends"), [("{In Progress}", "Failed"), ("{In Progress,Failed}", "Queued")])
+async def test_a_trigger_of_a_user_that_refuses_a_task_stops_no_other(
+    fleet: Fleet, hand: AsyncConnection[DictRow], statuses: str, ends: str
+) -> None:
+    """The task fails with the trigger's words; if that is refused too it stays, and others are claimed past it."""
+    await hand.execute(sql.SQL(REFUSING).format(sql.Literal(statuses)))
+    try:
+        agent = await fleet.agent()
+        (bad,) = await fleet.submit(task_type="bad")
+        good = await fleet.submit(count=2)
+        assert [(await agent.claim())[0]["id"] for _ in good] == good
+        row = await fleet.task(bad)
+        assert row["status"] == ends
+        assert ends == "Queued" or "not this one" in row["error_message"]
+    finally:
+        await hand.execute("drop trigger refusing on tasks")
+
+
+async def test_resets_and_claims_at_the_same_moment_lose_no_task(
+    fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
+) -> None:
+    """Eight connections claim and complete while others reset, delete and insert again: each task ends."""
+    agents = [await fleet.agent() for _ in range(8)]
+    ids = await fleet.submit(count=40)
+    rounds = 15
+    completed: list[str] = []
+
+    async def work(agent: Any) -> None:
+        for _ in range(rounds):
+            taken = await agent.claim(batch=5)
+            said = [await agent.complete(task) for task in taken]
+            completed.extend(f"{t['id']} {t['attempt']}" for t, one in zip(taken, said, strict=True) if one == "ok")
+
+    async def disturb(number: int) -> None:
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+            for turn in range(rounds):
+                chosen = ids[(number * 7 + turn * 3) % len(ids)]
+                await connection.execute("update tasks set status = 'Queued', attempts = 0 where id = %s", (chosen,))
+                async with connection.transaction():
+                    await connection.execute("delete from tasks where id = %s", (ids[turn],))
+                    await connection.execute("insert into tasks (id, task_type) values (%s, 't')", (ids[turn],))
+
+    await asyncio.gather(*map(work, agents), disturb(1))
+    while taken := await agents[0].claim(batch=10):
+        assert set(await agents[0].complete_many(*map(result, taken))) <= {"ok", "fenced"}
+    assert len(set(completed)) == len(completed)
+    left = await (await hand.execute("select count(*) as n from tasks where status <> 'Complete'")).fetchone()
+    assert left == {"n": 0}
+
+
+IDENTIFIED = """
+    select c.relname from pg_class c
+     where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p')
+       and not (c.relreplident = 'f'
+                or exists (select from pg_index i
+                            where i.indrelid = c.oid
+                              and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident end))
+"""
+
+
+async def test_every_table_tells_a_subscriber_which_row_changed(hand: AsyncConnection[DictRow]) -> None:
+    """Where one has no replica identity, PostgreSQL refuses its updates and deletes once a publication has it."""
+    assert await (await hand.execute(IDENTIFIED)).fetchall() == []
+
+
+async def test_the_whole_queue_runs_under_a_publication_of_all_tables(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Sync tools make one: claims, completions, heartbeats, failures, rescues, retention and the snapshot go on."""
+    await hand.execute("create publication everything for all tables")
+    try:
+        agent = await fleet.agent()
+        first, second = await fleet.submit(count=2)
+        await fleet.submit(depends_on=[first])
+        await fleet.submit(count=30, pool="elsewhere")
+        (task, other) = await agent.claim(batch=2)
+        await agent.beat({"id": first, "attempt": 1, "progress": {"fraction": 0.5}})
+        assert (await agent.complete(task), await agent.fail(other, message="no")) == ("ok", "requeued")
+        (dependant,) = await agent.claim()
+        assert await agent.complete(dependant) == "ok"
+        fleet.wait(600)
+        (again,) = await agent.claim()
+        assert again["id"] == second
+        fleet.wait(LEASE_S + 1)
+        await fleet.lead()
+        assert len((await fleet.fleet("rescue", p_worker_id=None))["tasks"]) == 1
+        for number in range(40):  # so that a claim moves the mark
+            await fleet.submit()
+            assert len(await agent.claim()) == 1, number
+        await fleet.fleet("retention")
+        await fleet.call("task_cancel", p_id=second)
+        await fleet.call("task_retry", p_id=second)
+        await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, exit_cause="manual")
+        snapshot = await fleet.call("fleet_snapshot", p_fleet="default")
+        assert {one["pool"]: one["claimable"] for one in snapshot["demand"]} == {"default": 1, "elsewhere": 30}
+        await hand.execute("delete from tasks")
+    finally:
+        await hand.execute("drop publication everything")

@@ -1,0 +1,199 @@
+"""Users' transactions that stay open hold up nobody's work; in whatever order they end, nothing waits for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+
+from orchestrator.adapters.postgres import PostgresDb
+from tests.db.conformance.builders import Agent, Fleet
+from tests.db.conformance.consistency import broken
+
+ROUNDS = 12
+WIDTH = 12
+PATIENCE_S = 20.0  # for what must not wait for an open transaction at all
+INSERT = "insert into tasks (task_type, depends_on) values ('t', array[%s::uuid]) returning id"
+
+
+@pytest.fixture
+async def fleet(direct: PostgresDb) -> Fleet:
+    """A fleet that we lead; over one transport, since this is about what the database does."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    return fleet
+
+
+@pytest.fixture
+async def other(database: str) -> AsyncIterator[AsyncConnection[DictRow]]:
+    """A user's session, whose transactions stay open until it says so."""
+    async with await psycopg.AsyncConnection.connect(database, row_factory=dict_row) as connection:
+        yield connection
+        await connection.rollback()
+
+
+async def state(fleet: Fleet, task_id: Any) -> tuple[str, bool]:
+    """A task's status, and whether it waits."""
+    row = await fleet.task(str(task_id))
+    return row["status"], row["blocked"]
+
+
+async def end(agent: Agent, task: Any, how: str) -> None:
+    """End a running task well or badly."""
+    if how == "complete":
+        assert await agent.complete(task) == "ok"
+    else:
+        assert await agent.fail(task, retryable=False) == "failed"
+
+
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_an_open_insertion_of_a_dependant_holds_up_neither_heartbeat_nor_end(
+    fleet: Fleet, other: AsyncConnection[DictRow], how: str
+) -> None:
+    """And the dependant, of which the end saw nothing, is settled when its transaction commits."""
+    agent = await fleet.agent()
+    (first,) = await fleet.submit()
+    (task,) = await agent.claim()
+    await other.execute(INSERT, (first,))
+    async with asyncio.timeout(PATIENCE_S):
+        await agent.beat({"id": task["id"], "attempt": task["attempt"]})
+        await end(agent, task, how)
+    (row,) = await (await other.execute("select id from tasks where depends_on <> '{}'")).fetchall()
+    await other.commit()
+    assert await state(fleet, row["id"]) == (("Queued", False) if how == "complete" else ("Failed", False))
+
+
+@pytest.mark.parametrize("status", ["Complete", "Failed"])
+async def test_an_open_end_does_not_hide_the_dependant_that_was_inserted_meanwhile(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], status: str
+) -> None:
+    """The insertion commits first: it saw the dependency running, and the end did not see the dependant."""
+    (first,) = await fleet.submit()
+    await other.execute("update tasks set status = %s where id = %s", (status, first))
+    async with asyncio.timeout(PATIENCE_S):
+        (row,) = await (await hand.execute(INSERT, (first,))).fetchall()
+        await fleet.snapshot()
+    assert await state(fleet, row["id"]) == ("Queued", True)
+    await other.commit()
+    await fleet.snapshot()
+    assert await state(fleet, row["id"]) == ("Queued" if status == "Complete" else "Failed", False)
+    assert await broken(hand) == {}
+
+
+async def test_an_open_change_of_a_dependant_does_not_hold_up_the_end_of_its_dependency(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
+) -> None:
+    """It is settled afterwards."""
+    agent = await fleet.agent()
+    _, second = await fleet.submit({}, {"depends_on": ["#0"]})
+    (task,) = await agent.claim()
+    await other.execute("update tasks set priority = 7 where id = %s", (second,))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await agent.complete(task) == "ok"
+        await fleet.snapshot()
+    await other.commit()
+    await fleet.snapshot()
+    assert await state(fleet, second) == ("Queued", False)
+    assert await broken(hand) == {}
+
+
+async def test_an_open_insertion_holds_up_no_claim_of_its_dependency(
+    fleet: Fleet, other: AsyncConnection[DictRow]
+) -> None:
+    """Nor a rescue or a cancellation of it."""
+    agent = await fleet.agent()
+    first, second = await fleet.submit(count=2)
+    await other.execute(INSERT, (first,))
+    await other.execute(INSERT, (second,))
+    async with asyncio.timeout(PATIENCE_S):
+        assert len(await agent.claim(batch=2)) == 2
+        fleet.wait(100)
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+        assert (await fleet.call("task_cancel", p_id=first))["outcome"] == "cancelled"
+
+
+async def test_concurrent_cancellations_in_a_diamond_end_all_of_it(
+    fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
+) -> None:
+    """Each of two roots has dependants that are dependencies of the other's: no deadlock, and nothing is left."""
+    async with AsyncExitStack() as stack:
+        sessions = [
+            await stack.enter_async_context(await psycopg.AsyncConnection.connect(database, autocommit=True))
+            for _ in range(2)
+        ]
+        for _ in range(ROUNDS):
+            left, right, *_ = await fleet.submit(
+                {},
+                {},
+                *({"depends_on": [f"#{n % 2}"]} for n in range(WIDTH)),
+                *({"depends_on": [f"#{2 + n}", f"#{2 + (n + 1) % WIDTH}"]} for n in range(WIDTH)),
+                *({"depends_on": [f"#{2 + WIDTH + n}", f"#{(n + 1) % 2}"]} for n in range(WIDTH)),
+            )
+            await asyncio.gather(
+                *(s.execute("select task_cancel(%s)", (i,)) for s, i in zip(sessions, (left, right), strict=True))
+            )
+            await fleet.snapshot()
+            (row,) = await (await hand.execute("select count(*) as n from tasks where status = 'Queued'")).fetchall()
+            assert row["n"] == 0
+        assert await broken(hand) == {}
+
+
+async def test_transactions_that_cancel_in_opposite_orders_do_not_wait_for_each_others_dependants(
+    fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
+) -> None:
+    """Each holds what the other one's cascade needs; neither fails, and the rest follows when both have ended."""
+    left, right, *_ = await fleet.submit(
+        {}, {}, {"depends_on": ["#0"]}, {"depends_on": ["#1"]}, {"depends_on": ["#2", "#3"]}
+    )
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(await psycopg.AsyncConnection.connect(database)) for _ in range(2)]
+        cancel = "update tasks set status = 'Cancelled' where id = %s"
+        async with asyncio.timeout(PATIENCE_S):
+            await one.execute(cancel, (left,))
+            await two.execute(cancel, (right,))
+            await one.commit()
+            await two.commit()
+    await fleet.snapshot()
+    (row,) = await (await hand.execute("select count(*) as n from tasks where status = 'Queued'")).fetchall()
+    assert row["n"] == 0
+    assert await broken(hand) == {}
+
+
+@pytest.mark.parametrize(
+    ("write", "outcome"),
+    [
+        ("update tasks set status = 'Cancelled' where id = %s", "cancelled"),
+        ("update tasks set status = 'Queued', worker_id = null where id = %s", "lost"),
+        ("update tasks set status = 'Complete' where id = %s", "complete"),
+        ("update tasks set status = 'Failed' where id = %s", "failed"),
+        ("update tasks set worker_id = 'somebody' where id = %s", "lost"),
+        ("delete from tasks where id = %s", "lost"),
+        ("with all_of_them as (select %s) select from all_of_them", None),
+    ],
+)
+async def test_a_users_write_closes_the_attempt_of_the_worker_that_held_the_task(
+    fleet: Fleet, hand: AsyncConnection[DictRow], write: str, outcome: str | None
+) -> None:
+    """And says so; a write that leaves the worker its task leaves it open."""
+    agent = await fleet.agent()
+    (task_id,) = await fleet.submit()
+    await agent.claim()
+    await hand.execute(write.encode(), (task_id,))
+    query = "select outcome, ended_at, message from task_attempts where task_id = %s"
+    (row,) = await (await hand.execute(query, (task_id,))).fetchall()
+    assert (row["outcome"], row["ended_at"] is None) == (outcome, outcome is None)
+    assert bool(row["message"]) == bool(outcome)
+
+
+async def test_a_truncation_closes_all_attempts(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Nothing is held any more."""
+    agent = await fleet.agent()
+    await fleet.submit(count=3)
+    await agent.claim(batch=3)
+    await hand.execute("truncate tasks")
+    rows = await (await hand.execute("select outcome from task_attempts")).fetchall()
+    assert [row["outcome"] for row in rows] == ["lost"] * 3

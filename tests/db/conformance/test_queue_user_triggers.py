@@ -1,0 +1,129 @@
+"""Users' own triggers: what they write within a claim, a completion or a cascade counts like any other write."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.postgres import PostgresDb
+from tests.db.conformance.builders import Agent, Fleet, result
+from tests.db.conformance.consistency import broken
+
+DEEPEST = 4  # a user's trigger that fires itself stops there
+# What users' triggers do to other tasks, and to the one that has just changed.
+WRITES = {
+    "requeue": "update public.tasks set status = 'Queued', worker_id = null where status = 'Complete' and attempts = 1",
+    "cancel": "update public.tasks set status = 'Cancelled' where status = 'Queued' and task_type = 'victim'",
+    "complete": "update public.tasks set status = 'Complete' where status = 'Queued' and task_type = 'victim'",
+    "insert": """insert into public.tasks (task_type, depends_on)
+                 select 'child', array[t.id] from public.tasks t where t.task_type <> 'child' and t.status <> 'Queued'
+                    and (select count(*) from public.tasks c where c.task_type = 'child') < 20 limit 1""",
+    "delete": "delete from public.tasks where status = 'Queued' and task_type = 'victim'",
+    "delay": """update public.tasks set run_after = now() - interval '1 hour'
+                 where status = 'Queued' and run_after is null and task_type = 'victim'""",
+    "raise": """update public.tasks set priority = priority + 1
+                 where status = 'Queued' and priority < 2 and task_type = 'victim'""",
+}
+MOMENTS = ("after update on tasks for each row", "after update on tasks for each statement",
+           "after insert on tasks for each row", "after insert or update on task_attempts for each row")  # fmt: skip
+OWN_ROW = {
+    "takes a completion back": "if new.status = 'Complete' and new.attempts = 1 then new.status := 'Queued'; end if;",
+    "refuses a claim": "if new.status = 'In Progress' and new.attempts = 1 then new.status := 'Cancelled'; end if;",
+    "moves what comes back": "if new.status = 'Queued' then new.pool := 'elsewhere'; end if;",
+    "cancels what a cascade fails": "if new.failure_code = 'DEPENDENCY_FAILED' then new.status := 'Cancelled'; end if;",
+    "retries what a cascade fails": """if new.failure_code = 'DEPENDENCY_FAILED' then
+                                           new.status := 'Queued'; new.depends_on := '{}'; end if;""",
+}
+
+
+@pytest.fixture
+async def fleet(direct: PostgresDb) -> Fleet:
+    """A fleet that we lead; over one transport, since this is about what the database does."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    return fleet
+
+
+@pytest.fixture
+async def owner(hand: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection[DictRow]]:
+    """A user who may make triggers, which go with the test."""
+    yield hand
+    await hand.execute("drop function if exists users_own() cascade")
+
+
+async def installed(owner: AsyncConnection[DictRow], body: str, moment: str, security: str = "invoker") -> None:
+    """Make the user's trigger."""
+    await owner.execute(
+        f"create or replace function users_own() returns trigger language plpgsql security {security} as $$ "
+        f"begin {body} end $$".encode()
+    )
+    table = "task_attempts" if "task_attempts" in moment else "tasks"
+    await owner.execute(f"create trigger a_users {moment} execute function users_own()".encode())
+    if "before" not in moment and table == "tasks":  # before ours and after ours
+        await owner.execute(f"create trigger z_users {moment} execute function users_own()".encode())
+
+
+async def lived(fleet: Fleet, agent: Agent) -> None:
+    """Everything that changes tasks, with dependants of what completes, fails and is cancelled, and of the victims."""
+    victims = ({"task_type": "victim", "priority": -5}, {"task_type": "victim", "depends_on": ["#0"], "priority": -5})
+    for _ in range(2):
+        first, second, *_ = await fleet.submit(
+            {}, {}, {"depends_on": ["#0"]}, {"depends_on": ["#1", "#2"]}, {"depends_on": ["#3"]}
+        )
+        await fleet.submit(*victims, {"task_type": "far", "depends_on": ["#1"]}, count=0)
+        for one in await agent.claim():
+            await agent.complete(one)
+        await fleet.call("task_cancel", p_id=second)
+        await fleet.submit(*victims, *({} for _ in range(3)))
+        tasks: Sequence[dict[str, object]] = [dict(task) for task in await agent.claim(batch=3)]
+        if tasks:
+            await agent.beat(*({"id": task["id"], "attempt": task["attempt"]} for task in tasks))
+            await agent.complete_many(*(result(task) for task in tasks[:1]))
+        for task in tasks[1:2]:
+            await agent.fail(task, code="OOM", retryable=False)
+        await agent.claim(batch=2)
+        fleet.wait(100)
+        await fleet.fleet("rescue", p_worker_id=None)
+        await fleet.call("task_retry", p_id=first)
+    await fleet.fleet("retention")
+    await agent.claim(batch=9)
+    await fleet.snapshot()
+
+
+@pytest.mark.parametrize("security", ["invoker", "definer"])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("write", WRITES)
+async def test_what_a_users_trigger_writes_is_counted_marked_and_settled(
+    fleet: Fleet, owner: AsyncConnection[DictRow], write: str, moment: str, security: str
+) -> None:
+    """Whatever it writes, whenever it runs and whoever it runs as."""
+    agent = await fleet.agent()
+    body = f"if pg_trigger_depth() <= {DEEPEST} then {WRITES[write]}; end if; return null;"
+    await installed(owner, body, moment, security)
+    await lived(fleet, agent)
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("change", OWN_ROW)
+async def test_what_a_users_trigger_makes_of_a_row_is_what_counts(
+    fleet: Fleet, owner: AsyncConnection[DictRow], change: str
+) -> None:
+    """Also where a completion, a claim or a cascade meant something else."""
+    agent = await fleet.agent()
+    await installed(owner, f"{OWN_ROW[change]} return new;", "before update on tasks for each row")
+    await lived(fleet, agent)
+    assert await broken(owner) == {}
+
+
+async def test_a_call_leaves_no_clock_behind_for_the_users_next_statement(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """In one transaction: updated_at is when the user wrote, not when the call before was made."""
+    first, second = await fleet.submit(count=2)
+    async with hand.transaction():
+        await hand.execute("select task_cancel(%s, %s)", (first, fleet.now))
+        await hand.execute("update tasks set priority = 5 where id = %s", (second,))
+    query = "select updated_at >= now() - interval '1 hour' as is_recent from tasks where id = %s"
+    (row,) = await (await hand.execute(query, (second,))).fetchall()
+    assert row["is_recent"]

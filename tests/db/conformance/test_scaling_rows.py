@@ -1,0 +1,309 @@
+"""What scaling keeps in the database: reservations, climbs, releases, offers, pauses, declared types."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.model import EndedClimb, Pause, Spent, TaskType
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
+from tests.db.conformance.builders import FLEET, Fleet
+
+
+@pytest.fixture
+def store(db: Db) -> SqlStore:
+    """The port under test."""
+    return SqlStore(db, FLEET)
+
+
+def reserving(usd: float, usd_per_hour: float, *, hourly: float | None = None, daily: float | None = None) -> Any:
+    """The fields of an intent that reserves so much under such a budget."""
+    budget = {"hourly_usd": hourly, "daily_usd": daily, "useful_usd": 0}
+    return {"reserved_usd": usd, "reserved_usd_per_hour": usd_per_hour, "budget": budget}
+
+
+async def spent(fleet: Fleet) -> Spent:
+    """Today's money."""
+    return Spent(**{name: float(usd) for name, usd in (await fleet.snapshot())["spent"].items()})
+
+
+# --- budgets
+
+
+@pytest.mark.parametrize("limits", [{"daily": 1.0}, {"hourly": 3.0}])
+async def test_reservations_made_at_once_never_add_up_to_more_than_the_budget(
+    fleet: Fleet, limits: dict[str, float]
+) -> None:
+    """Twenty at the same moment, room for ten: ten are recorded, whoever is served first."""
+    intent = reserving(0.1, 0.3, **limits)
+    answers = await asyncio.gather(*(fleet.spawn(f"gpu-{n}", **intent) for n in range(20)), return_exceptions=True)
+    assert sum(isinstance(answer, str) for answer in answers) == 10
+    assert sum(isinstance(answer, OverBudget) for answer in answers) == 10
+    assert (await spent(fleet)).committed_usd == pytest.approx(1.0)
+
+
+async def test_a_refused_reservation_shows_its_arithmetic(fleet: Fleet) -> None:
+    """For each budget, with the setting's name."""
+    await fleet.spawn(**reserving(0.4, 1.5))
+    with pytest.raises(OverBudget, match=r"\$1\.5000/h running \+ \$1\.0000/h > MAX_HOURLY_COST_USD=2"):
+        await fleet.spawn(**reserving(0.1, 1, hourly=2))
+    with pytest.raises(OverBudget, match=r"\$0\.0000 spent \+ \$0\.4000 committed \+ \$0\.7000 > DAILY_BUDGET_USD=1"):
+        await fleet.spawn(**reserving(0.7, 1, daily=1))
+
+
+async def test_a_repeated_intent_is_not_held_against_itself(fleet: Fleet) -> None:
+    """The reply to the first was lost: the second finds its row."""
+    intent = reserving(0.6, 1, daily=1)
+    await fleet.spawn("gpu-1", **intent)
+    answer = await fleet.fleet("spawn", p_worker={"id": "gpu-1", **intent})
+    assert answer == {"created": False}
+
+
+async def test_the_next_offer_must_fit_too(fleet: Fleet) -> None:
+    """Moving to a dearer offer replaces the reservation; where it does not fit, nothing changes."""
+    worker_id = await fleet.spawn(**reserving(0.4, 1, hourly=2))
+    await fleet.move(worker_id, State.SPAWNING, stage=Stage.POD_CREATED, **reserving(0.7, 2, hourly=2))
+    assert (await spent(fleet)).committed_usd == pytest.approx(0.7)
+    with pytest.raises(OverBudget):
+        await fleet.move(worker_id, State.SPAWNING, stage=Stage.INTENT, **reserving(0.9, 2.5, hourly=2))
+    assert (await spent(fleet)).hourly_usd == pytest.approx(2)
+
+
+async def test_todays_money_is_what_was_booked_and_what_runs(fleet: Fleet) -> None:
+    """An hour at 3.60 dollars, half of it before midnight UTC: half of it counts."""
+    fleet.now = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)
+    fleet.term = (await fleet.lead())["term"]
+    agent = await fleet.agent(State.ACTIVE, **reserving(0.5, 3.6))
+    await fleet.end(agent.id, State.ACTIVE)
+    fleet.wait(600)
+    assert (await spent(fleet)).today_usd == pytest.approx(0.6)
+    fleet.wait(3000)
+    assert (await spent(fleet)).today_usd == pytest.approx(1.8)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    money = await spent(fleet)
+    assert money.today_usd == pytest.approx(1.8)
+    assert (money.committed_usd, money.hourly_usd) == (0, 0)
+    fleet.wait(86_400)
+    assert await spent(fleet) == Spent(0, 0, 0)
+
+
+async def test_what_ending_costs_is_used_up_while_it_ends(fleet: Fleet) -> None:
+    """A terminating worker commits what is left of its reservation."""
+    agent = await fleet.agent(State.ACTIVE, **reserving(0.5, 3.6))
+    assert (await spent(fleet)).committed_usd == pytest.approx(0.5)
+    await fleet.end(agent.id, State.ACTIVE)
+    fleet.wait(400)
+    assert (await spent(fleet)).committed_usd == pytest.approx(0.1)
+    fleet.wait(400)
+    assert (await spent(fleet)).committed_usd == 0
+
+
+async def test_another_fleets_money_is_its_own(fleet: Fleet) -> None:
+    """A budget is of one environment."""
+    await fleet.call("fleet_spawn", p_fleet="other", p_term=None, p_worker={"id": "gpu-x", **reserving(9, 9)})
+    await fleet.spawn(**reserving(0.9, 1, daily=1, hourly=1))
+
+
+# --- climbs, releases, hosts, progress
+
+
+async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
+    """The newest last: promoted, or with cause and code."""
+    fleet.now = datetime.now(UTC)  # the store asks by the real clock
+    fleet.term = (await fleet.lead())["term"]
+    good = await fleet.agent(State.TERMINATED, release="image@1")
+    fleet.wait(10)
+    bad = await fleet.spawn(release="image@2", pool="b")
+    await fleet.move(
+        bad, State.SPAWNING, State.TERMINATING, exit_cause=ExitCause.SPAWN_FAILED, failure_code="NO_RUNTIME"
+    )
+    await fleet.spawn()
+    seen = await fleet.snapshot()
+    assert [climb["worker_id"] for climb in seen["ended"]] == [good.id, bad]
+    assert seen["proven"] == ["image@1"]
+    failed = EndedClimb(bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2")
+    assert (await store.snapshot()).ended[-1] == failed
+
+
+async def test_what_became_of_a_promoted_worker_is_told_with_its_climb(fleet: Fleet) -> None:
+    """Whether it has completed a task, and when it began to end and why; its burial changes nothing of that."""
+    await fleet.submit()
+    agent = await fleet.agent(State.ACTIVE)
+    (climb,) = (await fleet.snapshot())["ended"]
+    assert (climb["promoted"], climb["exit_cause"], climb["ending_since"], climb["worked"]) == (True, None, None, False)
+    (task,) = await agent.claim()
+    await agent.complete(task)
+    fleet.wait(20)
+    await fleet.move(
+        agent.id, State.ACTIVE, State.TERMINATING, exit_cause=ExitCause.AGENT_CRASHED, failure_code="NO_PROCESS"
+    )
+    fell = fleet.now
+    fleet.wait(20)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    (climb,) = (await fleet.snapshot())["ended"]
+    assert (datetime.fromisoformat(climb["ending_since"]), climb["worked"]) == (fell, True)
+    assert (climb["exit_cause"], climb["failure_code"]) == (ExitCause.AGENT_CRASHED, "NO_PROCESS")
+
+
+async def test_climbs_are_kept_for_a_day_and_a_hundred_of_each_pool(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """The breaker needs to look back to the last success, not for ever."""
+    for pool, count in (("a", 101), ("b", 2)):
+        for _ in range(count):
+            await fleet.spawn(pool=pool)
+    await hand.execute("update workers set status = 'terminating', exit_cause = 'spawn_failed'")
+    await hand.execute("update workers set climb_ended_at = %s", (fleet.now,))
+    pools = [climb["pool"] for climb in (await fleet.snapshot())["ended"]]
+    assert (pools.count("a"), pools.count("b")) == (100, 2)
+    fleet.wait(86_400)
+    assert (await fleet.snapshot())["ended"] == []
+
+
+async def test_a_release_is_proven_for_thirty_days_after_its_last_promotion(fleet: Fleet) -> None:
+    """By any worker of the fleet."""
+    await fleet.agent(State.ACTIVE, release="image@1")
+    fleet.wait(20 * 86_400)
+    fleet.term = (await fleet.lead())["term"]
+    await fleet.agent(State.ACTIVE, release="image@1")
+    fleet.wait(20 * 86_400)
+    assert (await fleet.snapshot())["proven"] == ["image@1"]
+    fleet.wait(11 * 86_400)
+    assert (await fleet.snapshot())["proven"] == []
+
+
+async def test_the_slowest_task_of_each_worker_is_named(fleet: Fleet) -> None:
+    """With when it last told of progress, where a program of the user's own may run them side by side."""
+    await fleet.submit(count=2)
+    agent = await fleet.agent(State.ACTIVE, own_program=True)
+    first, second = await agent.claim(batch=2)
+    began = fleet.now
+    fleet.wait(30)
+    for task, progress in ((first, {"fraction": 0.5}), (second, None)):
+        await agent.beat({"id": task["id"], "attempt": 1, "progress": progress})
+    (worker,) = (await fleet.snapshot())["workers"]
+    assert (worker["slowest_task"], datetime.fromisoformat(worker["progress_at"])) == (second["id"], began)
+
+
+# --- offers
+
+
+async def test_an_offers_probe_budget_doubles_with_each_success(fleet: Fleet, store: SqlStore) -> None:
+    """One after a refusal; without limit while it was never refused."""
+
+    async def note(*, refused: bool) -> Any:
+        await fleet.fleet("note_offer", p_key="GPU|*|SECURE", p_refused=refused, p_code="NO_CAPACITY")
+        return (await store.snapshot()).offers["GPU|*|SECURE"].probe_budget
+
+    assert [await note(refused=False) for _ in range(3)] == [None] * 3
+    assert await note(refused=True) == 1
+    assert [await note(refused=False) for _ in range(3)] == [2, 4, 8]
+    assert await note(refused=True) == 1
+
+
+# --- pauses
+
+
+async def test_pauses_hold_for_a_pool_or_all_and_end_by_themselves(fleet: Fleet) -> None:
+    """Tasks of a paused pool are counted as paused, not as demand."""
+
+    async def paused(**changes: Any) -> Any:
+        return await fleet.call(
+            "fleet_pause", **({"p_fleet": FLEET, "p_pool": None, "p_reason": "x", "p_for_s": None} | changes)
+        )
+
+    await fleet.submit({"pool": "a"}, {"pool": "b"})
+    await paused(p_pool="a", p_for_s=60)
+    demand = {d["pool"]: (d["claimable"], d["blocked"]["paused"]) for d in (await fleet.snapshot())["demand"]}
+    assert demand == {"a": (0, 1), "b": (1, 0)}
+    fleet.wait(60)
+    assert (await fleet.snapshot())["paused"] == {}
+    await paused(p_pool="a")
+    assert set((await paused())["paused"]) == {"*", "a"}
+    assert [d["claimable"] for d in (await fleet.snapshot())["demand"]] == [0, 0]
+    assert set((await paused(p_reason=None, p_pool="a"))["paused"]) == {"*"}
+    await paused(p_pool="b")
+    assert (await paused(p_reason=None))["paused"] == {}
+    with pytest.raises(BadArgument, match="must last longer"):
+        await paused(p_for_s=0)
+
+
+async def test_a_pause_is_decoded(fleet: Fleet, store: SqlStore) -> None:
+    """The reason and, where it has one, the end."""
+    assert await store.pause("stock-taking") == {"*": {"reason": "stock-taking", "until": None}}
+    assert (await store.snapshot()).paused == {"*": Pause("stock-taking", None)}
+
+
+# --- pools and types
+
+
+async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: SqlStore) -> None:
+    """Pool, limit and attempts, unless it says so itself; an undeclared type gets the defaults."""
+    await store.declare_pools(fleet.term, [TaskType("train", "training", 7200, 1), TaskType("draw", None, 60, None)])
+    own = {"task_type": "train", "pool": "default", "timeout_s": 5, "max_attempts": 9}
+    ids = await fleet.submit({"task_type": "train"}, {"task_type": "draw"}, own, {"task_type": "other"})
+    rows = [await fleet.task(task_id) for task_id in ids]
+    assert [(row["pool"], row["timeout_s"], row["max_attempts"]) for row in rows] == [
+        ("training", 7200, 1),
+        ("default", 60, 3),
+        ("default", 5, 9),
+        ("default", None, 3),
+    ]
+
+
+async def test_queued_tasks_follow_their_type_unless_they_named_a_pool(fleet: Fleet, store: SqlStore) -> None:
+    """POOLS_FILE changed: what was filled in is filled in anew; what is running stays where it runs."""
+    await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
+    own = {"task_type": "train", "pool": "training"}
+    ids = await fleet.submit({"task_type": "train"}, own, {"task_type": "train"}, {"task_type": "draw"})
+    agent = await fleet.agent(pool="training")
+    await agent.claim()
+    for declared, pools in (
+        ([TaskType("train", "large", None, None)], ["training", "training", "large", "default"]),
+        ([TaskType("draw", "large", None, None)], ["training", "training", "default", "large"]),
+    ):
+        await store.declare_pools(fleet.term, declared)
+        assert [(await fleet.task(task_id))["pool"] for task_id in ids] == pools
+
+
+async def test_a_task_that_comes_back_follows_its_type(fleet: Fleet, store: SqlStore) -> None:
+    """It ran while POOLS_FILE changed; a declaration that changes nothing looks through nothing."""
+    train = TaskType("train", "training", None, None)
+    await store.declare_pools(fleet.term, [train])
+    (task_id,) = await fleet.submit({"task_type": "train"})
+    agent = await fleet.agent(pool="training")
+    await agent.claim()
+    await store.declare_pools(fleet.term, [replace(train, pool="large")])
+    assert (await fleet.task(task_id))["pool"] == "training"
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    row = await fleet.task(task_id)
+    assert (row["status"], row["pool"]) == ("Queued", "large")
+
+
+async def test_a_row_that_a_project_inserts_itself_is_routed_too(
+    fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Existing projects write into `tasks` without asking a function."""
+    await store.declare_pools(fleet.term, [TaskType("train", "training", None, 2)])
+    rows = await (
+        await hand.execute("insert into tasks (task_type) values ('train'), ('x') returning pool, max_attempts")
+    ).fetchall()
+    assert rows == [{"pool": "training", "max_attempts": 2}, {"pool": "default", "max_attempts": 3}]
+
+
+async def test_what_is_declared_no_more_is_forgotten(fleet: Fleet, store: SqlStore) -> None:
+    """A declaration is the whole truth of its fleet, and needs the lead."""
+    await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
+    await store.declare_pools(fleet.term, [TaskType("draw", "training", None, None)])
+    ids = await fleet.submit({"task_type": "train"}, {"task_type": "draw"})
+    assert [(await fleet.task(task_id))["pool"] for task_id in ids] == ["default", "training"]
+    with pytest.raises(NotLeader):
+        await store.declare_pools(fleet.term + 1, [])
+    with pytest.raises(BadArgument):
+        await store.declare_pools(fleet.term, [TaskType("train", "no such name!", None, None)])

@@ -1,0 +1,313 @@
+"""The schema: written down, current, its transitions those of the core, closed to everybody it is not for."""
+
+import asyncio
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection, sql
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.functions import FUNCTIONS
+from orchestrator.adapters.postgres import JSON_ARGS, PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.states import TRANSITIONS, ExitCause, Stage, State, WaitingOn
+from orchestrator.migrate import DIRECTORY, migrate, read_migrations
+from orchestrator.ports import Db, SchemaMismatch, Unavailable
+from testbed.services.postgres import EmbeddedPostgres
+from tests.db.conformance.builders import Fleet
+from tests.db.conformance.schema_dump import SCHEMA, dump
+
+# The shortest way of a worker into each state.
+PATHS = {
+    State.SPAWNING: [],
+    State.ACTIVE: [State.ACTIVE],
+    State.IDLE: [State.ACTIVE, State.IDLE],
+    State.TERMINATING: [State.TERMINATING],
+    State.TERMINATED: [State.TERMINATING, State.TERMINATED],
+}
+MOVE = "update workers set status = %s, exit_cause = 'manual' where id = %s"
+BEFORE_ANY_RELEASE = "20261122000102"
+OURS = "^(task|worker|fleet|internal)_"  # by their names
+CALLABLE = """
+    select proname from pg_proc
+     where pronamespace = 'public'::regnamespace and proname ~ %s and has_function_privilege(%s, oid, 'execute')
+"""
+
+
+async def test_the_written_schema_is_the_one_that_the_migrations_make(server: EmbeddedPostgres, database: str) -> None:
+    """On a difference: python -m tests.db.conformance.schema_dump, and read what changed."""
+    assert await dump(server) == SCHEMA.read_text()
+
+
+def test_no_migration_takes_away_what_an_earlier_version_calls() -> None:
+    """Versions run side by side for the length of a deploy, and back: arguments that are added need a new function."""
+    for migration in read_migrations():
+        dropped = re.findall(r"drop function (?:if exists )?(?:public\.)?((?:task|worker|fleet)_\w+)", migration.sql)
+        assert dropped == (["fleet_pause"] if migration.version == BEFORE_ANY_RELEASE else []), migration.version
+
+
+async def test_a_second_migration_finds_nothing_to_do(empty_database: str) -> None:
+    """The first says what it applied."""
+    first = await migrate(empty_database)
+    assert first.applied == tuple(migration.version for migration in read_migrations())
+    again = await migrate(empty_database)
+    assert (again.applied, again.version) == ((), first.applied[-1])
+
+
+async def test_migrators_that_start_together_share_the_work(empty_database: str) -> None:
+    """Each file is applied by exactly one of them."""
+    reports = await asyncio.gather(*(migrate(empty_database) for _ in range(4)))
+    applied = [version for report in reports for version in report.applied]
+    assert sorted(applied) == [migration.version for migration in read_migrations()]
+
+
+async def test_a_newer_database_is_left_as_it_is(empty_database: str, tmp_path: Path) -> None:
+    """A roll-back runs the migrations of its version again, and must not be stopped by them."""
+    newest = (await migrate(empty_database)).version
+    report = await migrate(empty_database, directory=copy(tmp_path, -1))
+    assert (report.applied, report.version) == ((), newest)
+    assert "is newer than this version" in report.notes[0]
+
+
+async def test_a_database_made_from_other_files_is_refused_untouched(empty_database: str, tmp_path: Path) -> None:
+    """It has a migration from between ours: that is another project's, or another branch's."""
+    await migrate(empty_database)
+    other = copy(tmp_path)
+    sorted(other.iterdir())[3].unlink()
+    with pytest.raises(SchemaMismatch, match=r"made from other files.*use another database"):
+        await migrate(empty_database, directory=other)
+
+
+async def test_a_migration_that_was_changed_afterwards_is_refused(empty_database: str, tmp_path: Path) -> None:
+    """It names the file."""
+    directory = copy(tmp_path)
+    await migrate(empty_database, directory=directory)
+    first = min(directory.iterdir())
+    first.write_text(first.read_text() + "-- better\n")
+    with pytest.raises(SchemaMismatch, match=f"{first.stem} was applied with another text"):
+        await migrate(empty_database, directory=directory)
+
+
+async def test_line_ends_of_a_checkout_do_not_matter(empty_database: str, tmp_path: Path) -> None:
+    """A file is the same file on every system."""
+    await migrate(empty_database)
+    directory = copy(tmp_path)
+    for path in directory.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert (await migrate(empty_database, directory=directory)).applied == ()
+
+
+async def test_a_migration_that_does_not_fit_leaves_no_trace(empty_database: str, tmp_path: Path) -> None:
+    """Neither of itself nor in the ledger; what came before stays."""
+    directory = copy(tmp_path)
+    (directory / "20990101000000_broken.sql").write_text("create table half (a int); select 1 / 0;")
+    with pytest.raises(SchemaMismatch, match=r"20990101000000_broken does not fit this database.*division by zero"):
+        await migrate(empty_database, directory=directory)
+    assert (await migrate(empty_database)).applied == ()
+    async with await psycopg.AsyncConnection.connect(empty_database) as connection:
+        assert await (await connection.execute("select to_regclass('half')")).fetchone() == (None,)
+
+
+async def test_another_tools_ledger_is_not_taken_for_ours(empty_database: str) -> None:
+    """Many tools call theirs schema_migrations."""
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+        await connection.execute("create table schema_migrations (version text)")
+    with pytest.raises(SchemaMismatch, match="another tool's"):
+        await migrate(empty_database)
+
+
+async def test_a_database_that_is_away_is_unavailable() -> None:
+    """Not a traceback of a driver."""
+    with pytest.raises(Unavailable, match="cannot be migrated now"):
+        await migrate("postgresql://postgres@127.0.0.1:1/x")
+
+
+async def test_the_database_has_every_function_that_this_version_calls(db: Db, database: str) -> None:
+    """With these arguments, and says which it lacks."""
+    store = SqlStore(db, "default")
+    assert await store.check_functions() == read_migrations()[-1].version
+    functions = (await db.call("fleet_describe"))["functions"]
+    assert {name: tuple(arg for arg in args if arg != "p_now") for name, args in functions.items()} == FUNCTIONS
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        await connection.execute("alter function public.fleet_pause rename to fleet_halt")
+        await connection.execute("alter function public.task_get rename to task_fetch")
+        await connection.commit()
+        try:
+            with pytest.raises(SchemaMismatch, match=r"lacks task_get\(p_id\), fleet_pause\(p_fleet, p_pool"):
+                await store.check_functions()
+        finally:
+            await connection.execute("alter function public.fleet_halt rename to fleet_pause")
+            await connection.execute("alter function public.task_fetch rename to task_get")
+
+
+async def test_a_database_that_was_never_migrated_says_so(empty_database: str) -> None:
+    """SchemaMismatch, from the first call."""
+    db = await PostgresDb.open(empty_database)
+    with pytest.raises(SchemaMismatch):
+        await SqlStore(db, "default").check_functions()
+    await db.close()
+
+
+async def test_the_transport_knows_which_arguments_are_json(hand: AsyncConnection[DictRow]) -> None:
+    """All others go as text of no type."""
+    rows = await (
+        await hand.execute(
+            """select distinct a.name from pg_proc p, unnest(p.proargnames, p.proargtypes) a (name, type)
+                where p.pronamespace = 'public'::regnamespace and p.proname ~ '^(task|worker|fleet)_'
+                  and a.type = 'jsonb'::regtype"""
+        )
+    ).fetchall()
+    assert {row["name"] for row in rows} == JSON_ARGS
+
+
+async def test_states_stages_and_causes_are_those_of_the_core(hand: AsyncConnection[DictRow]) -> None:
+    """The database refuses a word that the core does not know, and knows every one that it uses."""
+    rows = await (await hand.execute("select from_state, to_state from worker_transitions")).fetchall()
+    assert {(row["from_state"], row["to_state"]) for row in rows} == {(a.value, b.value) for a, b in TRANSITIONS}
+    for words, constraint in (
+        (State, "workers_status_known"),
+        (Stage, "workers_stage_known"),
+        (WaitingOn, "workers_waiting_on_known"),
+        (ExitCause, "workers_exit_cause_known"),
+    ):
+        query = "select pg_get_constraintdef(oid) as text from pg_constraint where conname = %s"
+        (row,) = await (await hand.execute(query, (constraint,))).fetchall()
+        missing = {word.value for word in words if f"'{word.value}'" not in row["text"]}
+        assert not missing, constraint
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(State, 2)))
+async def test_by_hand_too_a_worker_goes_only_where_it_may(
+    fleet: Fleet, hand: AsyncConnection[DictRow], before: State, after: State
+) -> None:
+    """The trigger refuses every transition that is not in the table, and writes an event for each that is."""
+    worker_id = await fleet.spawn()
+    for state in PATHS[before]:
+        await hand.execute(MOVE, (state, worker_id))
+    events = len(PATHS[before]) + 1
+    if (before, after) in TRANSITIONS:
+        await hand.execute(MOVE, (after, worker_id))
+        events += 1
+    else:
+        with pytest.raises(psycopg.Error, match=f"cannot go from {before} to {after}"):
+            await hand.execute(MOVE, (after, worker_id))
+    rows = await (await hand.execute("select * from worker_events order by id")).fetchall()
+    assert len(rows) == events
+    if (before, after) in TRANSITIONS:
+        assert (rows[-1]["from_state"], rows[-1]["to_state"]) == (before, after)
+        assert (rows[-1]["reason"], rows[-1]["actor"]) == ("changed by hand", "postgres")
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.SPAWNING])
+async def test_no_worker_begins_in_the_middle(fleet: Fleet, hand: AsyncConnection[DictRow], state: State) -> None:
+    """There was no intent."""
+    with pytest.raises(psycopg.Error, match=f"a worker cannot begin as {state}"):
+        await hand.execute("insert into workers (id, status, exit_cause) values ('w', %s, 'manual')", (state,))
+
+
+@pytest.mark.parametrize("column", ["waiting_on", "deadline_at", "next_attempt_at", "stage"])
+async def test_nobody_waits_without_a_name_and_a_clock(
+    fleet: Fleet, hand: AsyncConnection[DictRow], column: str
+) -> None:
+    """While it lives."""
+    worker_id = await fleet.spawn()
+    with pytest.raises(psycopg.errors.CheckViolation, match="workers_live_waits"):
+        await hand.execute(
+            sql.SQL("update workers set {} = null where id = %s").format(sql.Identifier(column)), (worker_id,)
+        )
+
+
+@pytest.mark.parametrize("name", ["", "a" * 64, "-a", "_a", "a b", "a\n", "ä", "a/b"])
+async def test_a_pool_has_a_name_of_letters_and_digits(fleet: Fleet, hand: AsyncConnection[DictRow], name: str) -> None:
+    """Of 63 at most, with - and _ inside: the tasks' pools and the workers' alike."""
+    await fleet.spawn()
+    await hand.execute("insert into tasks (task_type, pool) values ('x', %s), ('x', 'P-1_b')", ("a" * 63,))
+    for table in ("tasks", "workers"):
+        with pytest.raises(psycopg.errors.CheckViolation, match=f"{table}_pool_named"):
+            await hand.execute(sql.SQL("update {} set pool = %s").format(sql.Identifier(table)), (name,))
+
+
+async def test_events_are_never_changed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """History stays as it was written."""
+    await fleet.spawn()
+    with pytest.raises(psycopg.Error, match="append-only"):
+        await hand.execute("update worker_events set reason = 'something else'")
+
+
+async def test_a_heartbeat_is_never_assumed(hand: AsyncConnection[DictRow]) -> None:
+    """A row that nobody filled has none."""
+    query = """select column_default as value from information_schema.columns
+                where column_name = 'last_heartbeat' and table_name = 'workers'"""
+    assert await (await hand.execute(query)).fetchall() == [{"value": None}]
+
+
+async def test_every_table_is_closed_and_every_function_shut_to_the_public(hand: AsyncConnection[DictRow]) -> None:
+    """Row level security without a policy; definer's rights with an empty search path; nothing granted to PUBLIC."""
+    open_tables = await (
+        await hand.execute(
+            "select relname from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r' "
+            "and not relrowsecurity"
+        )
+    ).fetchall()
+    assert open_tables == []
+    assert await (await hand.execute("select 1 from pg_policy")).fetchall() == []
+    loose = await (
+        await hand.execute(
+            """select proname from pg_proc
+                where pronamespace = 'public'::regnamespace and proname ~ %s
+                  and (not proconfig @> array['search_path=""']
+                       or (not prosecdef and proname <> 'internal_wanted')
+                       or has_function_privilege('public', oid, 'execute'))""",
+            (OURS,),
+        )
+    ).fetchall()
+    assert loose == []
+
+
+async def test_a_pods_role_may_call_its_functions_and_nothing_else(hand: AsyncConnection[DictRow]) -> None:
+    """worker_* for itself; no table at all."""
+    allowed = {row["proname"] for row in await (await hand.execute(CALLABLE, (OURS, "gpu_worker"))).fetchall()}
+    assert allowed == {name for name in FUNCTIONS if name.startswith("worker_")}
+    query = """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'S')
+                  and has_table_privilege('gpu_worker', oid, 'select, insert, update, delete, truncate')"""
+    assert await (await hand.execute(query)).fetchall() == []
+
+
+async def test_supabases_roles_get_what_is_theirs(tmp_path: Path) -> None:
+    """On a server of its own, because roles belong to all databases: service_role everything, the others nothing."""
+    tables = """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'
+                   and has_table_privilege(%s, oid, 'select')"""
+    async with (
+        EmbeddedPostgres(tmp_path / "data", durable=False, keep=False) as server,
+        await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection,
+    ):
+        for role in ("anon", "authenticated", "service_role bypassrls", "authenticator noinherit login"):
+            await connection.execute(f"create role {role}".encode())
+        await connection.execute("alter default privileges grant all on tables to anon, authenticated, service_role")
+        await connection.execute("alter default privileges grant all on functions to anon, authenticated")
+        await migrate(server.url)
+
+        async def names(query: str, *values: str) -> set[Any]:
+            return {row[0] for row in await (await connection.execute(query.encode(), values)).fetchall()}
+
+        assert await names(CALLABLE, OURS, "service_role") == set(FUNCTIONS)
+        assert {"tasks", "workers", "worker_events"} <= await names(tables, "service_role")
+        for role in ("anon", "authenticated"):
+            assert await names(CALLABLE, OURS, role) == set()
+            assert await names(tables, role) <= {"tasks", "workers"}  # a project's own grants; no policy lets them
+        member = await connection.execute("select pg_has_role('authenticator', 'gpu_worker', 'member')")
+        assert await member.fetchone() == (True,)
+
+
+def copy(tmp_path: Path, stop: int | None = None) -> Path:
+    """The migrations, or the first of them, in a directory of the test's own."""
+    directory = tmp_path / "migrations"
+    directory.mkdir()
+    for migration in read_migrations()[:stop]:
+        name = f"{migration.version}_{migration.name}.sql"
+        (directory / name).write_bytes((DIRECTORY / name).read_bytes())
+    return directory

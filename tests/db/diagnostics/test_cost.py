@@ -1,0 +1,249 @@
+"""What it cost: by state, worker, pool, type and task, within a window, up to the moment when a pod was last there."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.diagnostics.cost import lines, reconciled
+from orchestrator.ports import BadArgument, Bill
+from tests.db.conformance.builders import FLEET, START, Fleet, rows_read
+from tests.db.diagnostics.build import attempt
+
+PRICE = 3.6  # dollars an hour of the conformance suite's workers: a tenth of a cent a second
+
+
+async def cost(fleet: Fleet, since_s: float = 0, until_s: float | None = None) -> Any:
+    """The report from so many seconds after the start."""
+    until = None if until_s is None else START + timedelta(seconds=until_s)
+    since = START + timedelta(seconds=since_s)
+    return await fleet.call("fleet_cost", p_fleet=FLEET, p_since=since, p_until=until)
+
+
+def kinds(report: Any) -> dict[str, float]:
+    """Dollars by kind."""
+    return {kind: float(part["usd"]) for kind, part in report["kinds"].items()}
+
+
+async def worked(fleet: Fleet) -> Any:
+    """A worker that was 100 s busy with a task, 40 s idle, and is ending since 5 s."""
+    await fleet.submit(task_type="segment")
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    fleet.wait(100)
+    await agent.complete(task)
+    await agent.claim()
+    fleet.wait(40)
+    await fleet.end(agent.id, State.IDLE)
+    fleet.wait(5)
+    return agent
+
+
+async def test_dollars_are_split_by_what_the_worker_did(fleet: Fleet) -> None:
+    """The interval that is still open counts too."""
+    await worked(fleet)
+    report = await cost(fleet)
+    assert kinds(report) == {"busy": 0.1, "idle": 0.04, "draining": 0.005}
+    assert float(report["usd"]) == pytest.approx(0.145)
+    (line,) = lines(report, "worker")
+    assert (line.usd, line.kinds["idle"]) == pytest.approx((0.145, 0.04))
+
+
+async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
+    """One after the other: each has the time since the one before it ended; together they cost what the worker did."""
+    await fleet.submit(*({"task_type": kind} for kind in ("long", "quick", "quick", "unbegun")))
+    agent = await fleet.agent()
+    tasks = {task["id"]: task for task in await agent.claim(batch=4)}
+    long, *quick, unbegun = tasks.values()
+    fleet.wait(60)
+    await agent.complete(long)
+    fleet.wait(2)
+    await agent.complete_many(*({"task_id": task["id"], "attempt": 1} for task in quick))
+    await agent.release(unbegun)
+    report = await cost(fleet)
+    spent = {row["task_type"]: (float(row["seconds"]), float(row["usd"])) for row in report["types"]}
+    # Those that ended at one moment share the last two seconds.
+    assert spent == {
+        "long": (60, 0.06), "quick": pytest.approx((4 / 3, 4 / 3_000), abs=1e-3),
+        "unbegun": pytest.approx((2 / 3, 2 / 3_000), abs=1e-3),
+    }  # fmt: skip
+    assert sum(usd for _, usd in spent.values()) == pytest.approx(kinds(report)["busy"])
+    ends = await fleet.call("fleet_efficiency", p_fleet=FLEET, p_since=START, p_until=None)
+    assert float(ends["run_p50_s"]) == pytest.approx(2 / 3, abs=1e-3)
+    pools = (await fleet.call("fleet_report", p_fleet=FLEET))["queue"]
+    assert float(pools[0]["mean_task_s"]) == pytest.approx((60 + 4 / 3) / 3, abs=1e-2)
+
+
+async def test_a_claim_that_began_before_the_window_is_shared_as_ever(fleet: Fleet) -> None:
+    """What ended before the window ended the first task's time, though its row is none of the window's."""
+    await fleet.submit(*({"task_type": kind} for kind in ("before", "within", "running")))
+    agent = await fleet.agent()
+    before, within, _ = await agent.claim(batch=3)
+    fleet.wait(60)
+    await agent.complete(before)
+    fleet.wait(10)
+    await agent.complete(within)
+    fleet.wait(30)
+    report = await cost(fleet, since_s=62)
+    assert {row["task_type"]: float(row["seconds"]) for row in report["types"]} == {"within": 8, "running": 30}
+    since = START + timedelta(seconds=62)
+    ends = await fleet.call("fleet_efficiency", p_fleet=FLEET, p_since=since, p_until=None)
+    assert (ends["completed"], float(ends["run_p50_s"])) == (1, 10)
+
+
+async def test_attempts_before_the_window_are_not_read(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Of a worker that has done many: one that it still has, and what began or ended since."""
+    await hand.execute("truncate task_attempts")  # the pages that other tests left would be read with the newest
+    await fleet.submit(count=2)
+    agent = await fleet.agent()
+    began, _ = await agent.claim(batch=2)
+    past = (
+        "insert into task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome) "
+        "select gen_random_uuid(), 1, %s, 'n', -n, s, s + interval '1 s', 'complete' from generate_series(1, 20000) n, "
+        "lateral (select %s - interval '2 days' + n * interval '3 s') x (s)"
+    )
+    await hand.execute(past, (agent.id, START))
+    await hand.execute("vacuum analyze task_attempts")
+    fleet.wait(3 * 86_400)
+    await agent.complete(began)
+    window = {"p_since": fleet.now - timedelta(hours=1), "p_until": None}
+    for function, args in (("fleet_efficiency", window), ("fleet_cost", window), ("fleet_report", {})):
+        named = {"p_fleet": FLEET, **args, "p_now": fleet.now}
+        call = ", ".join(f"{name} => %({name})s" for name in named)
+        async with hand.transaction():
+            before = await rows_read(hand, "task_attempts")
+            await hand.execute(f"select {function}({call})".encode(), named)
+            assert 0 < await rows_read(hand, "task_attempts") - before < 2_000, function
+
+
+@pytest.mark.parametrize(
+    ("since_s", "until_s", "expected"),
+    [
+        (50, None, {"busy": 0.05, "idle": 0.04, "draining": 0.005}),
+        (50, 120, {"busy": 0.05, "idle": 0.02}),
+        (110, 130, {"idle": 0.02}),
+        (143, 9999, {"draining": 0.002}),
+    ],
+)
+async def test_only_what_lies_within_the_window_counts(
+    fleet: Fleet, since_s: float, until_s: float | None, expected: dict[str, float]
+) -> None:
+    """Intervals that reach over its edge count with their part."""
+    await worked(fleet)
+    report = await cost(fleet, since_s, until_s)
+    assert kinds(report) == expected
+
+
+async def test_a_window_that_ends_before_it_begins_is_refused(fleet: Fleet) -> None:
+    """It is the caller's mistake."""
+    with pytest.raises(BadArgument, match="p_since must be before p_until"):
+        await cost(fleet, 10, 5)
+
+
+async def test_a_tasks_share_is_its_time_on_the_worker(fleet: Fleet) -> None:
+    """By type and by task; what an attempt cost that came to nothing is shown apart."""
+    agent = await worked(fleet)
+    other = await fleet.agent()
+    (failed,) = await fleet.submit(task_type="stitch")
+    (task,) = await other.claim()
+    fleet.wait(20)
+    await other.fail(task, code="OOM")
+    by_type = {line.name: line for line in lines(await cost(fleet), "type")}
+    assert (by_type["segment"].usd, by_type["segment"].wasted_usd) == pytest.approx((0.1, 0))
+    assert (by_type["stitch"].usd, by_type["stitch"].wasted_usd) == pytest.approx((0.02, 0.02))
+    names = [line.name for line in lines(await cost(fleet), "task")]
+    assert names[1] == f"{failed} stitch"
+    assert agent.id in {line.name for line in lines(await cost(fleet), "worker")}
+
+
+async def test_pools_and_kinds_add_up(fleet: Fleet) -> None:
+    """Every way of grouping has the same sum."""
+    await worked(fleet)
+    await fleet.agent(pool="big")
+    fleet.wait(60)
+    report = await cost(fleet)
+    for by in ("worker", "pool", "kind"):
+        assert sum(line.usd for line in lines(report, by)) == pytest.approx(float(report["usd"])), by
+    assert {line.name: line.count for line in lines(report, "pool")} == {"default": 1, "big": 1}
+
+
+async def test_another_fleets_dollars_are_its_own(fleet: Fleet) -> None:
+    """A fleet sees nothing of them."""
+    await worked(fleet)
+    report = await fleet.call("fleet_cost", p_fleet="other", p_since=START, p_until=None)
+    assert (report["usd"], report["workers"], report["tasks"]) == (0, [], [])
+
+
+async def test_a_vanished_pod_costs_nothing_after_it_was_last_seen(fleet: Fleet) -> None:
+    """It was seen with its last heartbeat; nobody looked for two hours."""
+    agent = await fleet.agent()
+    fleet.wait(100)
+    await agent.beat()
+    fleet.wait(7200)
+    lost = {"exit_cause": ExitCause.POD_LOST, "failure_code": "POD_MISSING"}
+    row = await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    assert row["billing_until"] is not None
+    fleet.wait(60)
+    assert kinds(await cost(fleet)) == {"busy": 0.1}
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    fleet.wait(60)
+    assert kinds(await cost(fleet)) == {"busy": 0.1}
+    report = await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id)
+    assert float(report["worker"]["cost_usd"]) == pytest.approx(0.1)
+
+
+async def test_a_vanished_pod_costs_what_it_did_until_a_list_last_showed_it(fleet: Fleet) -> None:
+    """Its agent was silent for longer than the machine was there."""
+    agent = await fleet.agent()
+    fleet.wait(100)
+    listed = {"listed_at": fleet.now.isoformat()}
+    fleet.wait(60)
+    lost: dict[str, Any] = {"exit_cause": ExitCause.POD_LOST, "failure_code": "POD_MISSING", "metadata": listed}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    assert kinds(await cost(fleet)) == {"busy": 0.1}
+
+
+async def test_a_pod_that_vanished_while_it_came_up_was_there_at_its_last_proof(fleet: Fleet) -> None:
+    """The last stage that was proven."""
+    agent = await fleet.agent(State.SPAWNING)
+    await attempt(fleet, agent.id, Stage.POD_RUNNING, "ok", took_s=30)
+    fleet.wait(3600)
+    lost = {"exit_cause": ExitCause.SPAWN_FAILED, "failure_code": "POD_MISSING"}
+    await fleet.move(agent.id, State.SPAWNING, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    assert kinds(await cost(fleet)) == {"booting": 0.03}
+
+
+async def test_a_deleted_pod_costs_nothing_after_the_delete_that_worked(fleet: Fleet) -> None:
+    """Its absence was proven later."""
+    agent = await worked(fleet)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", took_s=5, known=True)
+    fleet.wait(600)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert kinds(await cost(fleet))["draining"] == pytest.approx(0.01)
+
+
+async def test_a_delete_that_did_nothing_ends_no_bill(fleet: Fleet) -> None:
+    """The provider did not know the pod, which proves nothing."""
+    agent = await worked(fleet)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", took_s=5, known=False)
+    fleet.wait(600)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    assert kinds(await cost(fleet))["draining"] == pytest.approx(0.61)
+
+
+async def test_the_providers_bill_is_laid_beside_the_books(fleet: Fleet) -> None:
+    """Pod by pod, the widest difference first; what it charged for pods of no worker is told apart."""
+    agent = await worked(fleet)
+    second = await fleet.agent()
+    fleet.wait(10)
+    bills = [Bill(f"pod-{agent.id}", START, 0.1), Bill(f"pod-{agent.id}", START + timedelta(hours=1), 0.05)]
+    both = reconciled(await cost(fleet), [*bills, Bill("stranger", START, 0.5), Bill("free", START, 0.0)])
+    wider, closer = both.pods
+    assert (wider.worker_id, closer.worker_id) == (second.id, agent.id)
+    assert (wider.ours_usd, wider.theirs_usd) == pytest.approx((0.01, 0))
+    assert (closer.ours_usd, closer.theirs_usd) == pytest.approx((0.155, 0.15))
+    assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("stranger", 0.5)]
+    assert both.theirs_usd - both.ours_usd == pytest.approx(-0.015)

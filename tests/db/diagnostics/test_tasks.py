@@ -1,0 +1,370 @@
+"""`explain <task>`: where it is, why it waits, each attempt and the fix."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.cli import explain_view
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.tasks import FEW
+from tests.db.conformance.builders import START, Fleet, result
+from tests.db.diagnostics.build import climb, lines, promoted, times, told
+
+DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
+
+
+async def decided(fleet: Fleet, *blocked: str, **fields: Any) -> None:
+    """What the loop last decided for the pool."""
+    await fleet.fleet("record_decision", p_decision={**DECISION, "blocked": list(blocked), **fields})
+
+
+async def test_a_blocked_task_names_the_dependencies_that_are_missing(fleet: Fleet) -> None:
+    """Where each is, on whom it runs, and what to look at next."""
+    (running,) = await fleet.submit(task_type="segment")
+    agent = await fleet.agent()
+    await agent.claim()
+    (waiting,) = await fleet.submit(task_type="segment")
+    (task,) = await fleet.submit(task_type="stitch", depends_on=[running, waiting])
+    said = await told(fleet, task)
+    assert said.what == (
+        f"2 of 2 dependencies: segment {running} is In Progress on {agent.id}; segment {waiting} is Queued"
+    )
+    assert (said.who, said.fix) == ("worker", f"python -m orchestrator explain {running}")
+    assert (await told(fleet, running)).holding_up == 1
+
+
+@pytest.mark.parametrize("priority", [-(2**31), 2**31 - 1])
+async def test_the_ends_of_the_priorities_are_ordered_too(fleet: Fleet, priority: int) -> None:
+    """The least integer has no negative."""
+    await fleet.submit()
+    (task,) = await fleet.submit(priority=priority)
+    explained = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=task)
+    assert explained["ahead"] == (1 if priority < 0 else 0)
+
+
+async def test_a_task_for_later_says_when(fleet: Fleet) -> None:
+    """Nobody needs to act."""
+    later = fleet.now + timedelta(hours=1)
+    (task,) = await fleet.submit(run_after=later.isoformat())
+    said = await told(fleet, task)
+    assert said.who == "nobody"
+    assert said.until is not None
+    assert times([said.until]) == [later]
+
+
+async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
+    """The attempt's code, its sentence, and until when."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code="VRAM_OOM", message="CUDA out of memory", exit_class="vram_oom", point="Processing")
+    said = await told(fleet, task)
+    assert said.what == "the pause after attempt 1, which failed: The GPU's memory was too small for the task."
+    assert (said.code, said.until is not None) == ("VRAM_OOM", True)
+    assert "RUNPOD_GPU_TYPE" in said.fix
+    (attempt,) = said.attempts
+    assert (attempt.worker_id, attempt.outcome, attempt.exit_class) == (agent.id, "failed", "vram_oom")
+    assert (attempt.point, attempt.message) == ("Processing", "CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("blocked", "who", "fix"),
+    [
+        ("2 more wanted, MAX_ACTIVE_GPUS=0", "operator", "MAX_ACTIVE_GPUS"),
+        ("2 spawn(s): every offer was refused lately, next try 12:00:30", "capacity", "RUNPOD_DATA_CENTERS"),
+        ("1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1", "budget", "DAILY_BUDGET_USD"),
+        ("3 spawn(s): breaker open, 1 canary at a time", "orchestrator", "python -m orchestrator list --all"),
+        ("2 spawn(s): paused, maintenance", "operator", "python -m orchestrator resume"),
+    ],
+)
+async def test_without_a_worker_the_decision_says_why_none_comes(
+    fleet: Fleet, blocked: str, who: str, fix: str
+) -> None:
+    """Capacity, budget, breaker, the most that are allowed, or a pause."""
+    (task,) = await fleet.submit()
+    await decided(fleet, blocked)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == (who, f"a worker: {blocked}")
+    assert fix in said.fix
+
+
+async def test_a_paused_fleet_is_the_operators(fleet: Fleet) -> None:
+    """With the reason that was given."""
+    (task,) = await fleet.submit()
+    await fleet.call("fleet_pause", p_fleet="default", p_pool=None, p_reason="new prices", p_for_s=None)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("operator", "an operator: spawning is paused, new prices")
+    assert said.fix == "python -m orchestrator resume"
+
+
+async def test_a_pause_of_its_own_pool_is_the_operators_and_one_of_another_is_not(fleet: Fleet) -> None:
+    """The fix resumes that pool alone."""
+    (task,) = await fleet.submit()
+    for pool in ("other", "default"):
+        assert (await told(fleet, task)).who != "operator"
+        await fleet.call("fleet_pause", p_fleet="default", p_pool=pool, p_reason="new image", p_for_s=600)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("operator", "an operator: spawning is paused in pool default, new image")
+    assert said.fix == "python -m orchestrator resume --pool default"
+    assert said.until is not None
+
+
+async def test_a_task_with_workers_says_why_there_will_be_no_more(fleet: Fleet) -> None:
+    """What blocks its pool, after who goes before it."""
+    (task,) = await fleet.submit()
+    await promoted(fleet, 10)
+    await decided(fleet, "1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1")
+    said = await told(fleet, task)
+    assert said.what.endswith(
+        "; no more workers are started: 1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1, 1 worker(s) serve it"
+    )
+
+
+async def test_a_pool_with_the_target_zero_shows_the_arithmetic(fleet: Fleet) -> None:
+    """The decision's own."""
+    (task,) = await fleet.submit()
+    await decided(fleet)
+    assert "target is 0, min(max(…), 0 max) = 0" in (await told(fleet, task)).what
+
+
+async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) -> None:
+    """By priority, then age."""
+    (task,) = await fleet.submit()
+    fleet.wait(1)
+    await fleet.submit(count=2, priority=1)
+    await fleet.submit(count=3)
+    await climb(fleet, Stage.TCP)
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("provider", "a worker: 1 on the way, 2 tasks of pool default go before it")
+    await promoted(fleet, 10)
+    said = await told(fleet, task)
+    assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker(s) serve it"
+
+
+async def test_a_dependency_that_does_not_exist_is_named_and_nobody_is_sent_after_it(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """It may still be inserted; the task fails if it is not."""
+    absent = "10000000-0000-0000-0000-00000000000f"
+    query = "insert into tasks (task_type, depends_on) values ('t', array[%s::uuid]) returning id::text"
+    (row,) = await (await hand.execute(query, (absent,))).fetchall()
+    said = await told(fleet, row["id"])
+    assert (said.who, said.what) == ("operator", f"1 of 1 dependencies: {absent} (does not exist)")
+    assert said.fix.startswith(f"python -m orchestrator tasks cancel {row['id']}")
+
+
+async def test_a_dependency_that_was_deleted_is_named_as_the_cause(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Before it was complete: the task has failed with it."""
+    (first,) = await fleet.submit()
+    (task,) = await fleet.submit(depends_on=[first])
+    await hand.execute("delete from tasks where id = %s", (first,))
+    said = await told(fleet, task)
+    assert (said.code, first in said.what) == ("DEPENDENCY_DELETED", True)
+
+
+async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
+    """The fix is to run one."""
+    (task,) = await fleet.submit()
+    fleet.wait(7200)
+    said = await told(fleet, task)
+    assert (said.what, said.fix) == ("an orchestrator: none leads", "python -m orchestrator run")
+
+
+async def test_a_pool_that_nobody_has_is_named(fleet: Fleet) -> None:
+    """With those that there are."""
+    (task,) = await fleet.submit(pool="big")
+    said = await told(fleet, task)
+    assert "pool big, which no orchestrator with these settings has: there are default" in said.what
+    assert "POOLS_FILE" in said.fix
+
+
+async def test_a_running_task_names_its_worker_and_its_lease(fleet: Fleet) -> None:
+    """And what happens when the worker falls silent."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("worker", f"worker {agent.id} (active) to finish it")
+    assert said.until is not None
+    assert times([said.until]) == [fleet.now + timedelta(seconds=60)]
+
+
+async def test_a_finished_task_says_where_its_output_is(fleet: Fleet) -> None:
+    """And what its attempt cost and wrote."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.beat(p_logs={"handler": 100})
+    (claimed,) = await agent.claim()
+    fleet.wait(10)
+    await agent.beat(p_logs={"handler": 350})
+    await agent.complete(claimed, p_output_location="s3://b/outputs/x")
+    said = await told(fleet, task)
+    assert (said.who, said.what) == ("nobody", "it is done: s3://b/outputs/x")
+    (attempt,) = said.attempts
+    assert attempt.log == "bytes 100–350 of handler"
+    assert attempt.usd == pytest.approx(0.01)
+
+
+async def test_tasks_of_one_claim_share_what_it_cost(fleet: Fleet) -> None:
+    """As `cost` says it: one after the other, and those that end at one moment alike."""
+    ids = await fleet.submit(count=3)
+    agent = await fleet.agent()
+    first, *others = await agent.claim(batch=3)
+    fleet.wait(60)
+    await agent.complete(first)
+    fleet.wait(2)
+    await agent.complete_many(*map(result, others))
+    spent = {task: (await told(fleet, task)).usd for task in ids}
+    assert spent[first["id"]] == pytest.approx(0.06)
+    assert [spent[task["id"]] for task in others] == pytest.approx([0.001, 0.001])
+    booked = await fleet.call("fleet_cost", p_fleet="default", p_since=START, p_until=None)
+    assert spent == {row["id"]: pytest.approx(float(row["usd"])) for row in booked["tasks"]}
+
+
+async def test_an_attempt_costs_nothing_after_the_bill_has_ended(fleet: Fleet) -> None:
+    """The pod had vanished an hour before that was noticed; the next attempt costs its own, and the task both."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    fleet.wait(100)
+    await agent.beat()
+    fleet.wait(3_600)
+    lost = {"exit_cause": ExitCause.POD_LOST, "failure_code": "POD_MISSING"}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    other = await fleet.agent()
+    await other.claim()
+    fleet.wait(20)
+    said = await told(fleet, task)
+    assert [attempt.usd for attempt in said.attempts] == pytest.approx([0.1, 0.02])
+    assert said.usd == pytest.approx(0.12)
+    assert "spent: $0.12" in "\n".join(lines(*explain_view.task(said, fleet.now)))
+
+
+async def test_a_task_without_an_attempt_has_no_cost(fleet: Fleet) -> None:
+    """Nothing is said of it."""
+    (task,) = await fleet.submit()
+    said = await told(fleet, task)
+    assert said.usd is None
+    assert "spent" not in "\n".join(lines(*explain_view.task(said, fleet.now)))
+
+
+@pytest.mark.parametrize("code", ["HANDLER_ERROR", "OOM", "TIMEOUT", "NO_HANDLER", "SIGNAL"])
+async def test_a_failed_task_names_the_code_its_words_and_the_fix(fleet: Fleet, code: str) -> None:
+    """And each attempt in a table."""
+    (task,) = await fleet.submit(max_attempts=1)
+    agent = await fleet.agent()
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code=code, message="ValueError: no", exit_class="exception", point="Processing")
+    said, cause = await told(fleet, task), causes.of(code)
+    assert cause is not None
+    assert (said.status, said.code) == ("Failed", code)
+    assert said.what == f"{cause.means} It said: ValueError: no"
+    assert said.fix == f"{cause.about(worker=agent.id).fix}; then python -m orchestrator tasks retry {task}"
+    text = "\n".join(lines(*explain_view.task(said, fleet.now)))
+    assert f"FAILED: {cause.means}" in text
+    assert f"{code} exception at Processing" in text
+
+
+async def test_a_task_that_an_earlier_release_could_not_do_names_both_releases(fleet: Fleet) -> None:
+    """It waits for a worker that can; the attempt says that it does not count."""
+    await fleet.fleet("declare_release", p_releases={"default": "image@new"}, p_task_types=["t"])
+    (task,) = await fleet.submit()
+    agent = await fleet.agent(release="image@old")
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code="NO_HANDLER", message="no handler")
+    said = await told(fleet, task)
+    assert (said.who, said.code) == ("orchestrator", "EARLIER_RELEASE")
+    assert said.what == (
+        f"a worker of the present release: Worker {agent.id} is of an earlier release, image@old, "
+        "which has no handler for t; image@new has one"
+    )
+    text = "\n".join(lines(*explain_view.task(said, fleet.now)))
+    assert "attempts 0 of 3" in text
+    assert "EARLIER_RELEASE" in text
+
+
+async def test_a_task_whose_worker_was_lost_says_so(fleet: Fleet) -> None:
+    """The attempt names how the worker ended."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.HEARTBEAT_LOST)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    (attempt,) = (await told(fleet, task)).attempts
+    assert (attempt.outcome, attempt.code, attempt.worker) == ("lost", "WORKER_LOST", "heartbeat_lost")
+    assert attempt.fix == f"python -m orchestrator explain {agent.id}"
+
+
+async def test_a_stuck_task_says_for_how_long_and_what_to_change(fleet: Fleet) -> None:
+    """Its worker lived, so that looking for it there would be the wrong way."""
+    (task,) = await fleet.submit(max_attempts=1)
+    agent = await fleet.agent()
+    await agent.claim()
+    fleet.wait(1205)
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.TASK_STUCK)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    said = await told(fleet, task)
+    assert said.code == "TASK_STUCK"
+    assert said.what.endswith(f"It said: No progress for 1205 s; worker {agent.id} was ended for that")
+    assert said.fix.startswith("report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC; then ")
+    (attempt,) = said.attempts
+    assert (attempt.code, attempt.exit_class, attempt.worker) == ("TASK_STUCK", "timeout", "task_stuck")
+
+
+async def test_a_task_that_is_lost_again_waits_for_its_pause(fleet: Fleet) -> None:
+    """And says after what."""
+    (task,) = await fleet.submit()
+    for _ in range(2):
+        agent = await fleet.agent()
+        await agent.claim()
+        await fleet.end(agent.id, State.ACTIVE, ExitCause.POD_LOST)
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+    said = await told(fleet, task)
+    assert (said.who, said.code) == ("nobody", "WORKER_LOST")
+    assert said.what == "the pause after attempt 2, which failed: The worker that held it is gone."
+
+
+async def test_what_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
+    """The fix names the dependency."""
+    (first,) = await fleet.submit(max_attempts=1)
+    (second,) = await fleet.submit(depends_on=[first])
+    agent = await fleet.agent()
+    (claimed,) = await agent.claim()
+    await agent.fail(claimed, code="OOM", message="too big")
+    said = await told(fleet, second)
+    assert (said.code, said.fix) == ("DEPENDENCY_FAILED", f"python -m orchestrator tasks retry {first}")
+
+
+async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
+    """Nobody waits for anything."""
+    (task,) = await fleet.submit()
+    await fleet.call("task_cancel", p_id=task)
+    said = await told(fleet, task)
+    assert (said.status, said.fix) == ("Cancelled", f"python -m orchestrator tasks retry {task}")
+
+
+async def test_what_is_usual_for_a_task_of_its_type_is_told(fleet: Fleet) -> None:
+    """From what was completed lately, each without the time of those before it in the same claim; none from too few."""
+    *earlier, task = await fleet.submit(count=5)
+    agent = await fleet.agent(State.ACTIVE)
+    claimed = await agent.claim(batch=4)
+    for number, one in enumerate(claimed):
+        if number == FEW - 1:
+            assert (await told(fleet, task)).usual is None
+        fleet.wait(10 * (number + 1))
+        await agent.complete(one)
+    await fleet.submit(task_type="other")
+    (other,) = [one for one in await agent.claim(batch=2) if one["task_type"] == "other"]
+    fleet.wait(500)
+    await agent.complete(other)
+    said = await told(fleet, task)
+    assert said.usual == {"task_type": said.task_type, "n": len(earlier), "p50_s": 25, "p95_s": 38.5}
+    shown = lines(*explain_view.task(said, fleet.now))
+    assert any(line.startswith(f"usual for {said.task_type}: p50 25s, p95 38s (n=4)   fix: ") for line in shown)

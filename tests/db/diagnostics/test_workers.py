@@ -1,0 +1,404 @@
+"""`explain <worker>`: for every state and every failure, whom it waits for and why, in the operators' form."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator.core.failures import SILENCES
+from orchestrator.core.model import LOGS_LATE
+from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
+from orchestrator.diagnostics import causes, heartbeat_loss
+from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, EARLY_S, STALLED
+from orchestrator.diagnostics.workers import WANTED
+from orchestrator.ports import LEASE_TTL_S
+from tests.db.conformance.builders import FLEET, Fleet
+from tests.db.diagnostics.build import GPU, POD, attempt, climb, explained, give_up, promoted, shown, times
+from worker.heartbeat import ASK_S
+
+SEEN: Mapping[str, Any] = {
+    "local": "10.1.2.3:51422",
+    "remote": "213.173.110.7:12086",
+    "key": "SHA256:abc",
+    "cause": "pair_mismatch",
+}
+
+
+async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
+    """The form that operators know: head, whom it waits for, clocks and money, proof, what is usual and the fix."""
+    for seconds in (100, 160, 360):
+        await promoted(fleet, seconds)
+    worker = await climb(fleet, Stage.SSH_AUTH)
+    await fleet.submit(count=4)
+    for _ in range(3):
+        await attempt(fleet, worker, Stage.SSH_AUTH, code="AUTH_FAILED", kind="AuthFailed", error="it says no", **SEEN)
+    head, waiting, clocks, proof, usual = await shown(fleet, worker)
+    assert head == f"{worker}  spawning 2m06s  stage ssh_auth (attempt 3 of 6)"
+    mismatch = "RUNPOD_SSH_PRIVATE_KEY does not match the public key on the pod"
+    assert waiting == f"WAITING ON operator: {mismatch} (AUTH_FAILED/PAIR_MISMATCH)"
+    assert clocks.split("   ") == [
+        "since 12:12:22",
+        "deadline 12:13:05",
+        "then: terminate, respawn: another pod is rented while there is work",
+        "holding up: 4 queued tasks",
+        "spent: $0.03",
+    ]
+    assert proof.startswith(
+        "proof: ssh_auth failed 3 times (AuthFailed): 10.1.2.3:51422 -> 213.173.110.7:12086, it says"
+    )
+    assert usual.split("   ") == [
+        "usual for NVIDIA GeForce RTX 4090: p50 2m40s, p95 5m40s (n=3)",
+        'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"',
+    ]
+
+
+@pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.stage)
+async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: Rung) -> None:
+    """At each stage, although nothing has gone wrong yet."""
+    stage = rung.stage
+    worker = await climb(fleet, stage)
+    said = await explained(fleet, worker)
+    assert (said.who, said.code) == (RUNGS[stage].waiting_on, None)
+    assert said.what == WANTED[stage]
+    assert said.then == f"{RUNGS[stage].overdue}: terminate, respawn"
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=RUNGS[stage].deadline_s)]
+
+
+@pytest.mark.parametrize("code", FailureCode)
+async def test_each_failure_is_named_while_it_holds_a_worker_up(fleet: Fleet, code: FailureCode) -> None:
+    """The code, its sentence, who must act, and the fix."""
+    worker = await climb(fleet, Stage.TCP)
+    await attempt(fleet, worker, Stage.TCP, "lost", code, error="something was seen")
+    said, cause = await explained(fleet, worker), causes.of(code)
+    assert cause is not None
+    assert (said.code, said.who, said.then) == (code, cause.who, cause.then)
+    assert said.what == cause.means.rstrip(".")
+    assert said.fix == cause.about(worker=worker).fix
+    assert said.proof == "tcp lost: something was seen"
+
+
+@pytest.mark.parametrize("code", [*FailureCode, "XID_79"])
+async def test_each_failure_is_named_once_it_has_ended_a_worker(fleet: Fleet, code: str) -> None:
+    """In the text: why it ended, what it cost, the sentence and the fix."""
+    worker = await climb(fleet, Stage.TCP)
+    await attempt(fleet, worker, Stage.TCP, code=code, error="something was seen")
+    await give_up(fleet, worker, code)
+    await fleet.move(worker, State.TERMINATING, State.TERMINATED)
+    fleet.wait(3600)
+    text, cause = "\n".join(await shown(fleet, worker)), causes.of(code)
+    assert cause is not None
+    assert f"{worker}  terminated 1h00m ago  lived 2m02s  last stage gone" in text
+    assert "ENDED spawn_failed: Its bring-up did not succeed." in text
+    assert f"ENDED {code}: {cause.means}" in text
+    assert f"ENDED said then: {code}: it did not work" in text
+    assert "spent: $0.02 (booting $0.02" in text
+    assert f"fix: {cause.about(worker=worker).fix}" in text
+    assert "proof: tcp failed: something was seen" in text
+
+
+@pytest.mark.parametrize("cause", ExitCause)
+async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
+    """Of a worker that ran and ended for it; with what was said when its end began, and not in a later step of it."""
+    agent = await fleet.agent()
+    await fleet.end(agent.id, State.ACTIVE, cause)
+    await fleet.move(agent.id, State.TERMINATING, stage=Stage.DELETING, reason="its logs are safe")
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    said, meaning = await explained(fleet, agent.id), causes.ending(cause)
+    assert meaning is not None
+    assert (said.ended[0], said.ended[-1]) == (f"{cause}: {meaning.means}", "said then: test")
+    assert (said.who, said.then) == ("nobody", meaning.then)
+
+
+LOOKED_AT = "2026-11-21T12:00:00+00:00"
+LOOKS: Mapping[str, tuple[Any, str]] = {  # what the last look saw: the proof
+    "": (None, "no heartbeat for 6 s"),
+    "KILLED": (
+        {"known": True, "agent": {"exit_class": "killed", "pid": 17}, "cgroup": {"memory_events": {"oom_kill": 1}}},
+        f"last look {LOOKED_AT}: agent killed, oom_kill 1, pid 17",
+    ),
+    "ENDED": (
+        {"known": True, "agent": {"exit_class": "ended", "pid": 17, "done": {"reason": "crashed", "status": 1}}},
+        f"last look {LOOKED_AT}: agent ended, pid 17, reason crashed, status 1",
+    ),
+    "RUNNING": (
+        {"known": True, "agent": {"exit_class": "running", "pid": 17, "done": None}},
+        f"last look {LOOKED_AT}: agent running, pid 17",
+    ),
+    "UNREACHED": ({"known": False, "reached": False, "why": "no answer"}, f"last look {LOOKED_AT}: no answer"),
+}
+
+
+@pytest.mark.parametrize("subcause", SILENCES)
+async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet, subcause: str) -> None:
+    """And not what a bring-up's missing heartbeat means; the proof is the look, or what was said then."""
+    agent, (look, proof) = await fleet.agent(), LOOKS[subcause]
+    await attempt(fleet, agent.id, Stage.HEARTBEAT, "timeout", "NO_HEARTBEAT", error="none came, long ago")
+    lost: dict[str, Any] = {
+        "exit_cause": "heartbeat_lost",
+        "failure_code": "NO_HEARTBEAT",
+        "waiting_on": "orchestrator",
+    }
+    lost |= {"reason": "no heartbeat for 6 s", "metadata": {"last_snapshot": look and {**look, "at": LOOKED_AT}}}
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", known=True)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    said, cause = await explained(fleet, agent.id), causes.silence(subcause)
+    code = f"NO_HEARTBEAT/{subcause}".rstrip("/")
+    assert list(said.ended) == [
+        "heartbeat_lost: Its heartbeats stopped.",
+        f"{code}: {cause.means}",
+        "said then: no heartbeat for 6 s",
+    ]
+    assert (said.code, said.subcause, said.proof) == ("NO_HEARTBEAT", subcause or None, proof)
+    assert (said.then, said.fix) == (cause.then, cause.about(worker=agent.id).fix)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        "left out: too large",
+        {"known": True, "agent": "left out: too large", "cgroup": None},
+        {"known": True, "agent": {"exit_class": ["killed"], "done": "x"}, "cgroup": {"memory_events": 3}},
+        {"known": False, "why": "heartbeat_lost: nothing to wait for"},
+    ],
+)
+def test_a_look_that_does_not_tell_is_no_cause(look: Any) -> None:
+    """Whatever was kept of it."""
+    assert heartbeat_loss.subcause(look) is None
+    assert (heartbeat_loss.proof(look) is None) == (not isinstance(look, Mapping) or not look["known"])
+
+
+async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fleet: Fleet) -> None:
+    """And not by the delete that went well."""
+    agent = await fleet.agent()
+    lost: dict[str, Any] = {"exit_cause": "pod_lost", "failure_code": "POD_EXITED", "waiting_on": "orchestrator"}
+    lost["reason"] = "the provider says EXITED"
+    await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
+    await attempt(fleet, agent.id, Stage.DELETING, "ok", known=True)
+    assert (await explained(fleet, agent.id)).proof == "the provider says EXITED"
+
+
+async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
+    """And not that somebody must mend something."""
+    worker = await climb(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
+    await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", error="no longer any instances available")
+    said = await explained(fleet, worker)
+    assert (said.who, said.code) == ("capacity", "NO_CAPACITY")
+    assert said.proof == "pod_created failed: no longer any instances available"
+    assert "explain scaling" in said.fix
+
+
+@pytest.mark.parametrize("stage", STALLED)
+async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage: Stage) -> None:
+    """Long before its deadline, and without another write: since when its attempt goes on."""
+    worker = await climb(fleet, stage)
+    await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=stage)
+    fleet.wait(EARLY_S - 1)
+    assert (await explained(fleet, worker)).what == WANTED[stage]
+    fleet.wait(2)
+    said = await explained(fleet, worker)
+    assert (said.what, said.code) == (f"{WANTED[stage]}; {STALLED[stage]}, for {EARLY_S + 1:.0f} s now", None)
+
+
+async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> None:
+    """With what it saw as the proof; what it merely sees is no suspicion."""
+    worker = await climb(fleet, Stage.TCP)
+    opened = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.TCP)
+    note = {"p_id": opened["id"], "p_failure_code": "TCP_TIMEOUT", "p_evidence": {"error": "no banner in 3 s"}}
+    await fleet.fleet("attempt_note", **note)
+    _, waiting, _, proof, _ = await shown(fleet, worker)
+    assert waiting == f"WAITING ON provider: {causes.of('TCP_TIMEOUT').means.rstrip('.')} (TCP_TIMEOUT)"  # type: ignore[union-attr]
+    assert proof == "proof: tcp under way: no banner in 3 s"
+    booting = await climb(fleet, Stage.POD_RUNNING)
+    opened = await fleet.fleet("attempt_open", p_worker_id=booting, p_stage=Stage.POD_RUNNING)
+    note = {"p_id": opened["id"], "p_failure_code": None, "p_evidence": {"shown": "RunPod shows it as STARTING"}}
+    await fleet.fleet("attempt_note", **note)
+    fleet.wait(3)
+    said = await explained(fleet, booting)
+    assert said.what == f"{WANTED[Stage.POD_RUNNING]}; RunPod shows it as STARTING, for 3 s now"
+
+
+async def test_a_silent_worker_is_called_silent_before_it_is_given_up(fleet: Fleet) -> None:
+    """By the heartbeats that it has missed."""
+    worker = await promoted(fleet, 10)
+    await fleet.move(worker, State.ACTIVE, State.IDLE, waiting_on="worker")
+    fleet.wait(3 * 20)
+    assert "its heartbeat: silent for" in (await explained(fleet, worker)).what
+    assert BUSY_BEAT_S == ASK_S
+
+
+async def test_a_silent_leader_is_named_before_its_lease_is_over(fleet: Fleet) -> None:
+    """How long it has said nothing, and when another takes its place."""
+    worker = await climb(fleet, Stage.TCP)
+    fleet.wait(7200)
+    await fleet.lead("them", LEASE_TTL_S)
+    assert "silent" not in (await explained(fleet, worker)).then
+    fleet.wait(8)
+    assert (await explained(fleet, worker)).then.endswith(
+        "its leader them is silent for 8 s, and is replaced after 15 s"
+    )
+
+
+async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
+    """Its pod's absence from the lists, and logs that do not arrive; then what it does."""
+    worker = await promoted(fleet, 10)
+    odd: dict[str, Any] = {"waiting_on": "provider", "waiting_for": "its pod, which the lists have not shown"}
+    await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "Refused: nobody there"}, **odd)
+    said = await explained(fleet, worker)
+    assert said.who == "provider"
+    assert said.what == (
+        "its pod, which the lists have not shown; its logs, which are late: Refused: nobody there; to ask for work"
+    )
+
+
+async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
+    """With the code, what was shown, and that the work goes on."""
+    worker = await promoted(fleet, 10)
+    await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "HostKeyChanged: pod-1 shows another key"})
+    await attempt(fleet, worker, Stage.SSH_AUTH, "failed", "HOST_KEY_CHANGED", error="pod-1 shows another key")
+    said = await explained(fleet, worker)
+    assert (said.code, said.who) == ("HOST_KEY_CHANGED", "worker")
+    assert said.what.startswith("its logs, which are late: HostKeyChanged")
+    assert said.then.startswith("nothing is sent there; the worker goes on")
+    assert said.proof == "ssh_auth failed: pod-1 shows another key"
+
+
+async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
+    """The connection broke once, and the climb went on."""
+    worker = await climb(fleet, Stage.DEPLOY)
+    await attempt(fleet, worker, Stage.DEPLOY, "lost", "CONNECTION_LOST")
+    await attempt(fleet, worker, Stage.TCP, "ok", banner="SSH-2.0-OpenSSH")
+    said = await explained(fleet, worker)
+    assert (said.code, said.who) == (None, "orchestrator")
+    assert said.proof == "tcp ok: banner SSH-2.0-OpenSSH"
+
+
+async def test_without_a_leader_the_orchestrator_is_waited_for(fleet: Fleet) -> None:
+    """Whatever the row says: nobody acts on it."""
+    worker = await climb(fleet, Stage.TCP)
+    fleet.wait(7200)
+    said = await explained(fleet, worker)
+    assert (said.who, said.then, said.fix) == (
+        "orchestrator",
+        "nothing: no orchestrator leads",
+        "python -m orchestrator run",
+    )
+
+
+async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
+    """Each task with its attempt, and when silence would end it."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    fleet.wait(30)
+    said = await explained(fleet, agent.id)
+    silence = "its heartbeat: silent for 30 s (12 beats missed)"
+    assert (said.who, said.what) == ("worker", f"{silence}; to finish t {task} (attempt 1 of 3)")
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=30)]
+    assert said.spent_usd == pytest.approx(0.03)
+    text = "\n".join(await shown(fleet, agent.id))
+    assert f"runs t {task} for 30s, no progress told yet" in text
+    assert "tasks: 0 done, 0 failed, 1 running" in text
+
+
+async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:
+    """By the pool's idle timeout."""
+    agent = await fleet.agent(State.IDLE)
+    fleet.wait(50)
+    said = await explained(fleet, agent.id, gpu_idle_timeout_sec=600)
+    assert said.what == "nothing: pool default has no task to claim"
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=550)]
+    assert said.then.startswith("idle_timeout: terminate")
+
+
+async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) -> None:
+    """Its tasks failed one after the other; it waits for a second opinion, and not for work."""
+    await fleet.submit(count=9)
+    agent = await fleet.agent()
+    for _ in range(5):
+        (task,) = await agent.claim()
+        await agent.fail(task, code="HANDLER_ERROR", message="no CUDA device", exit_class="exception")
+    fleet.wait(20)
+    await agent.beat()
+    text = "\n".join(await shown(fleet, agent.id))
+    why = "a second opinion: it claims no more, 5 different tasks failed in a row (HANDLER_ERROR)"
+    assert f"WAITING ON orchestrator: {why}" in text
+    assert "worker_sick if another worker completes such a task, release_bad if others fail alike" in text
+    assert f"logs {agent.id}" in text
+    said = await explained(fleet, agent.id)
+    assert said.deadline is not None
+    assert times([said.deadline]) == [fleet.now - timedelta(seconds=20) + timedelta(seconds=900)]
+
+
+async def test_a_worker_with_a_full_disk_says_so(fleet: Fleet) -> None:
+    """In the words of its agent."""
+    agent = await fleet.agent()
+    full = {"disk": {"since": fleet.now.timestamp(), "why": "3 of 90 MiB are free"}}
+    await agent.beat(p_health=full)
+    text = "\n".join(await shown(fleet, agent.id))
+    assert "WAITING ON orchestrator: room to begin a task: its disk is full: 3 of 90 MiB are free" in text
+    assert "worker_sick if that lasts for 30 s: it is replaced" in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "what"),
+    [
+        (Stage.DRAINING, "1 task(s) to end"),
+        (Stage.FLUSHING, "two complete lists without it"),  # the row knows best, here and below
+        (Stage.DELETING, "two complete lists without it"),
+    ],
+)
+async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
+    fleet: Fleet, stage: Stage, what: str
+) -> None:
+    """At each step of its end."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.MANUAL)
+    waiting: dict[str, Any] = {
+        "waiting_on": "provider",
+        "waiting_for": "two complete lists without it",
+        "deadline_s": 60,
+    }
+    await fleet.move(agent.id, State.TERMINATING, stage=stage, **waiting)
+    said = await explained(fleet, agent.id)
+    assert (said.who, said.what) == ("provider", what)
+    assert said.ended[0] == "manual: An operator asked for its end."
+    assert "ENDING manual" in "\n".join(await shown(fleet, agent.id))
+
+
+async def test_what_is_usual_comes_from_earlier_climbs_of_that_gpu_alone(fleet: Fleet) -> None:
+    """Half took so long, and nineteen in twenty no longer than that."""
+    nothing = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
+    assert (nothing["n"], nothing["p50_s"]) == (0, None)
+    for seconds in range(10, 211, 10):
+        await promoted(fleet, seconds)
+    await fleet.agent()  # of another type
+    usual = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
+    assert (usual["n"], usual["p50_s"], usual["p95_s"]) == (21, 110, 200)
+    assert (await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=None))["n"] == 22
+
+
+async def test_what_is_usual_for_a_stage_is_shown_while_it_is_climbed(fleet: Fleet) -> None:
+    """Of those who were promoted; a pull that takes longer than ever is seen to."""
+    for seconds in (20, 40, 60):
+        worker = await fleet.spawn(gpu_type=GPU)
+        await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=seconds)
+        await fleet.move(worker, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED, waiting_on="worker", **POD)
+    failed = await climb(fleet, Stage.TCP)
+    await give_up(fleet, failed, "TCP_TIMEOUT")
+    worker = await climb(fleet, Stage.POD_RUNNING)
+    usual = f"usual for {GPU}: p50 40s, p95 58s (n=3), of which pod_running: p50 40s, p95 58s (n=3)"
+    assert (await shown(fleet, worker))[-1].startswith(f"{usual}   fix: ")
+
+
+async def test_a_worker_of_another_fleet_is_not_found(fleet: Fleet) -> None:
+    """Nor one that never was."""
+    worker = await climb(fleet, Stage.TCP)
+    assert (await fleet.call("fleet_explain", p_fleet="other", p_worker_id=worker))["worker"] is None
+    assert (await fleet.call("fleet_explain", p_fleet=FLEET, p_worker_id="nobody"))["worker"] is None

@@ -1,0 +1,284 @@
+"""Pods that speak to PostgREST alone: what only the owner of the bucket can do, the leader does for them."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.core.states import State
+from orchestrator.outputs import Answers
+from tests.db.privilege.rig import Doors
+from tests.process.web.agents import Agents
+from tests.process.web.builders import RENEWALS, Caller, done
+from worker import protocol
+from worker.renewal import unseal
+
+NOWHERE = S3Blobs("http://127.0.0.1:9", "nobody", "nothing", "tests", "fleet", "us-east-1")
+POLL_S = 1.0  # of the leader, where nothing tells it that somebody asks
+SOON_S = 2.0  # the goal for an answer under that poll
+PENDING = {"outcome": protocol.PENDING}
+
+
+@pytest.fixture
+def answers(doors: Doors) -> Answers:
+    """The leader's side."""
+    return Answers(doors.door.store, doors.door.blobs)
+
+
+@pytest.fixture
+async def agents(doors: Doors, tmp_path: Path) -> AsyncIterator[Agents]:
+    """Agents that know PostgREST and a publishable key, and end with the test."""
+    agents = Agents(doors.door, tmp_path, url=doors.rest.project_url, api_key=doors.rest.publishable_key)
+    yield agents
+    await agents.close()
+
+
+async def _holding(doors: Doors) -> tuple[Caller, Mapping[str, Any]]:
+    """A worker at PostgREST's door with a task."""
+    worker = doors.through("postgrest", await doors.door.worker())
+    await doors.door.submit(worker.pool)
+    return worker, (await worker.claim())["tasks"][0]
+
+
+async def _grant(worker: Caller, method: str, key: str) -> httpx.Response:
+    return await worker.call(protocol.GRANTS, p_items=[{"method": method, "key": key}])
+
+
+async def test_a_url_is_asked_for_signed_and_works(doors: Doors, answers: Answers) -> None:
+    """202 until the leader has looked, the same however often it is asked; then a URL that takes the bytes."""
+    worker, task = await _holding(doors)
+    key = f"{task['output_prefix']}x.txt"
+    for _ in range(3):
+        reply = await _grant(worker, "PUT", key)
+        assert reply.status_code == 202
+        assert reply.json().items() >= {**PENDING, "items": [], "pending": [key]}.items()
+    assert await answers.give(doors.door.term) == 1
+    (item,) = (await _grant(worker, "PUT", key)).json()["items"]
+    assert item["location"] == doors.door.blobs.location(key)
+    async with httpx.AsyncClient() as pod:
+        assert (await pod.put(item["url"], content=b"bytes")).status_code == 200
+    assert await doors.door.blobs.get(key) == b"bytes"
+
+
+async def test_a_completion_counts_once_the_leader_has_seen_the_output(doors: Doors, answers: Answers) -> None:
+    """Pending, then ok; repeated, already."""
+    worker, task = await _holding(doors)
+    key = f"{task['output_prefix']}x.txt"
+    await doors.door.blobs.put(key, b"x", content_type="text/plain")
+    completion = done(task["id"], doors.door.blobs.location(key))
+    first = await worker.call(protocol.COMPLETE, **completion)
+    assert (first.status_code, first.json()) == (202, PENDING)
+    assert (await doors.door.store.task(task["id"]))["task"]["status"] == "In Progress"
+    await answers.give(doors.door.term)
+    assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "ok"}
+    assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "already"}
+
+
+async def test_an_output_that_is_not_there_completes_nothing(doors: Doors, answers: Answers) -> None:
+    """Said as through the gateway."""
+    worker, task = await _holding(doors)
+    completion = done(task["id"], doors.door.blobs.location(f"{task['output_prefix']}x.txt"))
+    await worker.call(protocol.COMPLETE, **completion)
+    await answers.give(doors.door.term)
+    said = {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
+    assert (await worker.call(protocol.COMPLETE, **completion)).json() == said
+
+
+@pytest.mark.parametrize("location", [None, "https://example.org/x"])
+async def test_what_is_in_no_bucket_needs_no_look(doors: Doors, location: str | None) -> None:
+    """Accepted at once; `s3://` of another bucket is for the leader to tell."""
+    worker, task = await _holding(doors)
+    assert (await worker.call(protocol.COMPLETE, **done(task["id"], location))).json() == {"outcome": "ok"}
+
+
+async def test_another_bucket_is_not_looked_for(doors: Doors, answers: Answers) -> None:
+    """Its maker alone can see it."""
+    worker, task = await _holding(doors)
+    completion = done(task["id"], "s3://elsewhere/x")
+    assert (await worker.call(protocol.COMPLETE, **completion)).status_code == 202
+    await answers.give(doors.door.term)
+    assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "ok"}
+
+
+async def test_a_bucket_that_is_away_is_no_answer(doors: Doors, answers: Answers) -> None:
+    """The question stays open, and nobody spins on it."""
+    worker, task = await _holding(doors)
+    location = doors.door.blobs.location(f"{task['output_prefix']}x.txt")
+    await worker.call(protocol.COMPLETE, **done(task["id"], location))
+    async with asyncio.timeout(30):
+        assert await Answers(doors.door.store, NOWHERE).give(doors.door.term) == 0
+    assert (await worker.call(protocol.COMPLETE, **done(task["id"], location))).status_code == 202
+    await answers.give(doors.door.term)
+
+
+async def test_an_answer_grows_old(doors: Doors, answers: Answers, owner: psycopg.AsyncConnection[Any]) -> None:
+    """After five minutes it is asked anew, and what nobody asks again is deleted: a signed URL does not lie about."""
+    worker, task = await _holding(doors)
+    key = f"{task['output_prefix']}x.txt"
+    await _grant(worker, "PUT", key)
+    await answers.give(doors.door.term)
+    age = "update worker_asks set answered_at = answered_at - interval '6 minutes' where worker_id = %s"
+    await owner.execute(age.encode(), (worker.id,))
+    assert (await _grant(worker, "PUT", key)).status_code == 202
+    await answers.give(doors.door.term)
+    await owner.execute(age.encode(), (worker.id,))
+    other, others = await _holding(doors)
+    await _grant(other, "PUT", f"{others['output_prefix']}x.txt")
+    await answers.give(doors.door.term)
+    left = await owner.execute("select count(*) from worker_asks where worker_id = %s", (worker.id,))
+    assert await left.fetchone() == (0,)
+
+
+async def test_a_replaced_output_is_not_handed_on_and_a_write_is_bound(doors: Doors, answers: Answers) -> None:
+    """As through the gateway: the leader compares what the completion recorded, and signs what the worker named."""
+    worker, task = await _holding(doors)
+    (second,) = await doors.door.submit(worker.pool, depends_on=[task["id"]])
+    key = f"{task['output_prefix']}x.txt"
+    sha256 = hashlib.sha256(b"good").hexdigest()
+    once = [{"method": "PUT", "key": key, "once": True, "bytes": 4, "sha256": sha256}]
+    for _ in range(2):
+        reply = await worker.call(protocol.GRANTS, p_items=once)
+        await answers.give(doors.door.term)
+    (item,) = reply.json()["items"]
+    async with httpx.AsyncClient() as pod:
+        assert (await pod.put(item["url"], content=b"good", headers=item["headers"])).status_code == 200
+        assert (await pod.put(item["url"], content=b"evil", headers=item["headers"])).status_code == 412
+    completion = done(task["id"], item["location"]) | {"p_output": {"etag": "lie"}}
+    await worker.call("worker_complete_output", **completion)
+    await answers.give(doors.door.term)
+    assert (await worker.call("worker_complete_output", **completion)).json() == {"outcome": "ok"}
+    assert (await doors.door.store.task(task["id"]))["task"]["output_object"]["sha256"] == sha256
+    assert [held["id"] for held in (await worker.claim(2))["tasks"]] == [second]
+    await doors.door.blobs.put(key, b"evil", content_type="text/plain")
+    await _grant(worker, "GET", key)
+    await answers.give(doors.door.term)
+    answer = (await _grant(worker, "GET", key)).json()
+    assert (answer["items"], answer["refused"], answer["replaced"]) == ([], [key], [key])
+
+
+async def test_what_was_answered_is_kept_from_who_may_no_longer_have_it(doors: Doors, answers: Answers) -> None:
+    """The task is given back between question and answer: the URL stays where it is."""
+    worker, task = await _holding(doors)
+    key = f"{task['output_prefix']}x.txt"
+    await _grant(worker, "PUT", key)
+    await answers.give(doors.door.term)
+    given = {"p_task_id": task["id"], "p_attempt": 1, "p_reason": "test"}
+    assert (await worker.call(protocol.RELEASE, **given)).json() == {"outcome": "ok"}
+    assert (await _grant(worker, "PUT", key)).json()["refused"] == [key]
+
+
+async def test_of_one_worker_only_so_many_questions_are_open(
+    doors: Doors, answers: Answers, owner: psycopg.AsyncConnection[Any]
+) -> None:
+    """The rest is told to ask again, and another worker's question is answered in the first batch all the same."""
+    greedy, task = await _holding(doors)
+    for part in range(2):
+        items = [{"method": "PUT", "key": f"{task['output_prefix']}{part}-{n}"} for n in range(900)]
+        assert (await greedy.call(protocol.GRANTS, p_items=items)).status_code == 202
+    count = await owner.execute("select count(*) from worker_asks where worker_id = %s", (greedy.id,))
+    assert await count.fetchone() == (1000,)
+    other, others = await _holding(doors)
+    await _grant(other, "PUT", f"{others['output_prefix']}x")
+    assert other.id in {ask["worker_id"] for ask in await doors.door.store.asks(100)}
+    await answers.give(doors.door.term)
+
+
+async def test_the_next_token_is_asked_for_sealed_and_works(doors: Doors, owner: psycopg.AsyncConnection[Any]) -> None:
+    """202 until the leader has answered. What lies in the database opens nothing, and goes when it is read."""
+    worker = doors.through("postgrest", await doors.door.worker())
+    answers = Answers(doors.door.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
+    for _ in range(2):  # an answer that got lost is asked for again
+        reply = await worker.call(protocol.RENEW)
+        assert (reply.status_code, reply.json()) == (202, PENDING)
+        assert await answers.give(doors.door.term) == 1
+        kept = await (
+            await owner.execute("select answer::text from worker_asks where worker_id = %s", (worker.id,))
+        ).fetchone()
+        assert kept is not None
+        assert b"eyJ" not in base64.urlsafe_b64decode(json.loads(kept[0])["sealed"][0])
+        said = (await worker.call(protocol.RENEW)).json()
+        left = await owner.execute("select count(*) from worker_asks where worker_id = %s", (worker.id,))
+        assert await left.fetchone() == (0,)
+    opened = unseal(RENEWALS.key_for(worker.id, worker.jti) or "", said["sealed"][0])
+    assert opened is not None
+    assert (
+        await worker.call(protocol.HEARTBEAT, token=opened["token"], p_tasks=[], p_health={}, p_logs={})
+    ).status_code == 200
+
+
+async def test_a_revoked_worker_gets_no_next_token(doors: Doors) -> None:
+    """Neither asks for one nor reads one that was answered before."""
+    worker = doors.through("postgrest", await doors.door.worker())
+    await worker.call(protocol.RENEW)
+    sealing = Answers(doors.door.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
+    assert await sealing.give(doors.door.term) == 1
+    await doors.door.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
+    for door in (worker, Caller(worker.id, worker.pool, worker.jti, worker.nonce, doors.door.client)):
+        reply = await door.call(protocol.RENEW)
+        assert (reply.status_code // 100, reply.json()["code"]) == (4, protocol.BAD_TOKEN)
+
+
+async def test_no_row_is_left_by_a_pod_at_the_gateway(doors: Doors, owner: psycopg.AsyncConnection[Any]) -> None:
+    """It signs and looks itself, at once."""
+    worker = await doors.door.worker()
+    await doors.door.submit(worker.pool)
+    (task,) = (await worker.claim())["tasks"]
+    reply = await _grant(worker, "PUT", f"{task['output_prefix']}x")
+    assert reply.status_code == 200
+    assert reply.json()["items"][0]["url"].startswith("http")
+    left = await owner.execute("select count(*) from worker_asks where worker_id = %s", (worker.id,))
+    assert await left.fetchone() == (0,)
+
+
+async def test_agents_hand_over_files_through_postgrest_alone(agents: Agents, doors: Doors, answers: Answers) -> None:
+    """Two leaves and a join, with no gateway and a leader that looks once a second: as fast as that allows."""
+    worker = await agents.rent()
+    leading = asyncio.create_task(_lead(answers, doors.door.term))
+    try:
+        pool = {"pool": worker.caller.pool}
+        made = await doors.door.store.submit([
+            {**pool, "task_type": "leaf", "params": {"says": "a"}},
+            {**pool, "task_type": "leaf", "params": {"says": "b"}},
+            {**pool, "task_type": "join", "depends_on": ["#1", "#0"]},
+        ])  # fmt: skip
+        row = await agents.ended(made[2]["id"], 30)
+        assert row["status"] == "Complete", row["error_message"]
+        key = doors.door.blobs.key_of(row["output_location"])
+        assert key is not None
+        assert await doors.door.blobs.get(key) == b"(b+a)"
+        (lied,) = await doors.door.submit(worker.caller.pool, task_type="liar", max_attempts=1)
+        row = await agents.ended(lied, 30)
+        assert (row["status"], row["failure_code"]) == ("Failed", protocol.OUTPUT_MISSING)
+    finally:
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+
+
+async def test_an_answer_comes_within_two_seconds_of_the_question(doors: Doors, answers: Answers) -> None:
+    """With the leader's poll alone, and a pod that asks as the agent does."""
+    leading = asyncio.create_task(_lead(answers, doors.door.term))
+    try:
+        worker, task = await _holding(doors)
+        began, pause_s = time.monotonic(), 0.25
+        while (await _grant(worker, "PUT", f"{task['output_prefix']}x")).status_code == 202:
+            await asyncio.sleep(pause_s)
+            pause_s = 0.5
+        assert time.monotonic() - began < SOON_S
+    finally:
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+
+
+async def _lead(answers: Answers, term: int) -> None:
+    while True:
+        await answers.give(term)
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,152 @@
+"""Every table and every function that the catalog names, whoever added it: closed to all but those it is for."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.db.privilege.rig import DOORS, Doors, Scene
+
+OUTSIDERS = ("anon", "authenticated", "gpu_worker")
+CALLERS = ("nobody", "authenticated", "worker")  # who comes with the rights of these
+CONCURRENT = 16
+RELATIONS = """
+    select c.relname, c.relkind from pg_class c
+     where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S') order by 1
+"""
+FUNCTIONS = """
+    select p.proname, p.proargnames[1:p.pronargs], p.prorettype = 'trigger'::regtype from pg_proc p
+     where p.pronamespace = 'public'::regnamespace order by 1
+"""
+OPEN_TO_POD = "worker_"
+WRITES = ("POST", "PATCH", "DELETE")
+UNWRITABLE = 500  # PostgREST's status for 55000, "cannot delete from view"
+COLUMN, SEQUENCE = "select, insert, update, references", "usage, select, update"
+Owner = psycopg.AsyncConnection[Any]
+
+
+async def _rows(owner: Owner, query: str, *values: Any) -> list[Any]:
+    return list(await (await owner.execute(query.encode(), values)).fetchall())
+
+
+async def test_every_table_has_row_level_security_and_no_policy(owner: Owner) -> None:
+    """Tables are for their owner and service_role alone; a view reads with its caller's rights or not at all."""
+    assert await _rows(owner, "select polname from pg_policy") == []
+    query = """
+        select relname from pg_class
+         where relnamespace = 'public'::regnamespace
+           and (relkind in ('r', 'p') and not relrowsecurity
+                or relkind in ('v', 'm', 'f')
+                   and not coalesce(reloptions, '{}') && array['security_invoker=true', 'security_invoker=on'])
+    """
+    assert await _rows(owner, query) == []
+
+
+@pytest.mark.parametrize("role", OUTSIDERS)
+async def test_no_outsider_has_any_right_to_any_relation(owner: Owner, role: str) -> None:
+    """Not to read, write, empty or refer to a table or one of its columns, not to a sequence, not to make anything."""
+    relations = await _rows(owner, RELATIONS)
+    assert len(relations) > 20
+    for name, kind in relations:
+        kinds = (
+            "usage, select, update" if kind == "S" else "select, insert, update, delete, truncate, references, trigger"
+        )
+        test = "sequence" if kind == "S" else "table"
+        query = f"select has_{test}_privilege(%s, format('public.%%I', %s::text), %s)"
+        assert await _rows(owner, query, role, name, kinds) == [(False,)], name
+        if kind != "S":
+            query = "select has_any_column_privilege(%s, format('public.%%I', %s::text), %s)"
+            assert await _rows(owner, query, role, name, COLUMN) == [(False,)], name
+    assert await _rows(owner, "select has_schema_privilege(%s, 'public', 'create')", role) == [(False,)]
+
+
+@pytest.mark.parametrize("role", OUTSIDERS)
+async def test_only_a_pod_may_call_anything_and_only_its_own(owner: Owner, role: str) -> None:
+    """By the catalog: worker_* for gpu_worker, nothing for the others; helpers for nobody."""
+    query = """
+        select proname from pg_proc
+         where pronamespace = 'public'::regnamespace and has_function_privilege(%s, oid, 'execute')
+    """
+    callable_ = {name for (name,) in await _rows(owner, query, role)}
+    own = {name for name, *_ in await _rows(owner, FUNCTIONS) if name.startswith(OPEN_TO_POD)}
+    assert callable_ == (own if role == "gpu_worker" else set())
+    assert own
+
+
+async def test_every_function_has_a_search_path_of_its_own(owner: Owner) -> None:
+    """What runs with the owner's rights must not find a stranger's table or operator."""
+    query = """
+        select proname from pg_proc where pronamespace = 'public'::regnamespace and prosecdef
+           and not coalesce(proconfig, '{}') @> array['search_path=""']
+    """
+    assert await _rows(owner, query) == []
+
+
+async def test_a_pod_cannot_become_anybody_else(owner: Owner) -> None:
+    """gpu_worker is a member of no role, owns nothing, cannot log in, and has no attribute."""
+    query = """
+        select rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin, rolreplication, rolbypassrls
+          from pg_roles where rolname = 'gpu_worker'
+    """
+    assert await _rows(owner, query) == [(False, True, False, False, False, False, False)]
+    assert await _rows(owner, "select from pg_auth_members where member = 'gpu_worker'::regrole") == []
+    assert await _rows(owner, "select from pg_class where relowner = 'gpu_worker'::regrole") == []
+    query = """
+        select r.rolname from pg_auth_members m join pg_roles r on r.oid = m.member
+         where m.roleid = 'gpu_worker'::regrole and r.rolname in ('anon', 'authenticated', 'gpu_worker')
+    """
+    assert await _rows(owner, query) == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("who", CALLERS)
+async def test_no_function_but_a_pods_own_answers(
+    owner: Owner, doors: Doors, scene: Scene, who: str, door: str
+) -> None:
+    """Each tried with all its arguments, so that nothing but the permission can refuse; the gateway knows none."""
+    calls = [
+        (f"/rest/v1/rpc/{name}", dict.fromkeys(args or ()))
+        for name, args, _ in await _rows(owner, FUNCTIONS)
+        if not (who == "worker" and name.startswith(OPEN_TO_POD))
+    ]
+    assert len(calls) > 50
+    # PostgREST does not show trigger functions.
+    allowed = {401, 404} if door == "gateway" else {401, 404} if who == "nobody" else {403, 404}
+    replies = await _all(doors, scene, door, who, [("POST", path, args) for path, args in calls])
+    assert {path: status for path, status in replies if status not in allowed} == {}
+    if door == "postgrest":
+        assert sum(status != 404 for _, status in replies) > 40
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("who", CALLERS)
+async def test_no_table_answers(owner: Owner, doors: Doors, scene: Scene, who: str, door: str) -> None:
+    """Read, insert, change, delete: each of every table. That a view cannot be written comes before who may."""
+    relations = {name: kind for name, kind in await _rows(owner, RELATIONS) if kind != "S"}
+    calls: list[tuple[str, str, Any]] = []
+    for name in relations:
+        path = f"/rest/v1/{name}"
+        calls += [("GET", path, None), ("POST", path, {}), ("PATCH", path, {}), ("DELETE", path, None)]
+    refused = {404} if door == "gateway" else {401} if who == "nobody" else {403}
+    views = {f"{verb} /rest/v1/{name}" for name, kind in relations.items() if kind == "v" for verb in WRITES}
+    replies = await _all(doors, scene, door, who, calls)
+    unwritable = {path for path, status in replies if path in views and status == UNWRITABLE}
+    assert {path: status for path, status in replies if status not in refused and path not in unwritable} == {}
+
+
+async def _all(
+    doors: Doors, scene: Scene, door: str, who: str, calls: Sequence[tuple[str, str, Any]]
+) -> list[tuple[str, int]]:
+    gate, numbers = asyncio.Semaphore(CONCURRENT), itertools.count()
+
+    async def one(method: str, path: str, body: Any) -> tuple[str, int]:
+        headers = {**scene.credentials(who), "X-Forwarded-For": f"192.0.2.{next(numbers) % 256}"}
+        async with gate:
+            reply = await doors.clients[door].request(method, path, json=body, headers=headers)
+        assert scene.secret not in reply.text
+        return f"{method} {path}", reply.status_code
+
+    return await asyncio.gather(*(one(*call) for call in calls))

@@ -1,5 +1,0 @@
-"""The database of the conformance suite, with a clock that the test moves."""
-
-from tests.conformance.conftest import database, db, fleet, hand, migrated, postgrest, server
-
-__all__ = ["database", "db", "fleet", "hand", "migrated", "postgrest", "server"]

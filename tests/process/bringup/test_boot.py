@@ -1,0 +1,115 @@
+"""What is said early of a pod that does not run yet: that its image is being pulled, by its own log, asked seldom."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.core.model import PodStatus
+from orchestrator.core.states import FailureCode, Stage
+from orchestrator.pods import boot_stages
+from orchestrator.pods.bringup_context import Ascent
+from orchestrator.pods.latest import PodView
+from tests.process.bringup.builders import a_pod
+from tests.process.bringup.rig import DEADLINE_S, Rig
+from tests.unit.core.build import NOW, spawning
+
+PULLING = ["create container image", "latest Pulling from library/image"]
+PULLED = [*PULLING, "Status: Downloaded newer image for image", "start container"]
+BOOTS: Mapping[str, Any] = {"status": PodStatus.STARTING, "has_runtime": False}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that a test can wait for."""
+    monkeypatch.setattr(boot_stages, "EARLY_S", 0.05)
+    monkeypatch.setattr(boot_stages, "LOOK_AFTER_S", 0.1)
+    monkeypatch.setattr(boot_stages, "LOOK_AGAIN_S", 0.2)
+
+
+async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(rig: Rig, quick: None) -> None:
+    """With the last lines of the pod's log; it is no failure, and once the image has come that is seen too."""
+    worker, _ = await rig.worker(pod=BOOTS)
+    rig.pod_logs[worker.pod_id or ""] = ["\n".join(PULLING), "\n".join(PULLED)]
+    climb = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+
+    async def seen(lines: list[str]) -> Mapping[str, Any]:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                for attempt in await rig.attempts(worker.id):
+                    if (attempt["evidence"] or {}).get("pod_log") == lines:
+                        return attempt
+                await asyncio.sleep(0.02)
+
+    attempt = await seen(PULLING)
+    assert attempt["evidence"]["shown"] == "RunPod shows it as STARTING: its image is being pulled"
+    assert (attempt["outcome"], attempt["failure_code"]) == (None, None)
+    assert (await seen(PULLED))["evidence"]["shown"] == "RunPod shows it as STARTING"
+    rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.RUNNING, has_runtime=True))
+    await asyncio.wait_for(climb, DEADLINE_S)
+    assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
+
+
+async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> None:
+    """A log that never comes is read beside the wait."""
+    asked = asyncio.Event()
+
+    async def never(_: str) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    pods = PodView()
+    pods.update([a_pod("pod-gpu-1", "gpu-1", 22, **BOOTS)])
+    running = asyncio.create_task(boot_stages.Boot(pods, never).pod_running(Ascent(1, spawning("gpu-1"), NOW, 600)))
+    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    pods.update([a_pod("pod-gpu-1", "gpu-1", 22)])
+    assert (await asyncio.wait_for(running, DEADLINE_S))["pod_id"] == "pod-gpu-1"
+
+
+async def test_a_wave_of_slow_pods_is_not_asked_all_at_once(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of a minute are the account's: the first few pods have a look each, then one in LOOK_GAP_S."""
+    monkeypatch.setattr(boot_stages, "LOOK_GAP_S", 0.2)
+    asked: Counter[str] = Counter()
+    began_s = time.monotonic()
+    enough = asyncio.Event()
+
+    async def log(pod_id: str) -> str:
+        asked[pod_id] += 1
+        assert asked.total() <= boot_stages.LOOKS_AT_ONCE + (time.monotonic() - began_s) / boot_stages.LOOK_GAP_S
+        if asked.total() == count:
+            enough.set()
+        return "\n".join(PULLING)
+
+    pods, count = PodView(), 4 * boot_stages.LOOKS_AT_ONCE
+    pods.update(a_pod(f"pod-gpu-{n}", f"gpu-{n}", 22, **BOOTS) for n in range(count))
+    booting = boot_stages.Boot(pods, log)
+    ascents = [Ascent(1, spawning(f"gpu-{n}"), NOW, 600) for n in range(count)]
+    climbs = [asyncio.create_task(booting.pod_running(ascent)) for ascent in ascents]
+    await asyncio.wait_for(enough.wait(), DEADLINE_S)
+    for climb in climbs:
+        climb.cancel()
+    ended = await asyncio.gather(*climbs, return_exceptions=True)
+    assert {type(end) for end in ended} == {asyncio.CancelledError}, "a look that came too soon"
+
+
+async def test_at_the_deadline_an_earlier_look_counts_where_calls_are_short(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wave that reaches its deadline together takes no more calls than one that begins together."""
+    monkeypatch.setattr(boot_stages, "LOOKS_AT_ONCE", 1)
+    asked: Counter[str] = Counter()
+
+    async def log(pod_id: str) -> str:
+        asked[pod_id] += 1
+        return "\n".join(PULLING)
+
+    pods, ascent = PodView(), Ascent(1, spawning("gpu-1"), NOW, limit_s=1)
+    pods.update([a_pod("pod-gpu-1", "gpu-1", 22, **BOOTS)])
+    with pytest.raises(TimeoutError):
+        await boot_stages.Boot(pods, log).pod_running(ascent)
+    assert (asked.total(), ascent.suspect) == (1, FailureCode.IMAGE_PULL_SLOW)

@@ -1,0 +1,219 @@
+"""`list` and `status`, as an operator and as a program read them."""
+
+import asyncio
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.cli.worker_rows import flags, note
+from orchestrator.core.states import State
+from testbed.services.postgres import EmbeddedPostgres
+from tests.process.cli.builders import Cli, Fleet, run
+
+ESCAPE = "\x1b"
+
+
+async def test_an_empty_fleet_says_so(cli: Cli) -> None:
+    """In the words that operators know."""
+    ran = await cli("list")
+    assert (ran.code, ran.out) == (0, "No active workers found.\n")
+    assert ran.err.startswith("No orchestrator has been running on this fleet yet; ")
+
+
+async def test_that_nobody_leads_is_said_with_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
+    """By `list` and by `status`; data stays on stdout, and a program reads it as `leader`."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    assert (await cli("list", "--json")).json()["leader"]["holder"] == "the test"
+    await fleet.store.resign("the test", fleet.term)
+    said = r"No orchestrator has been running for \d+s \(last leader: the test\); .* fix: python -m orchestrator run\n"
+    runs = await asyncio.gather(*(cli(*command) for command in (["list"], ["status", worker_id])))
+    for ran in runs:
+        assert ran.code == 0
+        assert re.fullmatch(said, ran.err), ran.err
+    assert (await cli("list", "--json")).json()["leader"] is None
+
+
+async def test_the_list_loads_only_what_it_needs(cli: Cli) -> None:
+    """No SDK, no web server, no SSH, nothing of the loop: what is not loaded cannot make it slow to start."""
+    look = (
+        "import sys; from orchestrator.cli.main import main\n"
+        "try: main(['list'])\n"
+        "finally: print(*{name for name in sys.modules if 'orchestrator' in name or '.' not in name}, file=sys.stderr)"
+    )
+    ran = await run(sys.executable, "-c", look, environment=cli.environment)
+    assert ran.out == "No active workers found.\n"
+    loaded = set(ran.err.split())
+    sdks = {"boto3", "botocore", "runpod", "aiohttp", "httpx", "supabase", "asyncssh", "cryptography", "jwt"}
+    services = {"starlette", "uvicorn", "apscheduler", "prometheus_client", "textual", "structlog"}
+    ours = {f"orchestrator.{name}" for name in ("loop", "service", "web", "pods", "worker_logs")}
+    assert {"psycopg", "orchestrator.adapters.store"} <= loaded
+    assert not (sdks | services | ours) & loaded
+
+
+async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) -> None:
+    """Off a terminal: one line each, whole, without colours; ended ones only with --all."""
+    climbing, active = await fleet.worker(), await fleet.worker(upto=State.ACTIVE)
+    ended = await fleet.worker(upto=State.TERMINATED)
+    ran = await cli("list")
+    assert ran.code == 0
+    assert ran.err == ""
+    assert ESCAPE not in ran.out
+    head, *rows, total = ran.out.splitlines()
+    for column in ("worker", "state", "GPU", "pod", "age", "heartbeat", "$/h", "spent", "waiting on / note"):
+        assert column in head
+    assert len(rows) == 2
+    (line,) = ran.lines_with(climbing)
+    assert all(part in line for part in ("spawning", "RTX 4090", "pod", "$0.44", "ssh_auth", "waits for operator"))
+    (line,) = ran.lines_with(active)
+    assert "active" in line
+    assert total.startswith("2 workers")
+    assert "$0.88" in total
+    everyone = await cli("list", "--all")
+    (line,) = everyone.lines_with(ended)
+    assert "terminated" in line
+    assert "spawn_failed AUTH_FAILED" in line
+
+
+def test_the_list_notes_why_a_worker_claims_no_more() -> None:
+    """Also while its row waits for something else."""
+    now = datetime.fromtimestamp(1_795_168_800, UTC)
+    row: dict[str, Any] = {"status": "idle", "state_since": now.isoformat(), "last_heartbeat": now.isoformat()}
+    held = {"failures": 5, "codes": ["HANDLER_ERROR"]}
+    said = "claims no more: 5 different tasks failed in a row (HANDLER_ERROR)"
+    assert flags(row, now) == []
+    assert note(row | {"held_back": held, "waiting_for": "tasks"}, now) == f"{said}; waits for tasks"
+    assert flags(row | {"held_back": held}, now) == [said]
+    assert flags(row | {"health": {"disk": "x"}}, now) == []
+
+
+async def test_the_list_as_json(cli: Cli, fleet: Fleet) -> None:
+    """Rows, what is computed from them, totals; nothing that a worker proves itself with."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    document = (await cli("list", "--json")).json()
+    (row,) = document["workers"]
+    assert (row["id"], row["status"], row["stage"]) == (worker_id, "active", "promoted")
+    assert row["age_s"] >= 0
+    assert row["heartbeat_age_s"] is None
+    assert row["flags"] == []
+    assert document["totals"]["usd_per_hour"] == 0.44
+    assert "token_jti" not in row
+
+
+async def test_another_fleet_is_not_shown(cli: Cli, fleet: Fleet) -> None:
+    """FLEET_ID separates environments on one database."""
+    worker_id = await fleet.worker()
+    listed, status = await asyncio.gather(
+        cli("list", "--all", FLEET_ID="another"), cli("status", worker_id, FLEET_ID="another")
+    )
+    assert listed.out == "No active workers found.\n"
+    assert status.code == 3
+
+
+async def test_status_of_a_worker(cli: Cli, fleet: Fleet) -> None:
+    """By any name that is unique: where it is, where it can be reached, what it did and cost."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    pod_id = (await fleet.row(worker_id))["pod_id"]
+    runs = await asyncio.gather(*(cli("status", name) for name in (pod_id, worker_id[-8:])))
+    for ran in runs:
+        assert ran.code == 0, ran.err
+        assert "SSH: 213.173.110.7:12086" in ran.out
+        for part in (worker_id, pod_id, "active", "promoted", "RTX 4090 in EU-RO-1", "$0.44/h", "created", "heartbeat"):
+            assert part in ran.out
+        assert "0 done, 0 failed, 0 running" in ran.out
+        assert "RunPod: not asked: RUNPOD_API_KEY is not set" in ran.out
+        assert ran.lines_with("ssh_auth")
+
+
+async def test_status_of_a_worker_that_failed(cli: Cli, fleet: Fleet) -> None:
+    """Why it ended, at which stage, with what evidence."""
+    worker_id = await fleet.worker(upto=State.TERMINATED)
+    ran = await cli("status", worker_id)
+    (line,) = ran.lines_with("last failure")
+    assert "AUTH_FAILED (spawn_failed)" in line
+    assert "PermissionDenied" in line
+    assert "PAIR_MISMATCH" in ran.out
+    document = (await cli("status", worker_id, "--json")).json()
+    assert document["worker"]["exit_cause"] == "spawn_failed"
+    assert [attempt["failure_code"] for attempt in document["attempts"]] == ["AUTH_FAILED"]
+    assert document["provider"]["status"] is None
+    assert {stage["stage"] for stage in document["stages"]} >= {"pod_running", "ssh_auth"}
+    assert document["events"][-1]["to_state"] == "terminated"
+
+
+async def test_an_unknown_worker_is_exit_code_3(cli: Cli) -> None:
+    """Three lines on stderr, and the same as JSON on stdout where that was asked for."""
+    ran = await cli("status", "gpu-nobody", "--json")
+    assert ran.code == 3
+    assert ran.json()["errors"][0]["id"] == "E040"
+    what, why, fix = ran.err.splitlines()
+    assert what == "error[E040]: no worker 'gpu-nobody'"
+    assert why.startswith("why: ")
+    assert fix == "fix: python -m orchestrator list --all"
+
+
+async def test_a_name_that_is_no_id_never_reaches_the_database(cli: Cli) -> None:
+    """Ids are validated wherever they enter."""
+    ran = await cli("status", "../../etc/passwd")
+    assert (ran.code, ran.out) == (2, "")
+
+
+async def test_two_workers_with_the_same_end_are_not_guessed_between(cli: Cli, fleet: Fleet) -> None:
+    """It says which they are."""
+    workers = [await fleet.worker(worker_id=f"gpu-{number}-0a1b2c3d") for number in range(2)]
+    ran = await cli("status", "0a1b2c3d")
+    assert ran.code == 3
+    assert all(worker_id in ran.err for worker_id in workers)
+
+
+async def test_a_database_that_does_not_answer(cli: Cli) -> None:
+    """Exit 1 at once, with what the connection said, and never an empty list; no pool fills the screen."""
+    away = "postgresql://nobody@127.0.0.1:9/none"
+    commands = (["list"], ["plan"], ["doctor", "leader"])
+    *rest, doctor = await asyncio.gather(*(cli(*c, DATABASE_URL=away, RUNPOD_API_KEY="rpa_x") for c in commands))
+    for ran in rest:
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith("error[E010]: the database does not answer\nwhy: connection")
+        assert len(ran.err.splitlines()) == 3
+    assert (doctor.code, doctor.err) == (0, "")
+    assert "Unavailable: connection" in doctor.out
+
+
+async def test_a_database_that_refuses_us(cli: Cli, postgres: EmbeddedPostgres) -> None:
+    """Exit 4: waiting would not help."""
+    ran = await cli("list", DATABASE_URL=postgres.url_of("no_such_database"))
+    assert (ran.code, ran.out) == (4, "")
+    assert "error[E012]" in ran.err
+    assert "no_such_database" in ran.err
+
+
+async def test_a_database_url_that_libpq_cannot_read_is_not_quoted(cli: Cli) -> None:
+    """Exit 4: libpq's own complaint shows what stands after the space in the password."""
+    given = "host=127.0.0.1 password=my hunter2hunter2"
+    listed, doctor = await asyncio.gather(*(cli(*c, DATABASE_URL=given) for c in (["list"], ["doctor", "database"])))
+    assert listed.code == 4
+    assert len(listed.err.splitlines()) == 3
+    for ran in (listed, doctor):
+        assert "DATABASE_URL cannot be used" in ran.out + ran.err
+        assert "hunter2" not in ran.out + ran.err
+
+
+async def test_a_database_without_the_schema(cli: Cli, postgres: EmbeddedPostgres) -> None:
+    """Exit 4, and the command that mends it."""
+    ran = await cli("list", DATABASE_URL=postgres.url_of("postgres"))
+    assert ran.code == 4, ran.err
+    assert "error[E011]" in ran.err
+    assert ran.err.count("fix: ") == 1
+    assert "fix: python -m orchestrator migrate" in ran.err
+
+
+async def test_wrong_settings_are_all_named_at_once(cli: Cli) -> None:
+    """Exit 4; three lines for each."""
+    ran = await cli("list", DATABASE_URL=None, MAX_ACTIVE_GPUS="many")
+    assert ran.code == 4
+    assert "MAX_ACTIVE_GPUS cannot be used" in ran.err
+    ran = await cli("run", DATABASE_URL=None)
+    assert ran.code == 4
+    problems = [line for line in ran.err.splitlines() if line.startswith("error[E001]")]
+    assert len(problems) >= 5
+    assert len(ran.err.splitlines()) == 3 * len(problems)

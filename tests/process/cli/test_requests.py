@@ -1,0 +1,166 @@
+"""`spawn` and `terminate`: rows that the leader acts on; and the loop's own commands."""
+
+import asyncio
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.model import Pause
+from orchestrator.core.states import Stage, State
+from testbed.runpod.server import Emulator
+from testbed.services.postgres import EmbeddedPostgres
+from tests.process.cli.builders import Cli, Fleet
+
+
+async def test_spawn_records_an_intent_and_says_who_leads(cli: Cli, fleet: Fleet) -> None:
+    """What is on stdout is the new worker's id; the pod is the leader's business."""
+    ran = await cli("spawn")
+    assert ran.code == 0, ran.err
+    row = await fleet.row(ran.out.strip())
+    assert (row["status"], row["stage"], row["pod_id"]) == ("spawning", "intent", None)
+    assert "the test leads" in ran.err
+
+
+async def test_spawn_says_that_nobody_leads(cli: Cli, postgres: EmbeddedPostgres, fleet_id: str) -> None:
+    """And how to change that; the request stands, and the lead is still free."""
+    ran = await cli("spawn", "--worker-id", f"gpu-{uuid.uuid4().hex[:8]}")
+    assert ran.code == 0
+    assert "No orchestrator has been running on this fleet yet" in ran.err
+    assert "python -m orchestrator run" in ran.err
+    db = await PostgresDb.open(postgres.url, pool_size=1)
+    assert (await SqlStore(db, fleet_id).lead("another", 1)).leader
+    await db.close()
+
+
+async def test_spawn_refuses_what_cannot_be(cli: Cli, fleet: Fleet) -> None:
+    """An id that is taken, an id that is none, a pool that is not there."""
+    taken = await fleet.worker()
+    asked = (["--worker-id", taken], ["--worker-id", "a b"], ["--pool", "nowhere"])
+    assert [ran.code for ran in await asyncio.gather(*(cli("spawn", *arguments) for arguments in asked))] == [1, 2, 2]
+    assert len(await fleet.store.workers()) == 1
+
+
+async def test_spawn_and_wait_follows_the_climb(cli: Cli, fleet: Fleet) -> None:
+    """Each stage is told on stderr; a failure is exit code 1 with its cause."""
+    good, bad = f"gpu-{uuid.uuid4().hex[:8]}", f"gpu-{uuid.uuid4().hex[:8]}"
+    waits = [asyncio.create_task(cli("spawn", "--worker-id", name, "--wait", "--json")) for name in (good, bad)]
+    for name in (good, bad):
+        async with asyncio.timeout(20):
+            while True:
+                if await fleet.row(name):
+                    break
+                await asyncio.sleep(0.05)
+    await fleet.move(good, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED)
+    why = {"exit_cause": "spawn_failed", "failure_code": "NO_RUNTIME"}
+    await fleet.move(bad, State.SPAWNING, State.TERMINATING, stage=Stage.DELETING, **why)
+    came, failed = await asyncio.gather(*waits)
+    assert came.code == 0, came.err
+    assert came.json()["status"] == "active"
+    assert "active promoted" in came.err
+    assert failed.code == 1
+    assert "spawn_failed NO_RUNTIME" in failed.json()["errors"][0]["why"]
+
+
+async def test_terminate_requests_an_end(cli: Cli, fleet: Fleet) -> None:
+    """Of a worker named by any of its names; drained unless --now; asked for twice it says so."""
+    workers = [await fleet.worker(upto=State.ACTIVE) for _ in range(3)]
+    pod_id = (await fleet.row(workers[2]))["pod_id"]
+    names = ([workers[0]], ["--worker-id", workers[1], "--now"], ["--pod-id", pod_id])
+    runs = await asyncio.gather(*(cli("terminate", *name, "--force") for name in names))
+    assert [ran.out for ran in runs] == [f"{worker_id}: its end is requested\n" for worker_id in workers]
+    rows = [await fleet.row(worker_id) for worker_id in workers]
+    assert all(row["drain_requested_at"] for row in rows)
+    assert [row["stop_requested_at"] is not None for row in rows] == [False, True, False]
+    assert (await cli("terminate", workers[0], "--force", "--json")).json()["outcome"] == "already"
+
+
+async def test_terminate_off_a_terminal_needs_force(cli: Cli, fleet: Fleet) -> None:
+    """And says what it would have done."""
+    worker_id = await fleet.worker(upto=State.ACTIVE)
+    ran = await cli("terminate", worker_id, stdin="y\n")
+    assert (ran.code, ran.out) == (2, "")
+    assert "error[E050]" in ran.err
+    assert worker_id in ran.err
+    assert (await fleet.row(worker_id))["drain_requested_at"] is None
+
+
+async def test_terminate_names_exactly_one_worker_that_exists(cli: Cli) -> None:
+    """Otherwise: usage, or not found."""
+    asked: tuple[list[str], ...] = ([], ["a", "--pod-id", "b"], ["gpu-nobody"])
+    runs = await asyncio.gather(*(cli("terminate", *arguments, "--force") for arguments in asked))
+    assert [ran.code for ran in runs] == [2, 2, 3]
+
+
+async def test_pause_and_resume(cli: Cli, fleet: Fleet) -> None:
+    """The reason is what the loop then sees, in every pool or in one, until it is resumed or over."""
+    assert (await cli("pause", "--reason", "too dear today")).code == 0
+    assert (await fleet.store.snapshot()).paused == {"*": Pause("too dear today", None)}
+    ran = await cli("pause", "--pool", "training", "--for", "5", "--json")
+    assert set(ran.json()["pools"]) == {"*", "training"}
+    seen = await fleet.store.snapshot()
+    until = seen.paused["training"].until
+    assert until is not None
+    assert timedelta(minutes=4) < until - seen.now <= timedelta(minutes=5)
+    assert (await cli("resume", "--json")).json() == {"schema_version": 1, "paused": None, "pools": {}}
+    assert not (await fleet.store.snapshot()).paused
+
+
+async def test_migrate_tells_what_it_did(cli: Cli, postgres: EmbeddedPostgres) -> None:
+    """A second time there is nothing to do."""
+    ran, same = await asyncio.gather(cli("migrate"), cli("migrate", "--json"))
+    assert (ran.code, ran.out) == (0, "The schema is up to date.\n"), ran.err
+    assert same.json()["applied"] == []
+
+
+async def test_plan_knows_what_a_leader_has_seen(
+    cli: Cli, fleet: Fleet, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Who has been silent since the lead began is to end; a pod that is not listed is named, and not yet judged."""
+    async with Emulator(tmp_path) as emulator:
+        cloud = {"RUNPOD_API_KEY": emulator.api_key, "RUNPOD_API_BASE_URL": emulator.url}
+        worker_id = await fleet.worker(upto=State.ACTIVE)
+        row = await fleet.row(worker_id)
+        fresh = await cli("plan", "--json", **cloud)
+        async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
+            hour = "update fleet_lease set since = since - interval '1 hour' where fleet = %s"
+            await sql.execute(hour, (row["fleet"],))
+            silent = (
+                "update workers set created_at = created_at - interval '1 hour', "
+                "last_heartbeat = now() - interval '10 min' where id = %s"
+            )
+            await sql.execute(silent, (worker_id,))
+        later = await cli("plan", "--json", **cloud)
+    assert later.json()["observed"]["pods_missing"] == [row["pod_id"]]
+    assert [action["kind"] for action in fresh.json()["actions"] if action["kind"] == "terminate"] == []
+    (end,) = [action for action in later.json()["actions"] if action["kind"] == "terminate"]
+    assert (end["worker_id"], end["cause"]) == (worker_id, "heartbeat_lost")
+
+
+async def test_plan_shows_the_next_tick_and_writes_nothing(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    """Exit 2 while it would act, 0 when it would not, 1 when the provider does not answer."""
+    async with Emulator(tmp_path) as emulator:
+        cloud = {"RUNPOD_API_KEY": emulator.api_key, "RUNPOD_API_BASE_URL": emulator.url}
+        worker_id = await fleet.worker(upto=State.ACTIVE)
+        still, acting, planned, status = await asyncio.gather(
+            cli("plan", **cloud, MAX_ACTIVE_GPUS="0", FLEET_ID="empty"),
+            cli("plan", **cloud, MIN_ACTIVE_GPUS="1", FLEET_ID="empty"),
+            cli("plan", "--json", **cloud, MIN_ACTIVE_GPUS="1", FLEET_ID="empty"),
+            cli("status", worker_id, **cloud),
+        )
+    assert still.code == 0, still.err
+    assert "would change nothing" in still.err
+    assert acting.code == 2, acting.err
+    assert acting.lines_with("spawn")
+    assert planned.code == 2
+    assert planned.json()["would_act"] is True
+    assert planned.json()["actions"][0]["kind"] == "spawn"
+    assert planned.json()["verdicts"][0]["target"] >= 1
+    assert "RunPod: ABSENT" in status.out
+    assert await SqlStore(fleet.db, "empty").workers(all=True) == []
+    away = await cli("plan", **cloud)
+    assert away.code == 1
+    assert "error[E021]" in away.err

@@ -1,0 +1,276 @@
+"""Ten incidents, staged on real counterparts: the first command that the guide names tells the cause and the fix.
+
+They share a fleet, in an order that needs few restarts of its orchestrator.
+"""
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from tests.process.cli.builders import Ran
+from tests.process.guide.conftest import Fleet
+from tests.process.incidents.conftest import Scene
+
+LONG = {"task_type": "work", "params": {"seconds": 600}, "timeout_s": 900}
+STITCH = {"task_type": "travel_stitch", "params": {}, "max_attempts": 1}
+# How a pod is born -> the stage at which it stays, and what a person reads there: the cause, and the fix.
+STUCK = {
+    "stuck_provisioning": ("pod_running", "RunPod shows it as PROVISIONING", "raise SPAWNING_TIMEOUT_SEC"),
+    "no_ssh_details": ("ssh_details", "waiting on provider: a public address for SSH", "set RUNPOD_CLOUD or RUNPOD_D"),
+    "ssh_silent": ("tcp", "accepts and says nothing (TCP_TIMEOUT)", "orchestrator terminate "),
+    "agent_cut_off": ("heartbeat", "waiting on worker: its first heartbeat", "see that pods reach WORKER_API_URL"),
+}
+BOOKED = """
+    insert into costs (worker_id, fleet, kind, from_at, to_at, usd)
+    select %s, %s, 'idle', at, at + interval '1 hour', usd
+      from (values (now() - interval '3 days', 1.5), (now() - interval '2 hours', 6)) as past (at, usd)
+"""
+
+
+def advice(ran: Ran, issue: str) -> tuple[str, str, str]:
+    """The problem with these words in the report on a terminal: its head, its detail, its fix."""
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("❌ UNHEALTHY") or "[HIGH]" not in ran.out
+    found = [number for number, line in enumerate(lines) if issue in line and line[0].isdigit()]
+    assert len(found) == 1, f"{issue!r} is not in:\n{ran.out}\n{ran.err}"
+    [at] = found
+    said = lines[at + 1 : at + 3]
+    detail, fix = (said[0], said[1]) if not said[0].lstrip().startswith("fix:") else ("", said[0])
+    return lines[at], detail.strip(), fix.strip()
+
+
+async def versions(fleet: Fleet) -> dict[str, Any]:
+    """Every table's row versions, and where each sequence stands."""
+    tables = "select tablename as name from pg_tables where schemaname = 'public' order by 1"
+    found: dict[str, Any] = {}
+    for table in await fleet.until(tables):
+        query = f"select ctid::text, xmin::text from {table['name']} order by 1"  # noqa: S608  a name of the catalogue's
+        found[table["name"]] = await (await fleet.sql.execute(query.encode())).fetchall()
+    found["sequences"] = await fleet.until("select sequencename, last_value from pg_sequences order by 1")
+    return found
+
+
+def touched(home: Path) -> dict[str, tuple[int, int]]:
+    """Every file and directory below: when it was last changed, and its size."""
+    return {str(path): (path.stat().st_ctime_ns, path.stat().st_size) for path in home.rglob("*")}
+
+
+async def test_a_backlog(scene: Scene) -> None:
+    """What limits the fleet, when the queue would be done, and which variable to raise."""
+    await scene.led()
+    await scene.fleet.submit(*[LONG] * 4)
+    await scene.fleet.until("select 1 from tasks where status = 'In Progress'")
+    await scene.fleet.until("select 1 from decisions where position('MAX_ACTIVE_GPUS' in blocked::text) > 0")
+    ran = await scene.diagnose()
+    head, detail, fix = advice(ran, "Backlog in pool default: 3 tasks wait")
+    assert "[MEDIUM] Scaling" in head
+    assert "limited by: " in detail
+    assert "MAX_ACTIVE_GPUS=1" in detail
+    assert "ETA " in detail
+    assert fix == "fix: raise MAX_ACTIVE_GPUS"
+
+
+async def test_a_stitch_that_fails(scene: Scene) -> None:
+    """The handler's own words, and that the segments come by depends_on."""
+    await scene.led()
+    [task] = await scene.fleet.submit(STITCH)
+    await scene.fleet.until("select 1 from tasks where id = %s and status = 'Failed'", task)
+    head, detail, fix = advice(await scene.diagnose(), "travel_stitch")
+    assert head.endswith("[HIGH] Tasks: 1 travel_stitch task(s) failed: ValueError: No valid segment videos found")
+    assert "HANDLER_ERROR" in detail
+    assert "Submit stitch tasks with depends_on" in fix
+    assert f"explain {task}" in fix
+
+
+async def test_tasks_that_are_all_blocked(scene: Scene) -> None:
+    """By a task that nobody ever inserted: nothing runs, and nothing will."""
+    await scene.led()
+    await scene.sql("insert into tasks (task_type, depends_on) values ('work', array[gen_random_uuid()])")
+    head, detail, fix = advice(await scene.diagnose(), "All 1 queued tasks are blocked")
+    assert "[HIGH] Tasks" in head
+    assert "1 by dependencies" in detail
+    assert fix == "fix: python -m orchestrator tasks list --status Queued, then explain one of them"
+
+
+async def test_missing_and_mangled_keys(scene: Scene) -> None:
+    """What is missing by its name; what the environment did to a key, and how to set it right."""
+    key = scene.fleet.environment["RUNPOD_SSH_PRIVATE_KEY"]
+    missing, mangled = await asyncio.gather(
+        scene.diagnose(RUNPOD_API_KEY=None, RUNPOD_SSH_PUBLIC_KEY=None),
+        scene.diagnose(RUNPOD_SSH_PRIVATE_KEY=key[: len(key) // 2]),
+    )
+    head, detail, fix = advice(missing, "Missing critical environment variables")
+    assert head == "1. [HIGH] Environment: Missing critical environment variables"
+    assert detail == "RUNPOD_API_KEY, RUNPOD_SSH_PUBLIC_KEY"
+    assert fix == "fix: Add missing environment variables to Railway deployment"
+    head, detail, fix = advice(mangled, "RUNPOD_SSH_PRIVATE_KEY")
+    assert head == "1. [HIGH] SSH: RUNPOD_SSH_PRIVATE_KEY is mangled"
+    assert "cut" in detail
+    assert "RUNPOD_SSH_PRIVATE_KEY=" in fix
+    assert (missing.code, mangled.code) == (1, 1)
+
+
+async def test_the_wrong_key_pair(scene: Scene) -> None:
+    """Two good keys that do not belong together."""
+    other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    ran = await scene.diagnose(RUNPOD_SSH_PUBLIC_KEY=other)
+    head, detail, fix = advice(ran, "does not match")
+    assert head == "1. [HIGH] SSH: RUNPOD_SSH_PRIVATE_KEY does not match RUNPOD_SSH_PUBLIC_KEY"
+    assert detail.count("SHA256:") == 2
+    assert "ssh-keygen -y" in fix
+
+
+async def test_tasks_that_are_not_processed(scene: Scene) -> None:
+    """No process, no claims, no database: told apart, each with its own fix."""
+    fleet = scene.fleet
+    await scene.unled()
+    await fleet.submit({**LONG, "pool": "nobody"})
+    await scene.sql("revoke execute on function worker_claim from service_role")
+    stopped, away = await asyncio.gather(scene.diagnose(), scene.diagnose(SUPABASE_URL="http://127.0.0.1:9"))
+    await scene.sql("grant execute on function worker_claim to service_role")
+    head, detail, fix = advice(stopped, "not running")
+    assert head.endswith("[HIGH] Orchestrator: The orchestrator process is not running")
+    assert detail == "1 queued task(s), 1 live worker(s) and nobody who leads"
+    assert fix == "fix: Start it: python -m orchestrator run (on Railway: restart the service)"
+    head, detail, fix = advice(stopped, "Tasks cannot be claimed")
+    assert "permission denied for function worker_claim" in detail
+    assert fix == "fix: python -m orchestrator migrate"
+    head, detail, fix = advice(away, "The database is unreachable")
+    assert "127.0.0.1:9" in detail
+    assert "SUPABASE_URL" in fix
+
+
+async def test_orphan_pods(scene: Scene) -> None:
+    """Pods that cost money and that no worker names."""
+    await scene.unled()
+    stray = await scene.fleet.stray_pod()
+    ran = await scene.fleet.script("sync_runpod_database.py")
+    assert ran.code == 1
+    assert ran.out.startswith("Pods without rows: 1, $0.69/h")
+    assert ran.lines_with(stray)
+    assert ran.err.splitlines() == ["fix: python -m orchestrator sync terminate_orphaned"]
+    head, detail, fix = advice(await scene.diagnose(), "orphaned pod(s)")
+    assert head.endswith("[HIGH] RunPod: 1 orphaned pod(s) cost $0.69/h and no worker names them")
+    assert detail == stray
+    assert fix == "fix: python -m orchestrator sync terminate_orphaned"
+    await scene.fleet.stack.control("POST", f"pods/{stray}/kill", {"how": "vanish"})
+
+
+async def test_cost_anomalies(scene: Scene) -> None:
+    """A day that is dearer than usual, and a worker that was paid for nothing."""
+    await scene.unled()
+    worker = await scene.fleet.active()
+    await scene.sql(BOOKED, worker["id"], worker["fleet"])
+    ran = await scene.diagnose()
+    await scene.sql("delete from costs where to_at - from_at = interval '1 hour'")
+    head, _, fix = advice(ran, "in the last 24 hours")
+    assert "[MEDIUM] Cost: Cost anomaly: $6." in head
+    assert head.endswith("usually $1.50 a day")
+    assert fix == "fix: python -m orchestrator cost --since 24h --by worker"
+    head, _, fix = advice(ran, f"Cost anomaly: worker {worker['id']}")
+    assert head.endswith(" of it")
+    assert fix == f"fix: python -m orchestrator explain {worker['id']}"
+
+
+async def test_looking_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+    """No row has another version, no sequence has moved, no file on the pod is new or touched, whatever looked."""
+    fleet = scene.fleet
+    await scene.unled()
+    worker = await fleet.active()
+    pods = (await fleet.stack.control("GET", "ledger"))["pods"]
+    [home] = [Path(pod["home"]) for pod in pods if pod["id"] == worker["pod_id"]]
+    [agent] = [int(found.read_text().split()[0]) for found in home.glob(".orchestrator/run/*/agent.pid")]
+    os.kill(agent, signal.SIGSTOP)  # it beats and writes logs by itself
+    await fleet.submit(LONG)
+    try:
+        rows, files = await versions(fleet), touched(home)
+        looks = (
+            scene.diagnose("--save-report", cwd=tmp_path),
+            fleet.script("spawn_gpu.py", "status", worker["id"]),
+            fleet.script("fetch_worker_logs.py", worker["id"], S3_BUCKET=None),
+            fleet.script("sync_runpod_database.py", "analyze"),
+            fleet.script("shutdown_all_workers.py", "--dry-run"),
+        )
+        assert {ran.code for ran in await asyncio.gather(*looks)} == {0, 1}  # 1: nobody leads
+        assert await versions(fleet) == rows
+        assert touched(home) == files
+        [report] = tmp_path.iterdir()
+        assert "✅ Connected" in report.read_text()
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+
+async def test_ssh_authentication(scene: Scene) -> None:
+    """The pods refuse the key: whose half is wrong, and how to set it; once it works again it is not urgent."""
+    fleet = scene.fleet
+    await scene.fault("ssh_auth_refused")
+    await scene.led(MAX_ACTIVE_GPUS="2")
+    await fleet.submit(LONG, LONG)
+    await scene.workers("failure_code = 'AUTH_FAILED'")
+    ran = await scene.diagnose()
+    head, detail, fix = advice(ran, "SSH authentication fails")
+    assert head.endswith("The pod refuses our key: it was given the public half of another.")
+    assert re.search(r"\b[1-9]\d* attempt\(s\) within a day", detail)
+    assert fix == 'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
+    await fleet.stack.control("DELETE", "faults")
+    await scene.forget_failures()
+    await fleet.until(
+        "select 1 from workers where fleet = %s and status = 'active' having count(*) = 2",
+        fleet.environment["FLEET_ID"],
+    )
+    later = await scene.diagnose()
+    head, detail, fix = advice(later, "SSH authentication failed within a day, and works again")
+    assert "[LOW]" in head
+    assert "a later one succeeded" in detail
+    assert (ran.code, later.code) == (1, 0), later.out
+
+
+async def test_workers_stuck_in_their_stages(scene: Scene) -> None:
+    """Each by its stage, with whom it waits for, what happens by itself and what to do sooner."""
+    fleet = scene.fleet
+    for number, kind in enumerate(STUCK, 1):
+        await scene.fault(kind, nth=number)
+    held = ",".join(f"{stage}=600" for stage, *_ in STUCK.values())
+    await scene.led(MAX_ACTIVE_GPUS="9", BRINGUP_DEADLINES=held, WORKER_PYTHON="python3")  # the pod's own fails
+    await scene.forget_failures()
+    await fleet.submit(*[LONG] * (2 + len(STUCK)))
+    for stage, *_ in STUCK.values():
+        await scene.workers("status = 'spawning' and stage = %s", stage)
+    tried = "select 1 from worker_attempts where worker_id = %s and failure_code = 'TCP_TIMEOUT'"
+    [slow] = await scene.workers("stage = 'tcp'")
+    await fleet.until(tried, slow["id"])
+    await scene.sql("update workers set state_since = now() - interval '6 minutes' where status = 'spawning'")
+    report, one = await asyncio.gather(scene.diagnose(), fleet.script("spawn_gpu.py", "status", slow["id"]))
+    for stage, cause, fix in STUCK.values():
+        head, detail, said = advice(report, f"1 worker(s) stuck in spawning, stage {stage}: ")
+        assert cause in head
+        assert fix in said
+        assert "terminate, respawn" in detail
+    assert one.lines_with("spawning for 6m")
+    assert one.lines_with(
+        "why           waiting on provider: The pod's SSH port does not answer, or accepts and says noth"
+    )
+    assert one.lines_with(f"fix           python -m orchestrator timeline {slow['id']}")
+
+
+async def test_stale_rows(scene: Scene) -> None:
+    """Workers whose pods are gone, while nobody leads to see it."""
+    fleet = scene.fleet
+    worker = await fleet.active()
+    await scene.unled()
+    await fleet.stack.control("POST", f"pods/{worker['pod_id']}/kill", {"how": "vanish"})
+    await scene.sql("update workers set created_at = created_at - interval '2 minutes' where id = %s", worker["id"])
+    ran = await fleet.script("sync_runpod_database.py")
+    assert ran.code == 1
+    assert ran.out.startswith("Rows without pods: 1")
+    assert re.search(rf"^{worker['id']} +(active|idle) +{worker['pod_id']} +not listed$", ran.out, re.MULTILINE)
+    assert ran.err.splitlines() == ["fix: python -m orchestrator sync update_database"]
+    head, detail, fix = advice(await scene.diagnose(), "stale worker row(s)")
+    assert head.endswith("[HIGH] Database: 1 stale worker row(s): their pods are gone")
+    assert detail == f"{worker['id']} (not listed)"
+    assert fix == "fix: python -m orchestrator sync update_database"

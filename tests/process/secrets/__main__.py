@@ -1,0 +1,55 @@
+"""`./run soak secrets`: canaries through every trial of `./run faults`, and through a set-up that fails."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from tests.process.secrets.canaries import SECRETS, SETUP_FAILS, over_supabase, searched
+from tests.proofs.fault_matrix.__main__ import SIDE_BY_SIDE, TRIALS
+from tests.proofs.fault_matrix.runner import Trial
+from tests.proofs.fault_matrix.shared_services import Ground
+
+OVER_SUPABASE = ("agent_killed", "unauthorized", "ssh_refused")
+AGAIN = (over_supabase(trial) for trial in TRIALS if trial.name in OVER_SUPABASE)
+EVERY = {trial.name: trial for trial in (SETUP_FAILS, *TRIALS, *AGAIN)}
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(sorted(EVERY)), help="This trial alone; repeatable.")
+@click.option("--at-once", default=SIDE_BY_SIDE, show_default=True, type=click.IntRange(min=1), help="Side by side.")
+def main(only: tuple[str, ...], at_once: int) -> None:
+    """Secrets that are looked for in everything that a trial leaves; exit 1 if one is found anywhere."""
+    began = time.monotonic()
+    wrong = asyncio.run(_all([EVERY[name] for name in only or EVERY], at_once))
+    took_s = time.monotonic() - began
+    bad = sum(1 for found in wrong.values() if found)
+    sys.stdout.write(f"{len(wrong)} trials with {SECRETS} secrets each: {bad} leaked or unsearched, {took_s:.0f} s\n")
+    sys.exit(1 if bad else 0)
+
+
+async def _all(trials: list[Trial], at_once: int) -> dict[str, list[str]]:
+    gate, wrong = asyncio.Semaphore(at_once), dict[str, list[str]]()
+
+    async def one(trial: Trial) -> None:
+        async with gate:
+            try:
+                found = await searched(trial, ground, Path(directory) / trial.name)
+            except Exception as error:  # noqa: BLE001  whatever it is, the other trials have nothing to do with it
+                found = [f"{type(error).__name__}: {error}"]
+            wrong[trial.name] = found
+        sys.stdout.write(f"{'BAD ' if found else 'ok  '} {trial.name:24} {'; '.join(found)}\n")
+        sys.stdout.flush()
+
+    with tempfile.TemporaryDirectory() as directory:
+        async with Ground(Path(directory) / "ground") as ground, asyncio.TaskGroup() as group:
+            for trial in trials:
+                group.create_task(one(trial))
+    return wrong
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The service as a process: what it says of itself, and its end: soon, whatever hangs, and nothing is lost with it."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from demo.scenario import submit
+from orchestrator import __version__
+from orchestrator.migrate import read_migrations
+from testbed.services.processes import Child
+from testbed.stack import Stack
+from tests.proofs import shutdown
+
+LIMIT_S = 3.0
+HANGING = "select 1 from worker_attempts where outcome is null limit 1"
+HELD = "select 1 from fleet_lease where expires_at > now()"
+TAKEN = "select (fleet_lead('demo', 'gone', 7.5)->>'expires_at')::timestamptz as until"
+FREED = "update fleet_lease set expires_at = now()"  # as of an orchestrator that was cut short before
+LED = "select since from fleet_lease where holder <> 'gone'"
+WITH_AGENTS = "select 1 from workers where status in ('active', 'idle') limit 1"
+
+TOKEN = "0123456789abcdef-of-the-metrics"
+
+
+@pytest.fixture(scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Light pods that stay; each test starts and ends an orchestrator of its own."""
+    async with Stack(tmp_path_factory.mktemp("signals") / "stack", boot_s=(0.5, 1), light=True) as it:
+        it.environment |= {"MIN_ACTIVE_GPUS": "2", "MAX_ACTIVE_GPUS": "4", "TASKS_PER_GPU_THRESHOLD": "1"}
+        await it.migrate()
+        yield it
+
+
+@contextlib.contextmanager
+def frozen(*pids: int | None) -> Iterator[None]:
+    """Stop processes and what they started in their tracks: connections stay, and nobody answers."""
+    all_of_them = [
+        p for pid in pids if pid for p in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+    ]
+    for process in all_of_them:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in all_of_them:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+async def ended(child: Child) -> tuple[int, float]:
+    """The exit status after SIGTERM, and how long it took."""
+    began_s = time.monotonic()
+    child.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        status = await child.process.wait()
+    return status, time.monotonic() - began_s
+
+
+async def until(stack: Stack, query: str) -> None:
+    async with await stack.connect() as sql, asyncio.timeout(30):
+        while not await (await sql.execute(query)).fetchone():
+            await asyncio.sleep(0.05)
+
+
+async def test_it_ends_again_and_again_under_load_and_loses_nothing(tmp_path: Path) -> None:
+    """SIGTERM and SIGKILL at random moments, the start included: no task lost or doubled, no pod leaked."""
+    summary = await shutdown.run(tmp_path / "stack", terms=3, kills=3, seed=7)
+    assert summary["ok"], json.dumps(summary, indent=1)
+
+
+async def test_it_says_what_it_is_and_what_it_did(stack: Stack) -> None:
+    """Version, schema, dependencies and the fleet's numbers to callers with the token; to others only the status."""
+    child = await stack.start_orchestrator({"METRICS_TOKEN": TOKEN, "RAILWAY_GIT_COMMIT_SHA": "c0ffee"})
+    await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 0.1}}])
+    await until(stack, "select 1 from tasks where status = 'Complete'")
+    await until(stack, "select 1 from log_objects where shipped_at is not null")
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        assert (await client.get("/healthz")).json() == {"status": "ok"}  # to a stranger
+        health = (await client.get("/healthz", headers={"Authorization": f"Bearer {TOKEN}"})).json()
+        assert (health["role"], health["commit"], health["version"]) == ("leader", "c0ffee", __version__)
+        assert health["schema"] == read_migrations()[-1].version
+        assert health["depends_on"] == {"database": "up", "provider": "up", "s3": "up"}
+        assert (await client.get("/metrics")).status_code == 401
+        async with asyncio.timeout(30):
+            while True:  # what tasks went through is counted every few seconds
+                said = (await client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})).text
+                if "orchestrator_task_completions_total 1.0" in said:
+                    break
+                await asyncio.sleep(0.2)
+    for line in (
+        'orchestrator_role{role="leader"} 1.0',
+        'orchestrator_provider_calls_total{operation="create",status="200"} 2.0',
+        'orchestrator_stage_seconds_count{outcome="ok",stage="heartbeat"} 2.0',
+        'orchestrator_gateway_calls_total{function="worker_complete",status="200"} 1.0',
+        "orchestrator_task_claims_total 1.0",
+    ):
+        assert line in said, line
+    assert "gpu-2" not in said
+    assert (await ended(child))[0] == 0
+
+
+@pytest.mark.parametrize("with_the_database", [False, True], ids=["the_rest_hangs", "everything_hangs"])
+async def test_it_ends_in_time_whatever_hangs(stack: Stack, *, with_the_database: bool) -> None:
+    """Provider and SSH, S3, and the database stand still, bring-ups and long polls are open: 3 s, exit status 0."""
+    child = await stack.start_orchestrator()
+    await until(stack, WITH_AGENTS)
+    await stack.control("POST", "settings", {"boot_s": [600, 600]})
+    await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 60}}] * 4)
+    await until(stack, HANGING)
+    with frozen(stack.emulator.pid, stack.s3.pid, stack.postgres.pid if with_the_database else None):
+        status, took_s = await ended(child)
+    assert (status, took_s < LIMIT_S) == (0, True), f"{status} after {took_s:.1f} s{child.last_words()}"
+    if not with_the_database:
+        async with await stack.connect() as sql:
+            assert not await (await sql.execute(HELD)).fetchone(), "the lease was kept"
+
+
+async def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
+    """Somebody is impatient: no further waiting, and the status says that it was cut short."""
+    child = await stack.start_orchestrator()
+    with frozen(stack.postgres.pid):
+        child.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)  # between the two, as an operator's hand has it; one alone takes a second here
+        status, took_s = await ended(child)
+    assert status == 128 + signal.SIGTERM
+    assert took_s < LIMIT_S
+
+
+async def test_a_standby_leads_as_soon_as_the_lease_is_over(stack: Stack) -> None:
+    """A leader that is gone without a word is missed for its lease, and not for a round of asking more."""
+    async with await stack.connect() as sql:
+        await sql.execute(FREED)
+        taken = await (await sql.execute(TAKEN)).fetchone()
+        child = await stack.begin_orchestrator()  # a few seconds, and then every five: 7.5 s lie between two rounds
+        await until(stack, LED)
+        led = await (await sql.execute(LED)).fetchone()
+    assert taken is not None
+    assert led is not None
+    assert led["since"] - taken["until"] < timedelta(seconds=3)
+    assert (await ended(child))[0] == 0
+
+
+async def test_it_can_be_ended_before_it_is_up(stack: Stack) -> None:
+    """A container's first process ignores what it has no handler for: there is one from the first line on."""
+    child = await stack.begin_orchestrator()
+    status_of = psutil.Process(child.pid)
+    async with asyncio.timeout(10):
+        while not _catches(status_of.pid, signal.SIGTERM):
+            await asyncio.sleep(0.005)
+    status, took_s = await ended(child)
+    assert status in {0, 128 + signal.SIGTERM}
+    assert took_s < LIMIT_S
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, as the kernel sees it."""
+    if not Path("/proc/self/status").exists():
+        return True
+    lines: dict[str, Any] = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(lines["SigCgt"].strip(), 16) >> (number - 1) & 1)

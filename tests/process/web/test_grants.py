@@ -1,0 +1,98 @@
+"""Outputs reach a real bucket without a key on the pod, and only where they belong."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.core.states import State
+from tests.process.web.builders import Caller, Door, done
+from worker import protocol
+
+CONTENT = b"frames \x00\xff" * 1_000
+
+
+async def _grants(worker: Caller, *items: tuple[str, str]) -> dict[str, Any]:
+    reply = await worker.call(protocol.GRANTS, p_items=[{"method": method, "key": key} for method, key in items])
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(door: Door) -> None:
+    """Signed PUT, completion with the location, signed GET by the dependant: the bytes are the same."""
+    worker = await door.worker()
+    (first,) = await door.submit(worker.pool)
+    (second,) = await door.submit(worker.pool, depends_on=[first])
+    (task,) = (await worker.claim(1))["tasks"]
+    key = f"{task['output_prefix']}segment 1 \N{SNOWMAN}.mp4"
+    (put,) = (await _grants(worker, ("PUT", key)))["items"]
+    assert put["location"] == f"s3://tests/fleet/{key}"
+    async with httpx.AsyncClient() as pod:
+        assert (await pod.put(put["url"], content=CONTENT)).status_code == 200
+    assert await door.blobs.size(key) == len(CONTENT)
+    assert (await worker.call(protocol.COMPLETE, **done(first, put["location"]))).json() == {"outcome": "ok"}
+
+    (task,) = (await worker.claim(2))["tasks"]
+    assert task["id"] == second
+    assert task["dependencies"][0]["output_location"] == put["location"]
+    (get,) = (await _grants(worker, ("GET", key)))["items"]
+    async with httpx.AsyncClient() as pod:
+        assert (await pod.get(get["url"])).content == CONTENT
+
+
+async def test_nothing_else_is_signed(door: Door) -> None:
+    """Not another task's prefix, another attempt's, a log, a path that climbs, or a method beyond the two."""
+    worker, other = await door.worker(), await door.worker()
+    (mine,) = await door.submit(worker.pool)
+    (theirs,) = await door.submit(other.pool)
+    await worker.claim()
+    await other.claim()
+    items = [
+        ("PUT", f"outputs/{theirs}/1/x"),
+        ("PUT", f"outputs/{mine}/2/x"),
+        ("PUT", f"outputs/{mine}/1/../../{theirs}/1/x"),
+        ("PUT", f"outputs/{mine}/1/./x"),
+        ("PUT", f"outputs/{mine}/1//x"),
+        ("PUT", f"outputs/{mine}/1/"),
+        ("PUT", f"/outputs/{mine}/1/x"),
+        ("PUT", f"logs/{worker.id}/x"),
+        ("PUT", ""),
+        ("GET", f"outputs/{mine}/1/x"),
+        ("GET", f"outputs/{theirs}/1/x"),
+        ("GET", f"logs/{other.id}/x"),
+        ("DELETE", f"outputs/{mine}/1/x"),
+        ("put", f"outputs/{mine}/1/x"),
+    ]
+    answer = await _grants(worker, *items)
+    assert answer["items"] == []
+    assert answer["refused"] == [key for _, key in items]
+
+
+async def test_a_signature_is_for_one_key_and_one_method(door: Door) -> None:
+    """The bucket itself refuses anything else."""
+    worker = await door.worker()
+    await door.submit(worker.pool)
+    (task,) = (await worker.claim())["tasks"]
+    (put,) = (await _grants(worker, ("PUT", task["output_prefix"] + "a")))["items"]
+    async with httpx.AsyncClient() as pod:
+        assert (await pod.put(put["url"].replace("/a?", "/b?"), content=b"x")).status_code == 403
+        assert (await pod.get(put["url"])).status_code == 403
+        assert (await pod.put(put["url"].partition("?")[0], content=b"x")).status_code == 403
+
+
+@pytest.mark.parametrize("ended", ["completed", "worker gone"])
+async def test_no_grant_outlives_the_attempt(door: Door, ended: str) -> None:
+    """After the task is over, or taken away, its prefix is closed."""
+    worker = await door.worker()
+    (task_id,) = await door.submit(worker.pool)
+    (task,) = (await worker.claim())["tasks"]
+    item = {"method": "PUT", "key": task["output_prefix"] + "late"}
+    if ended == "completed":
+        await worker.call(protocol.COMPLETE, **done(task_id))
+        assert (await _grants(worker, ("PUT", item["key"])))["refused"] == [item["key"]]
+        return
+    await door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="pod_lost")
+    await door.move(worker, (State.TERMINATING,), State.TERMINATED)
+    reply = await worker.call(protocol.GRANTS, p_items=[item])
+    assert (reply.status_code, reply.json()["code"]) == (400, protocol.UNKNOWN_WORKER)

@@ -1,0 +1,138 @@
+"""A request costs little, whatever it contains: it is refused by its size and shape before it is parsed."""
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.core.states import State
+from orchestrator.web import gateway, request_bodies
+from orchestrator.web.errors import Refusal
+from orchestrator.web.request_bodies import MAX_BODY_BYTES, MAX_BYTES, MAX_DEPTH, MAX_NODES, check_size, parsed
+from orchestrator.web.token_buckets import WORKER_BYTES, Buckets, Rate
+from orchestrator.worker_tokens import mint
+from tests.process.web.builders import SECRET, Door
+from worker import protocol
+
+SLACK = 4.0  # times linear growth
+FLOOR_S = 0.0002  # below it a measurement is noise
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, 2, {"b": None}], "c": "x"},
+        {'"': '\\"[[[[', "\\": '{{{"\\'},
+        ["[", "{", ",", ":", '\\\\"', '"""'],
+        {"text": '{"quoted": ["json", 1]}' * 100},
+    ],
+)
+def test_nodes_are_counted_outside_of_strings_alone(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text full of brackets and commas is one node."""
+    monkeypatch.setattr(request_bodies, "MAX_NODES", 12)
+    monkeypatch.setattr(request_bodies, "MAX_DEPTH", 4)
+    check_size(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("opening", [b"[" * (MAX_DEPTH + 1), b'{"a":' * (MAX_DEPTH + 1), b'["\\"]",' * (MAX_DEPTH + 1)])
+def test_a_nesting_is_refused_before_the_parse(opening: bytes) -> None:
+    """Without a closing bracket it is no JSON, and it is refused for its depth: nobody has parsed it."""
+    with pytest.raises(Refusal, match="nested deeper"):
+        check_size(opening)
+
+
+@pytest.mark.parametrize("many", [b"[]", b'""', b"0", b'{"a":1}', b'"\\""'])
+def test_too_many_nodes_are_refused_before_the_parse(many: bytes) -> None:
+    """However small each of them is."""
+    with pytest.raises(Refusal, match="JSON values"):
+        parsed(b"[" + b",".join([many] * (MAX_NODES + 1)))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda size: b"[" * size,
+        lambda size: b'"' * size,
+        lambda size: b"\\" * size,
+        lambda size: b'\\"' * (size // 2),
+        lambda size: b'["' + b"\\u0041" * (size // 6) + b'"]',
+        lambda size: b"[" + b"1" * size + b"]",
+        lambda size: b"[0." + b"1" * size + b"]",
+        lambda size: b"[" + b"1e5," * (size // 4) + b"1]",
+        lambda size: b'{"' + b"x" * size + b'":1}',
+        lambda size: b'{"a":"' + "\N{SNOWMAN}".encode() * (size // 3) + b'"}',
+        lambda size: b"[" + b" " * size + b"]",
+    ],
+)
+def test_a_body_costs_in_proportion_to_its_size(attack: Callable[[int], bytes]) -> None:
+    """Counted in processor time, from 64 KiB to 1 MiB: also a body that is refused."""
+
+    def cost_s(size: int) -> float:
+        began = time.thread_time()
+        with contextlib.suppress(Refusal):
+            parsed(attack(size))
+        return time.thread_time() - began
+
+    growth = min(cost_s(MAX_BODY_BYTES) / max(FLOOR_S, cost_s(64 << 10)) for _ in range(3))
+    assert growth < SLACK * MAX_BODY_BYTES / (64 << 10)
+
+
+@pytest.mark.parametrize("function", sorted(set(MAX_BYTES) - {protocol.COMPLETE}))
+async def test_a_function_has_its_own_limit_of_bytes(door: Door, function: str) -> None:
+    """What a pod says of itself is smaller than a result; one byte too many is refused unread."""
+    worker = await door.worker()
+    headers = {"Authorization": f"Bearer {worker.token}"}
+    body = b"x" * (MAX_BYTES[function] + 1)
+    reply = await door.client.post(f"/rest/v1/rpc/{function}", content=body, headers=headers)
+    assert reply.status_code == 413, reply.text
+
+
+@pytest.mark.parametrize("ended", ["terminated", "revoked"])
+async def test_a_large_body_of_a_revoked_token_is_not_parsed(
+    door: Door, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    """The database is asked first; a body that is not read cannot cost anything."""
+    read: list[bytes] = []
+    monkeypatch.setattr(gateway, "parsed", read.append)
+    worker = await door.worker()
+    token = mint(SECRET, worker.id, "an older one" if ended == "revoked" else worker.jti, time.time(), 60)
+    if ended == "terminated":
+        await door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+        await door.move(worker, (State.TERMINATING,), State.TERMINATED)
+    failure = {"code": "X", "message": "eyJ" * 30_000}
+    reply = await worker.call(protocol.FAIL, token=token, p_task_id=str(uuid.uuid4()), p_attempt=1, p_failure=failure)
+    assert (reply.status_code, reply.json()["code"]) == (
+        400,
+        protocol.UNKNOWN_WORKER if ended == "terminated" else protocol.BAD_TOKEN,
+    )
+    assert read == []
+
+
+async def test_a_worker_that_sends_too_much_is_told_to_try_again(door: Door) -> None:
+    """429, and another worker at the same address is served."""
+    worker, other = await door.worker(), await door.worker()
+    headers = {"Authorization": f"Bearer {worker.token}"}
+    statuses = []
+    for _ in range(int(WORKER_BYTES.burst) // MAX_BODY_BYTES * 4):
+        body = b" " * MAX_BODY_BYTES
+        reply = await door.client.post(f"/rest/v1/rpc/{protocol.COMPLETE}", content=body, headers=headers)
+        statuses.append(reply.status_code)
+        if reply.status_code == 429:
+            break
+    assert statuses[0] == 400
+    assert statuses[-1] == 429
+    assert worker.id in door.unanswered  # it is alive all the same
+    beat = await other.call(protocol.HEARTBEAT, p_tasks=[], p_health={}, p_logs={})
+    assert beat.status_code == 200
+
+
+def test_an_allowance_comes_back_with_time() -> None:
+    """What was taken beyond it is refused, and takes nothing."""
+    buckets = Buckets(Rate(burst=2, per_s=1))
+    assert [buckets.take("a", 1, 0.0) for _ in range(3)] == [True, True, False]
+    assert buckets.take("b", 2, 0.0)
+    assert buckets.take("a", 1, 1.0)
+    assert not buckets.take("a", 1, 1.5)

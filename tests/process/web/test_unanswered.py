@@ -1,0 +1,48 @@
+"""A worker that was heard and got no answer: the loop is told that it is not silent."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.observability.health import Health
+from orchestrator.web.wakeups import TaskSignal
+from tests.process.web.builders import Caller, Door, serving
+from worker import protocol
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # nothing listens on this port
+BEAT: dict[str, Any] = {"p_tasks": [], "p_health": {}, "p_logs": {}}
+
+
+async def test_a_worker_is_heard_although_the_database_says_nothing(blobs: S3Blobs) -> None:
+    """503 for the agent, its id for the loop; a token that is not ours counts for nobody."""
+    heard: list[str] = []
+    db = await PostgresDb.open(NOWHERE, pool_size=1, call_timeout_s=0.3)
+    try:
+        health = Health(started_at_s=time.monotonic())
+        async with (
+            serving(db, blobs, TaskSignal(), health, heard.append) as url,
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            worker = Caller("gpu-heard", "p", "jti", "nonce", client)
+            assert (await worker.call(protocol.HEARTBEAT, **BEAT)).status_code == 503
+            assert (await worker.call(protocol.HEARTBEAT, token="x.y.z", **BEAT)).status_code == 401
+    finally:
+        await db.close()
+    assert heard == ["gpu-heard"]
+
+
+async def test_a_worker_that_gave_up_waiting_was_heard(door: Door) -> None:
+    """A claim that its caller leaves; one that was answered, or refused by the database, needs no such note."""
+    worker = await door.worker()
+    await worker.claim()
+    await worker.call(protocol.CLAIM, p_claim_no=0, p_batch=1, p_wait_s=0)
+    assert worker.id not in door.unanswered
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await worker.claim(2, wait_s=20)
+    await door.until(lambda: worker.id in door.unanswered)

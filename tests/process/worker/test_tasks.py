@@ -1,0 +1,210 @@
+"""A task is claimed, run in a warm child, its outputs stored, its result delivered."""
+
+import json
+from collections.abc import Callable
+
+from tests.process.worker.scripted import Orchestrator, Pod, wait_for
+from worker import protocol
+
+COUNTING = """
+import os
+with open(os.environ["LOADS"], "a") as loads:
+    loads.write("loaded\\n")
+
+def double(params, task):
+    print("doubling", params["n"])
+    return {"n": params["n"] * 2, "pid": os.getpid(), "dir": str(task.dir), "cwd": os.getcwd()}
+"""
+
+VARIOUS = """
+import threading, time
+
+def nothing(params, task):
+    return None
+
+def where(params, task):
+    return "s3://bucket/somewhere/else"
+
+def wrong(params, task):
+    return 42
+
+def leak(params, task):
+    import os
+    return {"seen": [f"it is {os.environ['HF_TOKEN']}!"], os.environ["HF_TOKEN"]: 1}
+
+def not_a_number(params, task):
+    return {"loss": float("nan")}
+
+def slow(params, task):
+    task.progress(0.25, "a quarter")
+    time.sleep(params["seconds"])
+    return {"slept": params["seconds"]}
+
+def store(params, task):
+    (task.dir / "a.bin").write_bytes(b"x" * 100_000)
+    return {"output_location": task.upload("a.bin", name="deep/b.bin"), "kept": True}
+
+def join(params, task):
+    text = b"".join(one.download().read_bytes() for one in task.dependencies)
+    (task.dir / "joined").write_bytes(text)
+    task.upload(task.dir / "joined")
+    return {"from": [one.result_data for one in task.dependencies]}
+
+def read(params, task):
+    return {"text": task.dependencies[0].download().read_text()}
+"""
+
+
+def test_three_tasks_load_their_module_once(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """Three tasks of one module run in one process that imported the module once, each in a folder of its own."""
+    pod = make_pod({"counting.py": COUNTING})
+    pod.start({"double": "counting:double"}, env={"LOADS": str(pod.home / "loads")})
+    for n in range(3):
+        orchestrator.submit(f"task-{n}", "double", {"n": n})
+    results = [orchestrator.completion(f"task-{n}")["p_result_data"] for n in range(3)]
+    assert [result["n"] for result in results] == [0, 2, 4]
+    assert len({result["pid"] for result in results}) == 1
+    assert len({result["dir"] for result in results}) == 3
+    assert all(result["cwd"] == result["dir"] for result in results)
+    assert (pod.home / "loads").read_text() == "loaded\n"
+    wait_for(lambda: not list((pod.run / "tasks").iterdir()))  # nothing of them is left on the disk
+
+
+def test_handler_log_notes_the_task(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """What a handler prints is in handler.log at once, between lines that name the task."""
+    pod = make_pod({"counting.py": COUNTING})
+    pod.start({"double": "counting:double"}, env={"LOADS": str(pod.home / "loads")})
+    orchestrator.submit("the-task", "double", {"n": 1})
+    orchestrator.completion("the-task")
+    assert pod.log("handler").splitlines() == [
+        "--- task the-task attempt 1 begins: counting:double",
+        "doubling 1",
+        "--- task the-task attempt 1 ends: done",
+    ]
+
+
+def test_returned_values(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """None, a location and a dict are results; anything else, or what JSON cannot hold, is the handler's failure."""
+    pod = make_pod({"various.py": VARIOUS})
+    names = ["nothing", "where", "wrong", "not_a_number"]
+    pod.start({name: f"various:{name}" for name in names})
+    for name in names:
+        orchestrator.submit(name, name)
+    nothing, where = orchestrator.completion("nothing"), orchestrator.completion("where")
+    assert (nothing["p_output_location"], nothing["p_result_data"]) == (None, None)
+    assert where["p_output_location"] == "s3://bucket/somewhere/else"
+    assert "not int" in orchestrator.failure("wrong")["message"]
+    assert "not JSON compliant" in orchestrator.failure("not_a_number")["message"]
+
+
+def test_a_result_leaves_without_secrets(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """What a handler returns is stored where many can read it: the pod's own secrets are not in it."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"leak": "various:leak"}, env={"HF_TOKEN": "hf_sesame\nopen"})
+    orchestrator.submit("t", "leak", {})
+    assert orchestrator.completion("t")["p_result_data"] == {"seen": ["it is [redacted]!"], "[redacted]": 1}
+
+
+def test_progress_and_leases_during_a_long_handler(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """While a handler computes, heartbeats name the attempt and carry its progress and the sizes of the logs."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"slow": "various:slow"}, heartbeat_s=0.1)
+    orchestrator.submit("long", "slow", {"seconds": 0.8}, attempt=3)
+
+    def beats() -> list[dict[str, object]]:
+        return [beat for beat in orchestrator.said(protocol.HEARTBEAT) if beat["p_tasks"]]
+
+    orchestrator.completion("long")
+    assert len(beats()) >= 4
+    assert beats()[-1]["p_tasks"] == [
+        {"id": "long", "attempt": 3, "progress": {"fraction": 0.25, "message": "a quarter"}}
+    ]
+    sizes = beats()[-1]["p_logs"]
+    assert isinstance(sizes, dict)
+    assert set(sizes) == set(protocol.STREAMS)
+    assert sizes["agent"] > 0
+
+
+def test_upload_survives_a_failing_store(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """An upload is tried again when the store answers 503, and the result says what was stored and how large it is."""
+    orchestrator.break_uploads = 2
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"store": "various:store"})
+    orchestrator.submit("kept", "store")
+    completion = orchestrator.completion("kept")
+    assert completion["p_output_location"] == "s3://bucket/x/outputs/kept/1/deep/b.bin"
+    assert completion["p_result_data"] == {
+        "kept": True,
+        "outputs": [{"name": "deep/b.bin", "location": completion["p_output_location"], "bytes": 100_000}],
+    }
+    assert orchestrator.objects["outputs/kept/1/deep/b.bin"] == b"x" * 100_000
+
+
+def test_dependencies_are_downloaded(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """A task gets its dependencies in order, with their files and results."""
+    orchestrator.objects |= {"outputs/one/1/o": b"first ", "outputs/two/1/o": b"second"}
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"join": "various:join"})
+    given = [
+        {"id": i, "task_type": "x", "output_location": f"s3://bucket/x/outputs/{i}/1/o", "result_data": {"of": i}}
+        for i in ("one", "two")
+    ]
+    orchestrator.submit("both", "join", dependencies=given)
+    assert orchestrator.completion("both")["p_result_data"]["from"] == [{"of": "one"}, {"of": "two"}]
+    assert orchestrator.objects["outputs/both/1/joined"] == b"first second"
+
+
+def test_missing_dependency_fails_the_task(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """A dependency without an output fails the task at completion's door, with the dependency named."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"read": "various:read"})
+    gone = {"id": "gone", "task_type": "x", "output_location": None, "result_data": None}
+    orchestrator.submit("reader", "read", dependencies=[gone])
+    failure = orchestrator.failure("reader")
+    assert failure["message"] == "TransferError: the task gone left no output to download"
+    assert failure["point"] == "Completion"
+
+
+def test_command_handler(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """A command gets the task on stdin, its output files are uploaded, its last line of JSON is the result."""
+    script = """#!/bin/sh
+cat > output/given.json
+mkdir output/more && echo hello > output/more/hello.txt
+echo working
+echo '{"answer": 42}'
+"""
+    pod = make_pod({"job.sh": script})
+    pod.start({"job": "cmd:./job.sh --fast"})
+    orchestrator.submit("shell", "job", {"text": 'it\'s "quoted"'})
+    result = orchestrator.completion("shell")["p_result_data"]
+    assert result["answer"] == 42
+    assert [one["name"] for one in result["outputs"]] == ["given.json", "more/hello.txt"]
+    given = json.loads(orchestrator.objects["outputs/shell/1/given.json"])
+    assert given == {
+        "id": "shell", "task_type": "job", "attempt": 1, "params": {"text": "it's \"quoted\""}, "dependencies": [],
+    }  # fmt: skip
+    assert "working\n" in pod.log("handler")
+
+
+def test_commands_and_functions_side_by_side(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """A worker with handlers of both kinds runs both, and a task type that nobody handles fails by name."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"nothing": "various:nothing", "true": "cmd:true"}, batch=3)
+    for task_type in ("true", "nothing", "unknown"):
+        orchestrator.submit(task_type, task_type)
+    orchestrator.completion("true")
+    orchestrator.completion("nothing")
+    assert orchestrator.failure("unknown")["code"] == "NO_HANDLER"
+
+
+def test_refused_result_is_a_failure(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """A result that the orchestrator refuses (too large, say) is reported as a failure, and the next task runs."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"nothing": "various:nothing"})
+    orchestrator.refuse_results = True
+    orchestrator.submit("refused", "nothing")
+    failure = orchestrator.failure("refused")
+    assert (failure["code"], failure["point"], failure["retryable"]) == ("RESULT_REFUSED", "Completion", False)
+    orchestrator.refuse_results = False
+    orchestrator.submit("next", "nothing")
+    orchestrator.completion("next")

@@ -1,0 +1,53 @@
+"""The phrases that operators search the log for, where they are said."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.actions import Rescue
+from orchestrator.core.states import FailureCode
+from orchestrator.loop.execute import Executor, Terms
+from orchestrator.observability import log_phrases
+from orchestrator.pods.provider_cache import Catalog
+from tests.unit.core.build import policy, snapshot
+
+NO_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (FailureCode.AUTH_FAILED, "Authentication failed"),
+        (FailureCode.API_AUTH, "Authentication failed"),
+        (FailureCode.TCP_REFUSED, "SSH connection failed"),
+        (FailureCode.TCP_TIMEOUT, "SSH connection failed"),
+        (FailureCode.CONNECTION_LOST, "SSH connection failed"),
+        (FailureCode.NO_RUNTIME, "otherwise"),
+        (None, "otherwise"),
+    ],
+)
+def test_a_failure_is_said_in_the_words_of_the_guide(code: FailureCode | None, said: str) -> None:
+    """Of SSH and of keys; of nothing else."""
+    assert log_phrases.of_failure(code, "otherwise") == said
+
+
+async def test_tasks_that_cannot_be_reset_are_said_so() -> None:
+    """When the database refuses or does not answer."""
+    db = await PostgresDb.open(NO_DATABASE, pool_size=1, call_timeout_s=0.5)
+    rules = policy()
+
+    async def nothing(*_: object) -> None:
+        raise AssertionError("a rescue needs nothing but the database")
+
+    store = SqlStore(db, "test")
+    executor = Executor(
+        store, store, None, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
+        catalog=Catalog(None, rules), policy=rules, nonce_for=str,
+        terms=Terms(20, 60, own_program=False), wake=lambda: None,
+    )  # fmt: skip
+    with capture_logs() as logs:
+        await executor.start(1, snapshot(), (Rescue("leases are over"),))
+    await db.close()
+    [line] = [line for line in logs if line["event"] == "action_failed"]
+    assert line["message"].startswith("Failed to reset orphaned tasks: ")

@@ -1,0 +1,208 @@
+"""What must hold in the end, judged by rows, by the provider's ledger and by bytes; the figures; the table."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.core.liveness import RETRY_S
+from orchestrator.ports import Blobs, NotFound
+from testbed.audit import CONCURRENT_READS, count, faults
+from tests.proofs.chaos.environment import BUDGET_USD, Death, Field
+from tests.proofs.chaos.faults import GOODBYE, NOBODY
+from tests.proofs.fault_matrix.invariants import REASONLESS, STALE, UNOWNED_S, WORKERS, unowned_s
+
+FAIL_OVER_S = 20.0  # the bars of the specification
+AGAIN_S = 90.0
+QUOTED = 5
+LEASE_TAKEN = b'"lease_taken"'
+REFUSED = (b"Traceback (most recent call last)", b'"action_crashed"')
+ATTEMPTS = (
+    "select task_id::text as task, attempt, outcome, extract(epoch from started_at)::float as at from task_attempts"
+)
+FILES = """
+    select id::text as task, output_location as location from tasks
+     where status = 'Complete' and (params ->> 'leaves_file')::boolean
+"""
+
+
+@dataclass(slots=True)
+class Blow:
+    """One harm as it was done."""
+
+    name: str
+    began_s: float  # of the run
+    ended_s: float = 0.0
+    done: bool = True
+    what: str = ""
+
+
+async def reckon(field: Field, ids: Sequence[str], blows: Sequence[Blow]) -> dict[str, Any]:
+    """The summary, with `ok` and what was `wrong`."""
+    ledger = await field.stack.control("GET", "ledger")
+    async with await field.stack.connect() as sql:
+        summary = await count(sql, ledger, field.stack.blobs(), len(ids))
+    rows = field.scene.rows
+    wrong = [f"{name}: {summary[name]}" for name in faults(summary)] + field.wrong
+    unowned, names = unowned_s(ledger["pods"], await rows(WORKERS)), Counter(pod["name"] for pod in ledger["pods"])
+    files = await _wrong_files(field.stack.blobs(), await rows(FILES))
+    for what, bad in {
+        f"{unowned:.0f} s of a pod without a live row": unowned > UNOWNED_S,
+        f"a worker asked for twice: {names.most_common(1)}": max(names.values(), default=0) > 1,
+        f"{(await rows(REASONLESS))[0]['n']} event(s) without a reason": (await rows(REASONLESS))[0]["n"],
+        f"{(await rows(STALE))[0]['n']} write(s) of a term that was over": (await rows(STALE))[0]["n"],
+        f"{files} file(s) of complete tasks missing or wrong": files,
+        f"{ledger['usd_total']:.2f} of {BUDGET_USD:g} dollars spent": ledger["usd_total"] > BUDGET_USD,
+    }.items():
+        if bad:
+            wrong.append(what)
+    wrong += sorted(field.scene.witness.waits) + _said(field)
+    figures, late = _figures(field, blows, await rows(ATTEMPTS))
+    wrong += late
+    harms = Counter(blow.name for blow in blows if blow.done)
+    return {
+        "ok": not wrong,
+        "wrong": wrong,
+        **summary,
+        **figures,
+        "killed": dict(field.killed),
+        "harms": dict(sorted(harms.items())),
+        "unowned_pod_s": round(unowned, 1),
+        **{name: [asdict(one) for one in of] for name, of in (("blows", blows), ("deaths", field.deaths))},
+    }
+
+
+async def _wrong_files(blobs: Blobs, tasks: Sequence[Mapping[str, Any]]) -> int:
+    """How many complete tasks did not leave the file that they should have."""
+    gate = asyncio.Semaphore(CONCURRENT_READS)
+
+    async def right(task: Mapping[str, Any]) -> bool:
+        async with gate:
+            try:
+                key = str(task["location"] or "").partition("://")[2].split("/", 2)
+                return await blobs.get(key[-1]) == f"{task['task']}\n".encode()
+            except NotFound:
+                return False
+
+    return (await asyncio.gather(*map(right, tasks))).count(False)
+
+
+def _said(field: Field) -> list[str]:
+    """What stands in the orchestrators' log and must not."""
+    said = (field.stack.directory / "orchestrator.log").read_bytes().splitlines()
+    return [line.decode(errors="replace")[:1000] for line in said if any(word in line for word in REFUSED)][:QUOTED]
+
+
+def _again(
+    deaths: Sequence[Death],
+    attempts: Sequence[Mapping[str, Any]],
+    leads: Sequence[float],
+    deaf: Sequence[tuple[float, float]],
+) -> list[tuple[float, float, str]]:
+    """For each dead worker's task, the seconds until it ran again: in all, and those in which it could have been heard.
+
+    A leader that could not have heard an agent does not take that silence for death: the time that it takes to notice
+    begins with its lead, and stands still while agents cannot reach it. A task that its worker had ended is none.
+    """
+    known = {(row["task"], row["attempt"]): row for row in attempts}
+    found = []
+    for death in deaths:
+        again = known.get((death.task, death.attempt + 1))
+        if again is not None and known[death.task, death.attempt]["outcome"] == "lost":
+            at = again["at"]
+            heard_from = max([death.at, *(led for led in leads if led < at)])
+            found.append((at - death.at, _outside(heard_from, at, deaf), death.how))
+    return found
+
+
+def _outside(since: float, to: float, deaf: Sequence[tuple[float, float]]) -> float:
+    """How much of the time from `since` to `to` is in none of these."""
+    outside, reached = 0.0, since
+    for began, ended in sorted(deaf):
+        outside += max(0.0, min(began, to) - reached)
+        reached = max(reached, min(ended + min(ended - began, RETRY_S), to))
+    return outside + max(0.0, to - reached)
+
+
+def _leads(field: Field) -> list[float]:
+    """When a lease was taken, in epoch seconds."""
+    said = (field.stack.directory / "orchestrator.log").read_bytes().splitlines()
+    taken = (json.loads(line) for line in said if LEASE_TAKEN in line and line.endswith(b"}"))
+    return [datetime.fromisoformat(line["timestamp"]).timestamp() for line in taken]
+
+
+def _figures(
+    field: Field, blows: Sequence[Blow], attempts: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """How quickly things were mended, and which of it was too slow."""
+    away = [blow for blow in blows if blow.done and blow.name.startswith("postgres")]
+    away += [blow for blow in blows if blow.name.startswith("line") and blow.what.startswith("postgres")]
+    clear = [
+        (to - since, after)
+        for since, to, after in field.fail_overs
+        if not any(blow.began_s < to and blow.ended_s > since for blow in away)  # nobody leads without a database
+    ]
+    fail_overs = sorted(took for took, after in clear if after not in {GOODBYE, NOBODY})
+    hand_overs = sorted(took for took, after in clear if after == GOODBYE)
+    gaps = [(blow.began_s, blow.ended_s) for blow in away]
+    gaps += [(b.began_s, b.ended_s) for b in blows if b.name.startswith("line") and b.what.startswith("pods")]
+    again = _again(field.deaths, attempts, _leads(field), [(field.began_at + a, field.began_at + b) for a, b in gaps])
+    late = [f"a dead worker's task ran again after {took:.0f} s ({how})" for _, took, how in again if took > AGAIN_S]
+    if _quantile(fail_overs) > FAIL_OVER_S:
+        late.append(f"fail-over took {_quantile(fail_overs):.1f} s")
+    return {
+        "fail_overs": len(fail_overs),
+        "fail_over_p50_s": _quantile(fail_overs, 0.5),
+        "fail_over_p99_s": _quantile(fail_overs),
+        "fail_overs_s": [round(took, 2) for took in fail_overs],
+        "fail_overs_without_a_database_too": len(field.fail_overs) - len(clear),
+        "fail_over_longest_s": round(max((to - since for since, to, _ in field.fail_overs), default=0.0), 2),
+        "hand_overs": len(hand_overs),
+        "hand_over_max_s": _quantile(hand_overs, 1),
+        "tasks_run_again": len(again),
+        "run_again_max_s": _quantile(sorted(took for took, _, _ in again), 1),
+        "run_again_heard_p50_s": _quantile(sorted(took for _, took, _ in again), 0.5),
+        "run_again_heard_max_s": _quantile(sorted(took for _, took, _ in again), 1),
+    }, late
+
+
+def _quantile(values: Sequence[float], share: float = 0.99) -> float:
+    """Of sorted values; 0 of none."""
+    return round(values[min(len(values) - 1, int(len(values) * share))], 2) if values else 0.0
+
+
+def show(summary: Mapping[str, Any], stream: TextIO) -> None:
+    """The table for people; what is wrong stands below it."""
+    console = Console(file=stream, highlight=False)
+    table = Table(title=f"chaos, seed {summary['seed']}", title_justify="left", show_header=False, box=None)
+    harms = ", ".join(f"{number} {name}" for name, number in summary["harms"].items())
+    killed = ", ".join(f"{number} of {who}" for who, number in summary["killed"].items())
+    lines = {
+        "tasks": "{tasks_done} of {tasks_submitted} done, {tasks_failed} failed, {tasks_lost} lost, "
+        "{tasks_doubled} doubled; {tasks_requeued} attempts in vain",
+        "pods": "{pods_created} rented, {pods_leaked} leaked; without a live row for at most {unowned_pod_s} s",
+        "log bytes": "{log_bytes_produced:,} written, {log_bytes_shipped:,} in S3, "
+        "{log_bytes_declared_lost:,} declared lost, {log_bytes_missing} missing",
+        "dollars": "{dollars} billed, {dollars_booked} booked",
+        "fail-over": "{fail_overs}: p50 {fail_over_p50_s} s, p99 {fail_over_p99_s} s; "
+        "{fail_overs_without_a_database_too} without a database too, {fail_over_longest_s} s at most; "
+        "hand-over {hand_over_max_s} s at most",
+        "run again": "{tasks_run_again}: within {run_again_max_s} s; of time in which a leader could have heard: "
+        "p50 {run_again_heard_p50_s} s, {run_again_heard_max_s} s at most",
+        "rest": "{rest_s} s after the last harm",
+    }
+    if "restart" in summary:
+        lines["restart"] = "reconciled {restart[pods]} pods {restart[restart_s]} s after its start, or "
+        lines["restart"] += "{restart[from_lease_s]} s after it got a killed one's lease"
+    for name, text in {"harms": harms, "SIGKILLs and restarts": killed, **lines}.items():
+        table.add_row(name, text.format(**summary))
+    console.print(table)
+    for wrong in summary["wrong"]:
+        console.print(wrong, style="red", markup=False)
+    console.print("[green]as it should be[/green]" if summary["ok"] else "[red]wrong[/red]")

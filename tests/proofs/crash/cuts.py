@@ -1,0 +1,214 @@
+"""A line to a real PostgreSQL that is cut: before a statement arrives, or after its COMMIT and before the answer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.ports import LostRace, Unavailable
+from tests.db.conformance.builders import Agent, Fleet, result
+
+READY = b"Z\x00\x00\x00\x05I"  # ReadyForQuery, and no transaction open: what was sent has been committed
+CHUNK_BYTES = 1 << 16
+
+
+class Line:
+    """A TCP proxy; `arm` cuts every connection at the n-th message of a client from then on."""
+
+    def __init__(self, url: str) -> None:
+        target = conninfo_to_dict(url)
+        self._host, self._port = str(target["host"]), int(str(target["port"]))
+        self._url, self._left, self._after = url, 0, False
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.messages = self.cuts = 0
+
+    @property
+    def url(self) -> str:
+        """The same database, through this line."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return make_conninfo(self._url, host=host, port=port)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._cut()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def arm(self, *, after: bool, message: int = 1) -> None:
+        """Cut at this message from now on."""
+        self._left, self._after = message, after
+
+    def _cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_connection(self._host, self._port)
+        pair = {writer, there}
+        self._writers |= pair
+        answered = asyncio.Event()
+        pumps = {
+            asyncio.create_task(self._up(reader, there, answered)),
+            asyncio.create_task(self._down(there_reader, writer, answered)),
+        }
+        self._pumps |= pumps
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for one in pair:
+            one.close()
+        self._writers -= pair
+
+    async def _up(self, reader: asyncio.StreamReader, there: asyncio.StreamWriter, swallow: asyncio.Event) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(CHUNK_BYTES):
+                self.messages += 1
+                self._left -= 1
+                if self._left == 0 and not self._after:
+                    self.cuts += 1
+                    self._cut()
+                    return
+                if self._left == 0:
+                    swallow.set()
+                there.write(chunk)
+
+    async def _down(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, swallow: asyncio.Event) -> None:
+        with suppress(OSError):
+            while chunk := await there.read(CHUNK_BYTES):
+                if not swallow.is_set():
+                    writer.write(chunk)
+                elif chunk.endswith(READY) or chunk[-6:-1] == READY[:-1]:
+                    self.cuts += 1
+                    self._cut()
+                    return
+
+
+@dataclass
+class Cuts:
+    """A fleet behind a line; each check cuts one call, repeats it as its caller would, and looks at what came of it."""
+
+    fleet: Fleet
+    line: Line
+    after: bool = False
+
+    async def twice(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer of the repetition."""
+        self.line.arm(after=self.after)
+        try:
+            await call()
+        except Unavailable:
+            return await call()
+        raise AssertionError("the call was answered over a line that was cut")
+
+    async def claim(self, agent: Agent) -> None:
+        """The same task under the same token."""
+        (task_id,) = await self.fleet.submit()
+        number = next(agent.numbers)
+        (task,) = await self.twice(lambda: agent.claim(number=number))
+        assert (task["id"], task["attempt"]) == (task_id, 1)
+        assert await agent.complete(task) == "ok"
+
+    async def complete(self, agent: Agent) -> None:
+        """Accepted once, and said so."""
+        await self._word(agent, agent.complete, "ok", "already", "Complete")
+
+    async def complete_and_claim(self, agent: Agent) -> None:
+        """Accepted once, and the same next task."""
+        _, following = await self.fleet.submit(count=2)
+        (task,) = await agent.claim()
+        number = next(agent.numbers)
+        said = await self.twice(lambda: agent.complete_and_claim(result(task), number=number))
+        assert said["outcomes"] == ["already" if self.after else "ok"]
+        (claimed,) = said["tasks"]
+        assert (claimed["id"], claimed["attempt"]) == (following, 1)
+        assert await agent.complete(claimed) == "ok"
+
+    async def fail(self, agent: Agent) -> None:
+        """One attempt is used, not two."""
+        await self._word(agent, agent.fail, "requeued", "already", "Queued")
+
+    async def release(self, agent: Agent) -> None:
+        """Given back once."""
+        await self._word(agent, agent.release, "ok", "already", "Queued")
+
+    async def _word(
+        self, agent: Agent, say: Callable[[Any], Awaitable[str]], first: str, again: str, status: str
+    ) -> None:
+        (task_id,) = await self.fleet.submit()
+        (task,) = await agent.claim()
+        assert await self.twice(lambda: say(task)) == (again if self.after else first)
+        row = await self.fleet.task(task_id)
+        assert (row["status"], row["attempts"]) == (status, 1)
+        if status == "Queued":
+            await self.fleet.call("task_cancel", p_id=task_id)
+
+    async def submit(self, _: Agent) -> None:
+        """One task, whoever asks twice."""
+        key = f"key-{self.line.cuts}-{self.after}"
+        (task_id,) = await self.twice(lambda: self.fleet.submit(dedupe_key=key))
+        (known,) = await self.fleet.submit(dedupe_key=key)
+        assert known == task_id
+        await self.fleet.call("task_cancel", p_id=task_id)
+
+    async def spawn(self, _: Agent) -> None:
+        """One intent; the second answer says that it stands."""
+        worker_id = f"gpu-cut-{self.line.cuts}-{self.after}"
+        intent = {"id": worker_id, "gpu_type": "GPU"}
+        answer = await self.twice(lambda: self.fleet.fleet("spawn", p_worker=intent))
+        assert answer == {"created": not self.after}
+
+    async def terminate(self, _: Agent) -> None:
+        """Begun once: the repetition loses the race against its own first half."""
+        worker_id = await self.fleet.spawn(f"gpu-end-{self.line.cuts}-{self.after}")
+
+        def end() -> Awaitable[Any]:
+            fields = {"exit_cause": ExitCause.MANUAL}
+            return self.fleet.move(worker_id, State.SPAWNING, State.TERMINATING, stage=Stage.DRAINING, **fields)
+
+        try:
+            await self.twice(end)
+            assert not self.after
+        except LostRace:
+            assert self.after
+        assert await self.fleet.status(worker_id) == "terminating"
+
+    async def lead(self, _: Agent) -> None:
+        """The same term."""
+        lease = await self.twice(self.fleet.lead)
+        assert (lease["leader"], lease["term"]) == (True, self.fleet.term)
+
+
+CHECKS = ("claim", "complete", "complete_and_claim", "fail", "release", "submit", "spawn", "terminate", "lead")
+
+
+async def cut_often(url: str, cuts: int, now: datetime) -> dict[str, int]:
+    """As many cuts before as after COMMIT, over every check in turn; how many of each were resolved right."""
+    resolved: dict[str, int] = {}
+    async with Line(url) as line:
+        db = await PostgresDb.open(line.url, pool_size=1, call_timeout_s=10)
+        fleet = Fleet(db, now=now)
+        fleet.term = (await fleet.lead())["term"]
+        agent = await fleet.agent()
+        for number in range(cuts):
+            for after in (False, True):
+                name = CHECKS[number % len(CHECKS)]
+                await getattr(Cuts(fleet, line, after), name)(agent)
+                resolved[name] = resolved.get(name, 0) + 1
+        await db.close()
+    return resolved

@@ -1,0 +1,36 @@
+"""A process that is killed at any of its calls leaves nothing behind that the next one does not put right."""
+
+import sys
+
+from tests.proofs.crash.points import Point, killed_at, spawned_at_sigterm, walk
+
+OPERATIONS = {
+    "tick", "spawn", "climb", "ship", "flush", "delete", "claim", "heartbeat", "complete", "complete_and_claim", "fail",
+}  # fmt: skip
+
+
+def _of_each_kind(points: list[Point]) -> list[Point]:
+    """The first point of each kind: whose operation it is, and what is called."""
+    return list({(point.operation, point.call): point for point in reversed(points)}.values())
+
+
+def test_a_kill_at_every_kind_of_call_is_put_right() -> None:
+    """Before its effect and after it, with a new process half a second later; `./run soak crash` has every call."""
+    points = walk()
+    chosen = _of_each_kind(points)
+    assert {point.operation for point in points} >= OPERATIONS
+    broken = [
+        (point, "after" if after else "before", violation)
+        for point in chosen
+        for after in (False, True)
+        if (violation := killed_at(point, after=after))
+    ]
+    sys.stdout.write(f"{len(chosen)} kinds of {len(points)} points, {2 * len(chosen)} kills\n")
+    assert not broken
+
+
+def test_a_process_told_to_end_finishes_the_writes_of_its_tick() -> None:
+    """SIGTERM while it decides on two workers: both intents are written, the lease is given back, within 1 s."""
+    spawned, took_s = spawned_at_sigterm()
+    assert spawned == 2
+    assert took_s < 1

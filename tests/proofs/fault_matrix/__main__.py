@@ -1,0 +1,77 @@
+"""`./run faults`: every fault under load, side by side, and the table of what came of it."""
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from demo.main import INTERRUPTED, only_demo
+from testbed.stack import ROOT
+from tests.proofs.fault_matrix.failure_codes import CODES
+from tests.proofs.fault_matrix.infrastructure import HARMS
+from tests.proofs.fault_matrix.provider import KINDS
+from tests.proofs.fault_matrix.report import document, show
+from tests.proofs.fault_matrix.runner import Result, Trial, run
+from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.sick_workers import SICK_WORKERS
+
+SIDE_BY_SIDE = 4  # most of a trial is waiting
+TRIALS = (*HARMS, *KINDS, *CODES, *SICK_WORKERS)
+DOCUMENT = ROOT / "docs" / "faults.md"
+
+
+@click.command(name="faults")
+@click.option("--only", multiple=True, metavar="NAME", help="This trial alone; may be given several times.")
+@click.option("--quick", is_flag=True, help="Those that ./run test has.")
+@click.option("--at-once", default=SIDE_BY_SIDE, show_default=True, type=click.IntRange(min=1), help="Side by side.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per trial on stdout, the table on stderr.")
+@click.option("--write", is_flag=True, help="Write docs/faults.md.")
+@click.option("--list", "listing", is_flag=True, help="Name the trials, and run none.")
+def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write: bool, listing: bool) -> None:
+    """Do every kind of harm to a running stack, and judge what came of it; exit 1 if anything is wrong."""
+    unknown = sorted(set(only) - {trial.name for trial in TRIALS})
+    if unknown:
+        raise click.ClickException(f"no such trial: {', '.join(unknown)}; see --list")
+    chosen = [t for t in TRIALS if (t.name in only if only else t.quick or not quick)]
+    if listing:
+        for trial in chosen:
+            print(f"{trial.name:24} {trial.harm}")
+        return
+    directory = ROOT / ".demo-faults"
+    try:
+        with only_demo(directory):
+            results = asyncio.run(run_all(chosen, directory, at_once))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    show(results, sys.stderr if as_json else sys.stdout)
+    if as_json:
+        for result in results:
+            print(json.dumps(dataclasses.asdict(result), sort_keys=True))
+    if write:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_text(document(results))
+    sys.exit(0 if all(result.ok for result in results) else 1)
+
+
+async def run_all(trials: Sequence[Trial], directory: Path, at_once: int) -> list[Result]:
+    """Run trials side by side on common servers, the long ones first; results in the order given."""
+    gate = asyncio.Semaphore(at_once)
+    results: dict[str, Result] = {}
+
+    async def one(trial: Trial) -> None:
+        async with gate:
+            results[trial.name] = result = await run(trial, ground, directory / trial.name)
+        print(f"{'ok  ' if result.ok else 'BAD '} {trial.name:24} {result.seconds:6.1f} s", file=sys.stderr, flush=True)
+
+    async with Ground(directory / "ground") as ground, asyncio.TaskGroup() as group:
+        for trial in sorted(trials, key=lambda trial: -trial.limit_s):
+            group.create_task(one(trial))
+    return [results[trial.name] for trial in trials]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""Trials of what is taken away: pods, agents, orchestrators, Postgres, S3, the provider, money."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from orchestrator.core.states import ExitCause, FailureCode
+from orchestrator.errors import NO_DATABASE
+from orchestrator.ports import LEASE_TTL_S
+from tests.proofs.fault_matrix.environment import NotWithin, Row, Scene
+from tests.proofs.fault_matrix.invariants import NAMED_S
+from tests.proofs.fault_matrix.runner import TASKS, Act, Trial
+
+OUTAGE_S = 8.0
+STORE_AWAY_S = 30.0  # for thirty minutes, scaled like every other time here; uploads used to give up after 17 s
+CLAIMS = "select count(*) as n from task_attempts"
+LIE_S = 25.0
+BACKED_OFF_S = 120.0  # the pause after a second loss, and the way of a pod that was gone meanwhile
+FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a word
+HAND_OVER_S = 2.0  # … and for one that says goodbye
+LEADER = "select holder, term from fleet_lease"
+RESCUED = "its task queued again, another pod takes it"
+UNSHOWN = "have not shown since"
+SILENT = "NO_HEARTBEAT/UNREACHED|nothing more was heard of it|heartbeat: silent for"
+LATE_LOGS = "logs are late|logs, which are late"
+LEADERLESS = "is silent for|leader: none"
+FOLLOWED = r"\(term 2\)"
+ASKING = (FailureCode.CREATE_UNKNOWN,)  # of an orchestrator that ends between "it is asked for" and the create call
+OUTLIVED = "agents wait, nothing is lost or done twice"
+
+
+def killed(how: str) -> Act:
+    """A pod in the middle of a task."""
+
+    async def act(scene: Scene) -> None:
+        await scene.kill_pod((await scene.busy())["pod"], how)
+        await scene.named()
+
+    return act
+
+
+def ssh(mode: str) -> Act:
+    """A busy pod's sshd changes its ways for OUTAGE_S; standing connections are cut."""
+
+    async def act(scene: Scene) -> None:
+        pod = (await scene.busy())["pod"]
+        scene.strike()
+        await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": mode, "cut": True, "seconds": 0.2})
+        await asyncio.sleep(OUTAGE_S)
+        with contextlib.suppress(httpx.HTTPStatusError):  # it may have been deleted meanwhile
+            await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": "normal"})
+
+    return act
+
+
+async def moved(scene: Scene) -> None:
+    """A busy pod's SSH moves to another port, as after a restart; its worker must be told of there."""
+    busy = await scene.busy()
+    scene.strike()
+    port = (await scene.stack.control("POST", f"pods/{busy['pod']}/ports", {}))["port"]
+    followed = "select 1 from workers where id = %s and ssh_port = %s"
+    began = time.monotonic()
+    await scene.until(followed, busy["worker"], port)
+    scene.figure("followed", time.monotonic() - began, NAMED_S)
+    await scene.named()
+
+
+def agent(number: signal.Signals) -> Act:
+    """A signal to the agent of a busy pod, and to nobody else there."""
+
+    async def act(scene: Scene) -> None:
+        busy = await scene.busy()
+        [pod] = [p for p in (await scene.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
+        [recorded] = Path(pod["home"]).glob(".orchestrator/run/*/agent.pid")
+        scene.strike()
+        os.kill(int(recorded.read_text().split()[0].strip('{",')), number)
+        await scene.named()
+
+    return act
+
+
+async def calm(scene: Scene) -> None:
+    """Nothing happens."""
+    scene.strike()
+
+
+async def for_long(scene: Scene) -> None:
+    """Lists that are well-formed, empty and false, for longer than an absence needs."""
+    await scene.under_way()
+    await scene.fault("empty_list")
+    await asyncio.sleep(LIE_S)
+
+
+async def poisoned(scene: Scene) -> None:
+    """Whichever pod takes the task dies of it, as long as the task is tried."""
+    for _ in range(3):
+        [row] = await scene.until(
+            """select t.attempts, w.pod_id as pod from tasks t join workers w on w.id = t.worker_id
+                where t.task_type = 'hang' and t.status = 'In Progress' and w.status = 'active'"""
+        )
+        await scene.kill_pod(row["pod"], "exit")
+        await scene.until(
+            "select 1 from tasks where task_type = 'hang' and (status = 'Failed' or attempts > %s)",
+            row["attempts"],
+            timeout_s=BACKED_OFF_S,
+        )
+    await scene.named()
+
+
+async def stuck(scene: Scene) -> None:
+    """A task has begun, and will never make progress."""
+    await scene.until("select 1 from tasks where task_type = 'hang' and status = 'In Progress'")
+    scene.strike()
+    await scene.named()
+
+
+async def broke(scene: Scene) -> None:
+    """At $0 the provider deletes every pod; there is money again after a while."""
+    await scene.under_way()
+    scene.strike()
+    await scene.stack.control("POST", "settings", {"balance_usd": 0})
+    await scene.named()
+    await asyncio.sleep(OUTAGE_S)
+    await scene.stack.control("POST", "settings", {"balance_usd": 1000})
+
+
+async def restarted(scene: Scene) -> None:
+    """SIGKILL at three moments chosen by the trial's seed, and a new process each time."""
+    dice = random.Random(scene.stack.seed)
+    scene.strike()
+    for _ in range(3):
+        await asyncio.sleep(dice.uniform(0.3, 4))
+        await scene.orchestrators[0].kill()
+        began = time.monotonic()
+        await scene.start_orchestrator()
+        scene.figure("ready again", time.monotonic() - began, 15)
+
+
+async def redeployed(scene: Scene) -> None:
+    """SIGTERM in the middle, and a new process."""
+    await scene.under_way()
+    scene.strike()
+    began = time.monotonic()
+    await scene.orchestrators[0].stop()
+    scene.figure("SIGTERM to exit", time.monotonic() - began, 5)
+    await scene.start_orchestrator()
+
+
+def _leads(scene: Scene, row: Row) -> int:
+    """Which of the orchestrators holds the lease."""
+    return next(n for n, child in enumerate(scene.orchestrators) if f":{child.pid}:" in row["holder"])
+
+
+async def _next_leader(scene: Scene, before: Row) -> float:
+    """Wait for another term by another holder; how long that took, in seconds."""
+    began = time.monotonic()
+    other = "select 1 from fleet_lease where holder <> %s and term > %s"
+    await scene.until(other, before["holder"], before["term"], timeout_s=LEASE_TTL_S * 3)
+    return time.monotonic() - began
+
+
+async def deposed(scene: Scene) -> None:
+    """SIGKILL of the leader while a standby runs; the platform starts it again."""
+    await scene.under_way()
+    [before] = await scene.rows(LEADER)
+    number = _leads(scene, before)
+    scene.strike()
+    await scene.orchestrators[number].kill()
+    scene.figure("fail-over", await _next_leader(scene, before), FAIL_OVER_S)
+    await scene.start_orchestrator(number)
+
+
+async def handed_over(scene: Scene) -> None:
+    """SIGTERM to the leader while a standby runs."""
+    await scene.under_way()
+    [before] = await scene.rows(LEADER)
+    number = _leads(scene, before)
+    scene.strike()
+    stopping = asyncio.create_task(scene.orchestrators[number].stop())
+    scene.figure("hand-over", await _next_leader(scene, before), HAND_OVER_S)
+    await stopping
+    await scene.start_orchestrator(number)
+
+
+async def frozen(scene: Scene) -> None:
+    """SIGSTOP of the leader for longer than its lease; it comes back with a term that is over."""
+    await scene.under_way()
+    [before] = await scene.rows(LEADER)
+    child = scene.orchestrators[_leads(scene, before)]
+    scene.strike()
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        scene.figure("fail-over", await _next_leader(scene, before), FAIL_OVER_S)
+        await asyncio.sleep(2)
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    await asyncio.sleep(OUTAGE_S)  # long enough for whatever it had in mind
+    [after] = await scene.rows(LEADER)
+    if _leads(scene, after) == _leads(scene, {"holder": f":{child.pid}:"}):
+        raise NotWithin("the leader that had been frozen leads again")
+
+
+async def dazed(scene: Scene) -> None:
+    """SIGSTOP of the only orchestrator for longer than its lease and than a worker may be silent."""
+    await scene.under_way()
+    scene.strike()
+    os.kill(scene.orchestrators[0].pid, signal.SIGSTOP)
+    await asyncio.sleep(LEASE_TTL_S + 3)
+    os.kill(scene.orchestrators[0].pid, signal.SIGCONT)
+
+
+def postgres(mode: Literal["fast", "immediate"]) -> Act:
+    """Postgres ends, and comes back after OUTAGE_S."""
+
+    async def act(scene: Scene) -> None:
+        await scene.under_way()
+        scene.strike()
+        await scene.stack.postgres.stop(mode)
+        await asyncio.sleep(OUTAGE_S)
+        await scene.stack.postgres.start()
+
+    return act
+
+
+async def without_s3(scene: Scene) -> None:
+    """S3 ends, and comes back after OUTAGE_S."""
+    await scene.under_way()
+    scene.strike()
+    await scene.stack.s3.stop()
+    await asyncio.sleep(OUTAGE_S)
+    await scene.stack.s3.start()
+
+
+async def store_away(scene: Scene) -> None:
+    """S3 ends while outputs are on their way, for longer than agents may be out of reach; nobody claims meanwhile."""
+    await scene.under_way()
+    scene.strike()
+    await scene.stack.s3.stop()
+    await scene.named()
+    [before] = await scene.rows(CLAIMS)
+    await asyncio.sleep(STORE_AWAY_S)
+    [after] = await scene.rows(CLAIMS)
+    await scene.stack.s3.start()
+    if after["n"] != before["n"]:
+        raise NotWithin(f"{after['n'] - before['n']} task(s) were claimed while the store was away")
+    [counted] = await scene.rows(
+        "select count(*) as n from task_attempts where outcome not in ('complete', 'released')"
+    )
+    if counted["n"]:
+        raise NotWithin(f"{counted['n']} attempt(s) were lost to the outage")
+
+
+async def provider_away(scene: Scene) -> None:
+    """Every call to RunPod is cut while a pod's agent dies: its task must be rescued all the same."""
+    busy = await scene.busy()
+    await scene.fault("cut_before_commit", operation="any")
+    await scene.named()
+    await agent(signal.SIGKILL)(scene)
+    lost = "select 1 from task_attempts where outcome = 'lost'"
+    began = time.monotonic()
+    await scene.until(lost, timeout_s=60)
+    scene.figure("rescued", time.monotonic() - began, 30)
+    ended = await scene.rows("select id from workers where status in ('terminating', 'terminated')")
+    others = [row["id"] for row in ended if row["id"] != busy["worker"]]
+    if others:
+        raise NotWithin(f"{len(others)} worker(s) with a living agent ended while nothing was known of pods")
+
+
+STORING = {
+    "WORKER_HANDLERS": "work=cmd:sh -c 'sleep 0.4; echo kept > output/result',hang=cmd:sleep 600",
+    "DEADMAN_TIMEOUT_SEC": "20",
+}
+
+
+def _pod(name: str, harm: str, says: str, act: Act, **more: Any) -> Trial:
+    more = {"keeps_logs": False, "ends_as": (FailureCode.NO_HEARTBEAT,), **more}
+    return Trial(name, harm, RESCUED, says, act, **more)
+
+
+def _ssh(mode: str, harm: str, outcome: str = "the work goes on, the log comes later", says: str = LATE_LOGS) -> Trial:
+    return Trial(f"ssh_{mode}_later", harm, outcome, says, ssh(mode), keeps_logs=False, tasks=TASKS * 2)
+
+
+def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: int = 1, **more: Any) -> Trial:
+    return Trial(name, harm, outcome, says, act, orchestrators=count, may_end_as=ASKING, **more)
+
+
+HARMS: tuple[Trial, ...] = (
+    Trial("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
+    _pod("pod_vanishes", "a busy pod's machine is gone", f"POD_MISSING|{UNSHOWN}", killed("vanish"), quick=True,
+         ends_as=(FailureCode.POD_MISSING,), settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
+    _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit"),
+         ends_as=(FailureCode.POD_EXITED,)),
+    _pod("pod_freezes", "a busy pod stands still", SILENT, killed("freeze")),
+    _pod("agent_killed", "SIGKILL to the agent of a busy pod", "NO_HEARTBEAT/KILLED: Its agent was killed",
+         agent(signal.SIGKILL), keeps_logs=True, quick=True),
+    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", "NO_HEARTBEAT/RUNNING: Its agent's process still runs",
+         agent(signal.SIGSTOP), keeps_logs=True),
+    _ssh("refused", "a busy pod's sshd is away for 8 s"),
+    _ssh("silent", "a busy pod's sshd says nothing for 8 s"),
+    _ssh("dropped", "a busy pod's commands are cut after 0.2 s, for 8 s", "none is run there: its logs come by SFTP",
+         "verified"),
+    Trial("ports_change", "a busy pod's SSH moves to another port", "followed there: the work and its log go on",
+          "SSH moved from", moved, tasks=TASKS * 2),
+    Trial("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
+          "WORKER_LOST|LEASE_EXPIRED", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
+          ends_as=(FailureCode.POD_EXITED,), keeps_logs=False, pods=8, quick=True, limit_s=180),
+    Trial("stuck", "a task that makes no progress", "ended by the clock; the others are done",
+          "task_stuck", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
+          others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1,
+          ends_as=(ExitCause.TASK_STUCK,)),
+    Trial("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
+          "BALANCE", broke, ends_as=(FailureCode.NO_HEARTBEAT, FailureCode.BALANCE), keeps_logs=False, pods=8,
+          limit_s=180),
+    Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
+          UNSHOWN, for_long, tasks=TASKS * 3, pods=4),
+    _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted,
+           quick=True),
+    _unled("redeployed", "SIGTERM to the orchestrator", "a new process goes on", FOLLOWED, redeployed),
+    _unled("leader_killed", "SIGKILL to the leader of two", "the standby leads within 20 s", LEADERLESS, deposed,
+           count=2),
+    _unled("leader_ends", "SIGTERM to the leader of two", "the standby leads at once", FOLLOWED, handed_over, count=2,
+           quick=True),
+    _unled("leader_frozen", "SIGSTOP of the leader beyond its lease", "its term is over; its writes are refused",
+           LEADERLESS, frozen, count=2),
+    _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "nobody is blamed for the silence",
+           LEADERLESS, dazed, tasks=TASKS * 2),
+    Trial("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
+          own_servers=True, tasks=TASKS * 2),
+    Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),
+          own_servers=True, tasks=TASKS * 2, quick=True),
+    Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
+    Trial("store_away", "S3 is away for 30 s while outputs are on their way",
+          "results wait, nobody claims, no attempt is used up", "the store is away since|waits for the store",
+          store_away, own_servers=True, tasks=TASKS * 2, settings=STORING, limit_s=180),
+    Trial("provider_away", "RunPod cut off while an agent dies", "the task is rescued; no living worker ends",
+          "no list of pods.*no connection, or it was cut", provider_away, ends_as=(FailureCode.NO_HEARTBEAT,),
+          tasks=TASKS * 2),
+)  # fmt: skip

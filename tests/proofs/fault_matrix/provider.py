@@ -1,0 +1,228 @@
+"""A trial for every kind in the emulator's table of faults, under the kind's own name."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.states import FailureCode
+from tests.proofs.fault_matrix.environment import Scene
+from tests.proofs.fault_matrix.infrastructure import SILENT, UNSHOWN
+from tests.proofs.fault_matrix.runner import BOOT_S, Act, Trial
+
+HOLD_S = 6.0  # a fault of the list lasts for three lists
+WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of trial.SETTINGS
+UNLISTED, NOT_JSON = "no list of pods.*", "no JSON, or not all of it"
+LISTED = "it is still listed since"
+CLIMB_S = {"SPAWNING_TIMEOUT_SEC": "12"}  # the hard cap, where a stage's own deadline is a minute or ten
+POD_PYTHON = {"WORKER_PYTHON": "python3"}  # the pod's own: what befalls an agent there begins with it
+# The RTX 4090 has no rows to remap.
+A100 = {"RUNPOD_GPU_TYPE": "NVIDIA A100 80GB PCIe", "MAX_HOURLY_COST_USD": "6.60", "DAILY_BUDGET_USD": "0.95"}
+TWO_GPUS = {
+    "POOLS_FILE": str(Path(__file__).with_name("two_gpus.toml")),
+    "MAX_HOURLY_COST_USD": "14",
+    "DAILY_BUDGET_USD": "2",
+}
+REPLACED = "replaced by another pod"
+MENDED_LATER = "asked again now and then, rented when it may"
+ADOPTED = "adopted by its name, none rented twice"
+UNTOUCHED = "nothing decided about pods; the work goes on"
+UNNOTICED = "nobody is harmed, nothing is done"
+
+
+async def until_named(scene: Scene) -> None:
+    """The faults were injected before the work; they last until a row names the cause."""
+    await scene.named()
+
+
+async def until_struck(scene: Scene) -> None:
+    """… or until they have struck, and that was said."""
+    await scene.struck()
+    await scene.named()
+
+
+def during(kind: str, **fields: Any) -> Act:
+    """Inject a fault in the middle of the work; it lasts for HOLD_S, and until a row names the cause."""
+
+    async def act(scene: Scene) -> None:
+        await scene.under_way()
+        await scene.fault(kind, **fields)
+        await scene.struck()
+        await asyncio.sleep(HOLD_S)
+        await scene.named()
+
+    return act
+
+
+async def other_key(scene: Scene) -> None:
+    """Another machine seems to answer at a busy pod's address."""
+    busy = await scene.busy()
+    scene.strike()
+    await scene.stack.control("POST", f"pods/{busy['pod']}/ssh", {"mode": "wrong_key", "cut": True})
+    await scene.named()
+
+
+def _boots(shown: str) -> str:
+    """What is said of a pod while RunPod shows it so."""
+    return f"RunPod shows it as {shown},"
+
+
+def _born(
+    kind: str,
+    harm: str,
+    ends_as: FailureCode,
+    says: str | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    quick: bool = False,
+    **fields: Any,
+) -> Trial:
+    """A whole wave of pods is born with a fault that ends it; `says`: where more than the code may be said."""
+    return Trial(
+        name=kind,
+        harm=harm,
+        outcome=REPLACED,
+        says=says or rf"\b{ends_as}\b",
+        act=until_named,
+        faults=({"kind": kind, "times": WAVE, **fields},),
+        settings=settings or {},
+        ends_as=(ends_as,),
+        keeps_logs=kind not in {"exits", "vanishes", "freezes"},
+        after_s=BOOT_S[0] + fields["seconds"] if kind in {"exits", "vanishes", "freezes"} else 0,
+        quick=quick,
+    )
+
+
+def _odd(kind: str, harm: str, says: str, **fields: Any) -> Trial:
+    """A pod is born odd, and must be taken as it is."""
+    fault = {"kind": kind, "times": WAVE, **fields}
+    return Trial(kind, harm, UNNOTICED, says, until_struck, faults=(fault,), pods=WAVE + 2)
+
+
+def _listed(kind: str, harm: str, says: str, *, quick: bool = False, **fields: Any) -> Trial:
+    """The provider's list is unreadable in the middle of the work; what is said must say in what way."""
+    fields = {"operation": "list", **fields}
+    return Trial(kind, harm, UNTOUCHED, UNLISTED + says, during(kind, **fields), pods=WAVE + 2, quick=quick)
+
+
+def _false(kind: str, harm: str, says: str, **fields: Any) -> Trial:
+    """The provider's list is well-formed and untrue for a moment."""
+    return Trial(kind, harm, UNNOTICED, says, during(kind, **fields), pods=WAVE + 2)
+
+
+def _lost_reply(kind: str, harm: str, *, quick: bool = False, **more: Any) -> Trial:
+    """The pod exists, the answer to the create call does not arrive."""
+    says = "the reply to the create call was lost|RunPod has not answered the create call"
+    fault = {"kind": kind, "times": WAVE}
+    return Trial(kind, harm, ADOPTED, says, until_named, faults=(fault,), pods=WAVE + 2, quick=quick, **more)
+
+
+KINDS: tuple[Trial, ...] = (
+    Trial(
+        "no_capacity", "the first GPU type has no stock", "the next offer is asked at once", "NO_CAPACITY",
+        until_named, faults=({"kind": "no_capacity", "gpu_type": "NVIDIA GeForce RTX 4090"},),
+        settings={"RUNPOD_GPU_TYPE": "NVIDIA GeForce RTX 4090,NVIDIA L40S"}, meets=(FailureCode.NO_CAPACITY,),
+        quick=True,
+    ),
+    Trial("quota", "the account may have no more pods", MENDED_LATER, "QUOTA",
+          until_named, faults=({"kind": "quota"},), ends_as=(FailureCode.QUOTA,)),
+    Trial("no_balance", "402 to every create", "asked again now and then, rented when there is money", "BALANCE",
+          until_named, faults=({"kind": "no_balance"},), ends_as=(FailureCode.BALANCE,)),
+    Trial("bad_request", "422 to every create", MENDED_LATER, "BAD_SPEC",
+          until_named, faults=({"kind": "bad_request"},), ends_as=(FailureCode.BAD_SPEC,)),
+    _listed("unauthorized", "401 to every call", r"\(401\)", operation="any", quick=True),
+    _listed("forbidden", "403 to every call", "403 access denied", operation="any"),
+    _listed("cloudflare", "403 from Cloudflare to every call", "403 error code: 1010", operation="any"),
+    Trial("not_found", "404 to the delete, and the pod lives", "deleted again until no list shows it", LISTED,
+          until_struck, faults=({"kind": "not_found", "operation": "delete", "times": WAVE},)),
+    Trial("conflict", "409 to the delete", "deleted again until no list shows it", "deleting failed",
+          until_struck, faults=({"kind": "conflict", "operation": "delete", "times": WAVE},)),
+    _listed("rate_limited", "429 with Retry-After to every call", "429 rate limit", operation="any", retry_after_s=1),
+    _listed("internal_error", "500 to every call", "500 internal", operation="any"),
+    _listed("bad_gateway", "502 in HTML to every call", "502 ", operation="any"),
+    _listed("unavailable", "503 to every call", "503 service", operation="any"),
+    _listed("gateway_timeout", "504 in HTML to every call", "504 ", operation="any"),
+    Trial("cut_before_commit", "the create call is cut, no pod comes", "looked for by name, then " + REPLACED,
+          "CREATE_UNKNOWN", until_struck, faults=({"kind": "cut_before_commit", "operation": "create", "times": WAVE},),
+          ends_as=(FailureCode.CREATE_UNKNOWN,), limit_s=240),
+    Trial("hang_before_commit", "the create call hangs, no pod comes", "looked for by name, then " + REPLACED,
+          "CREATE_UNKNOWN|has not answered the create call", until_struck,
+          faults=({"kind": "hang_before_commit", "operation": "create", "times": WAVE},),
+          ends_as=(FailureCode.CREATE_UNKNOWN,), limit_s=240),
+    Trial("delete_lies", "204 to the delete, and the pod lives", "deleted again until no list shows it",
+          LISTED, until_struck, faults=({"kind": "delete_lies", "times": WAVE},), quick=True),
+    _lost_reply("commit_then_500", "500 to the create, and the pod exists"),
+    _lost_reply("commit_then_502", "502 in HTML to the create, and the pod exists"),
+    _lost_reply("commit_then_cut", "the create's answer is cut, and the pod exists", quick=True),
+    _lost_reply("commit_then_hang", "the create's answer never comes, and the pod exists"),
+    Trial("slow_drip", "the list comes byte by byte", UNTOUCHED, UNLISTED + "not answered yet",
+          during("slow_drip", seconds=0.2), pods=WAVE + 2),
+    _listed("truncated_json", "the list ends in the middle", NOT_JSON, quick=True),
+    _listed("short_body", "the list is cut in the middle", "was cut off"),
+    _listed("html_reply", "the list is a web page", NOT_JSON),
+    _listed("null_reply", "the list is null", "reply is not an object"),
+    _listed("empty_reply", "the list is no byte at all", "reply is not an object"),
+    _listed("odd_reply", 'the list is {"data": null}', "pods is not a list"),
+    _listed("repeated_cursor", "the list's cursor comes back for ever", "the cursor came back again"),
+    _listed("odd_fields", "a pod in the list has an id of another type", "cannot be read: id", fields={"id": 7}),
+    _false("empty_list", "two lists are empty, and false", UNSHOWN, times=2),
+    _false("flicker_runtime", "three lists show no runtime", "does not show: RUNNING", times=3),
+    _false("missing_from_list", "two lists leave the pods out", UNSHOWN, times=2),
+    _odd("listing_lag", "the pod is not in the list for 8 s", "no list of RunPod has shown it yet", seconds=8),
+    _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),  # nobody asks by GET: all is well
+    _odd("slow_boot", "the pod boots in 10 s", _boots("(PROVISIONING|STARTING)"), seconds=10),
+    Trial("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it",
+          "its image is being pulled", until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
+          settings={"BRINGUP_DEADLINES": "pod_running=20"}, meets=(FailureCode.IMAGE_PULL_SLOW,), pods=WAVE + 2),
+    _odd("flickers", "the new pod's runtime is null for 5 s", _boots("RUNNING without a runtime"), seconds=5),
+    _born("stuck_provisioning", "PROVISIONING for ever", FailureCode.NO_RUNTIME, _boots("PROVISIONING"),
+          settings=CLIMB_S),
+    _born("stuck_starting", "STARTING for ever", FailureCode.IMAGE_PULL_SLOW, _boots("STARTING"),
+          settings={"SPAWNING_TIMEOUT_SEC": "24"}),  # its log is read until it pauses, in an eighth of that time
+    _born("no_runtime", "RUNNING without a runtime for ever", FailureCode.NO_RUNTIME,
+          _boots("RUNNING without a runtime"), settings=CLIMB_S, quick=True),
+    _born("no_ssh_details", "no public address for port 22", FailureCode.SSH_DETAILS_MISSING,
+          "no public address for its port 22", settings=CLIMB_S),
+    _born("boot_error", "status ERROR instead of RUNNING", FailureCode.POD_ERROR),
+    _born("exits", "EXITED a second after RUNNING", FailureCode.POD_EXITED, seconds=1),
+    _born("vanishes", "gone 4 s after RUNNING, without a word", FailureCode.POD_MISSING, UNSHOWN, seconds=4,
+          settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
+    _born("freezes", "frozen 4 s after RUNNING", FailureCode.NO_HEARTBEAT, SILENT, seconds=4),
+    _born("wrong_pod_id", "the pod's RUNPOD_POD_ID is another's", FailureCode.POD_MISMATCH),
+    _born("no_nonce", "the pod has no BOOTSTRAP_NONCE", FailureCode.HOST_KEY_UNPROVEN),
+    _born("corrupt_uploads", "a byte of each file that is sent there is changed", FailureCode.STALE_CODE),
+    _born("zero_gpus", "RUNNING with no GPU", FailureCode.GPU_NOT_ATTACHED),
+    _born("gpu_missing", "one GPU fewer than rented", FailureCode.GPU_COUNT, settings=TWO_GPUS),
+    _born("gpu_lost", "nvidia-smi cannot reach a GPU", FailureCode.GPU_NOT_ATTACHED, settings=TWO_GPUS),
+    _born("gpu_wrong_type", "another GPU than rented", FailureCode.GPU_TYPE),
+    _born("gpu_small_memory", "nine tenths of the type's memory", FailureCode.GPU_MEMORY),
+    _born("gpu_busy", "memory that nobody on the pod uses", FailureCode.GPU_BUSY),
+    _born("xid", "an Xid 79 in the kernel's log", FailureCode.xid(79)),
+    _born("ecc_errors", "uncorrected memory errors", FailureCode.ECC),
+    _born("remap_pending", "memory rows that wait to be remapped", FailureCode.ECC, settings=A100),
+    _born("smi_hangs", "nvidia-smi never answers", FailureCode.GPU_NOT_ATTACHED,
+          "nvidia-smi has not answered|GPU_NOT_ATTACHED", settings={"BRINGUP_DEADLINES": "gpu_inventory=4"},
+          quick=True),
+    _born("smi_absent", "no nvidia-smi", FailureCode.GPU_NOT_ATTACHED),
+    _born("nvlink_inactive", "no NVLink between two GPUs", FailureCode.NVLINK_INACTIVE, settings=TWO_GPUS),
+    _born("nvlink_degraded", "two NVLinks of a GPU are down", FailureCode.NVLINK_DEGRADED, settings=TWO_GPUS),
+    _born("disk_full", "no room on the disk", FailureCode.DISK),
+    _born("no_inodes", "no inodes left", FailureCode.INODES),
+    _born("agent_dies", "the agent ends as soon as it was started", FailureCode.NO_PROCESS, settings=POD_PYTHON),
+    _born("agent_cut_off", "the agent lives and reaches nobody", FailureCode.NO_HEARTBEAT, "none has come|NO_HEARTBEAT",
+          settings={**POD_PYTHON, "BRINGUP_DEADLINES": "heartbeat=5"}, quick=True),
+    _born("old_driver", "a driver too old for the image", FailureCode.DRIVER_TOO_OLD),
+    _born("clock_skew", "the pod's clock is 300 s off", FailureCode.CLOCK_SKEW, seconds=300),
+    _born("ssh_refused", "nothing listens at the SSH port", FailureCode.TCP_REFUSED, settings=CLIMB_S),
+    _born("ssh_silent", "sshd accepts and says nothing", FailureCode.TCP_TIMEOUT, settings=CLIMB_S, quick=True),
+    _born("ssh_not_ssh", "a web server at the SSH port", FailureCode.NOT_SSH, settings=CLIMB_S),
+    _born("ssh_wrong_key", "another host key at each connection, cut after 0.02 s", FailureCode.HOST_KEY_CHANGED,
+          seconds=0.02),
+    Trial("ssh_wrong_key_later", "another host key after a cut connection", "refused, recorded; the work goes on",
+          "HostKeyChanged|HOST_KEY_CHANGED", other_key, keeps_logs=False),
+    _born("ssh_relayed", "another machine answers and passes on to the pod", FailureCode.HOST_KEY_RELAYED),
+    _born("ssh_auth_refused", "our key is refused", FailureCode.AUTH_FAILED),
+    _born("ssh_no_shell", "logs in, and runs nothing", FailureCode.EXEC_FAILED),
+    _born("ssh_dropped", "each command is cut after 0.02 s", FailureCode.CONNECTION_LOST, settings=CLIMB_S,
+          seconds=0.02),
+)  # fmt: skip

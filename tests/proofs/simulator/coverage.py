@@ -1,0 +1,143 @@
+"""What of the real SQL the model lacks, each with the reason. The drift test fails on anything that is not named here.
+
+The random calls compare what both have. This is the other direction: a function, an argument, a column, a code, a
+transition or a key of an answer that is added to the migrations has to be modelled, or named here.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from orchestrator.adapters.functions import FUNCTIONS
+from tests.proofs.simulator.sql.records import Records
+from tests.proofs.simulator.sql.tables import LEGAL, Tables
+
+SHOWN = "for people: no decision of the loop or of an agent reads it"
+DOOR = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
+FUNCTIONS_ONLY_REAL = {
+    "task_list": SHOWN,
+    "fleet_hosts": SHOWN,
+    "fleet_workers": SHOWN,
+    "fleet_decisions": SHOWN,
+    "fleet_explain": SHOWN,
+    "fleet_task_explain": SHOWN,
+    "fleet_scaling_explain": SHOWN,
+    "fleet_usual": SHOWN,
+    "fleet_cost": SHOWN,
+    "fleet_report": SHOWN,
+    "fleet_efficiency": SHOWN,
+    "fleet_leadership": SHOWN,
+    "worker_grants": DOOR,
+    "worker_complete_output": DOOR,
+    "worker_renew": DOOR,
+    "fleet_asks": DOOR,
+    "fleet_answer": DOOR,
+    "fleet_heartbeats": "the gateway's batch of worker_heartbeat calls; agents here call that one",
+    "fleet_describe": "read once at the start, to compare schemas",
+    "fleet_changes": "takes the place of LISTEN, which the world has",
+    "fleet_retention": "called by fleet_retain alone; no simulation lasts the seven days after which rows go",
+}
+ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
+    "task_get.task.output_object": DOOR,
+    "fleet_worker.now": SHOWN,
+    "fleet_worker.left_out": SHOWN,
+    "fleet_worker.worker.cost_by_kind": SHOWN,
+    "fleet_worker.worker.cost_usd": SHOWN,
+    "fleet_worker.worker.tasks_done": SHOWN,
+    "fleet_worker.worker.tasks_failed": SHOWN,
+}
+INDEX = "makes a query quick; what it answers is the same without it"
+TABLES_ONLY_REAL = {
+    "database_identity": "a constant of the world",
+    "schema_migrations": "of migrate",
+    "task_counts": INDEX,
+    "task_marks": INDEX,
+    "task_results": "keeps results of tasks that were deleted; nobody deletes a task here",
+    "tasks_unsettled": "what a lock of another transaction kept from being settled; a call here is atomic",
+    "worker_asks": DOOR,
+}
+COLUMNS_ONLY_REAL = {
+    "tasks.uncounted": INDEX,
+    "tasks.output_object": DOOR,
+    "fleet_settings.set_at": SHOWN,
+    "task_types.declared_at": SHOWN,
+}
+CODES_ONLY_REAL = {
+    "SSH_DETAILS_MISSING": SHOWN,
+    "NOT_SSH": SHOWN,
+    "TCP_TIMEOUT": SHOWN,
+    "TCP_REFUSED": SHOWN,
+    "AUTH_FAILED": SHOWN,
+    "EXEC_FAILED": SHOWN,
+    "CONNECTION_LOST": SHOWN,
+    "HOST_KEY_CHANGED": SHOWN,
+    "API_AUTH": SHOWN,
+    "OUTPUT_MISSING": DOOR,
+    "INPUTS_TOO_LARGE": "no task here has inputs near the limit",
+    "UNKNOWN": "the code of a failure that names none; agents here name one",
+    "INPUTS_UNREADABLE": "nobody here writes a task past task_submit, which refuses such inputs",
+    "TASK_UNCLAIMABLE": "the same: what submit lets in can be claimed",
+    "DEPENDENCY_CYCLE": "nobody here changes what a task depends on after it was submitted",
+    "DEPENDENCY_DELETED": "nobody deletes a task here",
+    "NO_HOLDER": "nobody here writes `In Progress` past a claim",
+    "INVALID_CODE": "agents here name codes that are well formed",
+    "WORKER_START_COMMAND": "a word in a record of fleet_settings, not a code",
+    "HEAD": DOOR,
+    "RENEW": DOOR,
+    "ORBSY": DOOR,
+}
+CODE = re.compile(r"'([A-Z][A-Z0-9_]{3,})'")
+TRIGGER_WORDS = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
+MODEL = Path(__file__).parent / "sql"
+
+
+def functions_missing() -> Iterator[str]:
+    """Functions, and arguments of them, that the model lacks."""
+    for name, arguments in FUNCTIONS.items():
+        method = getattr(Records, name, None)
+        if method is None:
+            if name not in FUNCTIONS_ONLY_REAL:
+                yield name
+            continue
+        parameters = inspect.signature(method).parameters
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+            continue  # all of them, in one mapping
+        yield from (f"{name}({argument})" for argument in arguments if argument not in parameters)
+
+
+async def tables_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
+    """Tables and columns of which the model's code has no trace."""
+    words = set(re.findall(r"\w+", _model_text())) | set(vars(Tables()))
+    rows = await connection.execute(
+        "select c.table_name, c.column_name from information_schema.columns c join information_schema.tables t"
+        " using (table_schema, table_name) where c.table_schema = 'public' and t.table_type = 'BASE TABLE'"
+    )
+    columns = [(str(table), str(column)) for table, column in await rows.fetchall()]
+    return [
+        f"{table}.{column}"
+        for table, column in columns
+        if table not in TABLES_ONLY_REAL and column not in words and f"{table}.{column}" not in COLUMNS_ONLY_REAL
+    ]
+
+
+async def codes_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
+    """Codes of failures and refusals that a function of the migrations writes, and the model never does."""
+    rows = await connection.execute("select prosrc from pg_proc where pronamespace = 'public'::regnamespace")
+    real = {code for (text,) in await rows.fetchall() for code in CODE.findall(text)} - TRIGGER_WORDS
+    model = set(re.findall(r'"([A-Z][A-Z0-9_]{3,})"', _model_text()))
+    return sorted(real - model - CODES_ONLY_REAL.keys())
+
+
+async def transitions_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
+    """Moves of workers that one side allows and the other refuses."""
+    rows = await connection.execute("select from_state, to_state from public.worker_transitions")
+    real = {(str(before), str(after)) for before, after in await rows.fetchall()}
+    return sorted(f"{before} > {after}" for before, after in real ^ LEGAL)
+
+
+def _model_text() -> str:
+    return "\n".join(file.read_text() for file in sorted(MODEL.glob("*.py")))

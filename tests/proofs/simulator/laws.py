@@ -1,0 +1,513 @@
+"""The invariants I1 to I8, as far as a world can tell, asked at every commit and at every effect on the provider."""
+
+import gzip
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
+from orchestrator.core.fitness import DISK_FULL_S
+from orchestrator.core.states import FAILURES
+from orchestrator.pods import agent_commands
+from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
+from tests.proofs.simulator.sql.tables import DATABASE
+from worker.protocol import DISK, STREAMS
+
+if TYPE_CHECKING:
+    from tests.proofs.simulator.agents import Agent
+    from tests.proofs.simulator.environment import World
+
+LEAK_S = 120.0  # I1, without any other fault meanwhile
+STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
+RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
+FORGIVEN_S = 3600.0  # after a refusal an offer is probed for so long
+OVERDUE_S = 120.0
+LATE_S = 40.0  # writes that were late on the wire
+CALM_S = 20.0  # over the flush's own deadline
+UNLED_S = 3.5
+OVERSPENT_S = 60.0  # a list has to show the price, and a tick to end a worker
+RETAIN_S, RETAIN_LATE_S = 3600.0, 300.0  # a leader asks every minute whether retention is due
+OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
+DELETES_PER_MINUTE = 18  # of one pod: each of six calls may be made three times, after a broken connection
+CALLS_PER_MINUTE = 70  # of one process; the account's window is 60, and begins at its first call
+SECRET = "SECRET"
+STAGES = {
+    "active": ("promoted",),
+    "idle": ("promoted",),
+    "terminating": ("draining", "flushing", "deleting"),
+    "terminated": ("gone",),
+}
+PLANNED = ("idle_timeout", "scale_down")
+
+
+class Laws:
+    """Watches, and writes down what was broken."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.claims: dict[tuple[str, int], tuple[Agent, float]] = {}
+        self.completed: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+        self._made: Counter[str] = Counter()
+        self._deletes: defaultdict[str, list[float]] = defaultdict(list)  # pod -> when its delete was asked for
+        self._calls: defaultdict[str, list[float]] = defaultdict(list)  # process -> when it called the provider
+        self._led_s = 0.0  # when there was last a leader, or a reason for none
+        self._within_s = 0.0  # when there were last no more workers than allowed
+        self._affordable_s = 0.0  # when an hour last cost no more than it may
+        self._failing: defaultdict[str, dict[str, float]] = defaultdict(dict)  # worker -> task -> when it failed there
+        self._bad: dict[tuple[str, str], float] = {}  # pool, release -> when its last worker ended as release_bad
+        self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
+
+    def broken(self, law: str, what: str) -> None:
+        """A violation."""
+        self._world.violations.append(f"{law}: {what} (at {self._world.kernel.now:.3f} s)")
+
+    # --- the provider's limits
+
+    def called(self, process: str) -> None:
+        """A process makes a call to the provider: within its account's limits, and with room for another process."""
+        now, calls = self._world.kernel.now, self._calls[process]
+        calls.append(now)
+        for quota, length_s in WINDOWS.values():
+            most = quota * 2  # a window may begin anew in the middle of ours
+            if len(calls) > most and calls[-most - 1] > now - length_s:
+                self.broken("calls", f"{process} makes more than {most} calls in {length_s} s")
+        lately = sum(at > now - 60 for at in islice(reversed(calls), CALLS_PER_MINUTE + 1))
+        if lately > CALLS_PER_MINUTE:
+            self.broken("calls", f"{process} makes more than {CALLS_PER_MINUTE} calls in a minute")
+
+    def delete_asked(self, pod_id: str) -> None:
+        """A delete arrives: one that is refused must not be repeated without end."""
+        now, deletes = self._world.kernel.now, self._deletes[pod_id]
+        deletes.append(now)
+        lately = sum(at > now - 60 for at in deletes)
+        if lately > DELETES_PER_MINUTE:
+            self.broken("calls", f"the delete of {pod_id} is asked for {lately} times in a minute")
+
+    # --- the database
+
+    def changed(self, table: str, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
+        """A row was written."""
+        if table == "workers":
+            self._worker(old, new)
+        elif table == "worker_events":
+            if not new["reason"] or new["reason"] == "changed by hand" or not new["actor"]:
+                self.broken("I7", f"{new['worker_id']} went {new['from_stage']} > {new['to_stage']} without a reason")
+        elif table == "tasks" and old is not None:
+            self._task(old, new)
+
+    def _worker(self, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
+        if new["status"] != "terminated":
+            for name in ("waiting_on", "deadline_at", "next_attempt_at"):
+                if new[name] is None:
+                    self.broken("I7", f"{new['id']} is {new['status']} with no {name}")
+        if (new["status"], new["stage"]) == ("spawning", "intent"):
+            climb_s = (new["deadline_at"] - new["created_at"]).total_seconds()
+            if climb_s > self._world.policy.spawning_timeout_s + LATE_S:
+                self.broken("I7", f"{new['id']} is told {climb_s:.0f} s for its climb")
+        if new["stage"] not in STAGES.get(new["status"], (new["stage"],)):
+            self.broken("I7", f"{new['id']} is {new['status']} and at {new['stage']}")
+        if old is None:
+            self._intended(new)
+            self._one_canary(new)
+            return
+        self._changed(old, new)
+
+    def _changed(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if (new["ssh_host"], new["ssh_port"]) != (old["ssh_host"], old["ssh_port"]):
+            self.addressed_s[new["id"]] = self._world.kernel.now
+        if new["pod_id"] is not None and new["pod_id"] != old["pod_id"]:
+            self._given(new)
+        if new["stage"] == "pod_created" and old["stage"] != "pod_created":
+            self._probe(new)
+        if new["stage"] == "flushing" and old["stage"] != "flushing":
+            self._flushed_early(new)
+        if new["status"] != old["status"]:
+            self._moved(old, new)
+
+    def _intended(self, new: Mapping[str, Any]) -> None:
+        pool = self._world.pool(new["pool"])
+        if pool is None:
+            self.broken("pool", f"{new['id']} is of {new['pool']}, which no policy names")
+        elif new["metadata"].get("offer") not in {offer.key for offer in pool.offers}:
+            self.broken("pool", f"{new['id']} of {pool.name} is to come from {new['metadata'].get('offer')}")
+
+    def _given(self, new: Mapping[str, Any]) -> None:
+        pod = self._world.provider.pods.get(new["pod_id"])
+        if pod is None or not pod.ours or pod.worker_id != new["id"]:
+            self.broken("I1", f"{new['id']} was given {new['pod_id']}, which is not its pod")
+
+    def _moved(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        now, pod = self._world.kernel.now, self._world.provider.pods.get(new["pod_id"] or "")
+        if new["status"] == "active" and old["status"] == "spawning":
+            agent = pod.agents.get(new["nonce"]) if pod else None
+            if agent is None or new["last_heartbeat"] is None or not agent.spoke:
+                self.broken("I8", f"{new['id']} was promoted without a heartbeat of its launch")
+        elif new["status"] == "terminated":
+            for one in self._world.provider.own():
+                if one.worker_id == new["id"] and one.visible_s < now - STALE_LIST_S:
+                    self.broken("I1", f"{new['id']} is terminated and its pod {one.id} is there")
+        elif new["status"] == "terminating":
+            self._ended(old, new, pod)
+            self._sick(new)
+
+    def _ended(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
+        now, code = self._world.kernel.now, new["failure_code"]
+        if code == "POD_MISSING" and pod is not None and pod.exists():
+            self.broken("I8", f"{new['id']} was ended as POD_MISSING and {pod.id} is there")
+        if code == "POD_EXITED" and pod is not None and pod.exists() and pod.dead_s is None:
+            self.broken("I8", f"{new['id']} was ended as POD_EXITED and {pod.id} runs")
+        if new["exit_cause"] == "heartbeat_lost":
+            agent = pod.agents.get(new["nonce"]) if pod and pod.exists() else None
+            heard = agent.beaten_s if agent is not None and agent.lives else None
+            patient_s = self._world.policy.heartbeat_timeout_s - 1
+            if heard is not None and self._world.listened_s(heard) < patient_s:
+                self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
+        if new["exit_cause"] in PLANNED and self._world.db.running.get(new["id"]):
+            self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
+
+    def _flushed_early(self, new: Mapping[str, Any]) -> None:
+        failed = new["exit_cause"] in FAILURES or new["stop_requested_at"] is not None
+        here_s = (self._world.kernel.moment() - new["state_since"]).total_seconds()
+        if not failed and self._world.db.running.get(new["id"]) and here_s < self._world.policy.drain_grace_s - 1:
+            self.broken("I2", f"{new['id']} was stopped {here_s:.1f} s into its drain, with a task running")
+
+    def _probe(self, new: Mapping[str, Any]) -> None:
+        key = str(new["metadata"].get("offer"))
+        offer = self._world.db.offers.get((FLEET, key))
+        moment = self._world.kernel.moment()
+        asking = [
+            w
+            for w in self._world.db.workers.values()
+            if w["status"] == "spawning" and w["stage"] == "pod_created" and w["metadata"].get("offer") == key
+        ]
+        if offer is None or offer["last_refusal"] is None or self._world.belated:  # no create call follows that write
+            return
+        if not timedelta(seconds=RACE_S) <= moment - offer["last_refusal"] < timedelta(seconds=FORGIVEN_S):
+            return
+        if offer["cooldown_until"] is not None and offer["cooldown_until"] > moment:
+            self.broken("market", f"{new['id']} asks for {key}, which cools down")
+        since = offer["last_refusal"] + timedelta(seconds=RACE_S)
+        probing = sum(w["stage_since"] >= since for w in asking)
+        if probing > offer["probe_budget"]:
+            self.broken("market", f"{probing} ask for {key} at once, its probe budget is {offer['probe_budget']}")
+
+    def _task(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if new["status"] == old["status"]:
+            return
+        if old["status"] == "Complete":
+            self.broken("I3", f"task {new['id']} was Complete and is {new['status']}")
+        if new["status"] == "Complete":
+            self.completed[new["id"]] += 1
+            if self.completed[new["id"]] > 1 or old["status"] != "In Progress":
+                self.broken("I3", f"task {new['id']} was completed {self.completed[new['id']]} times")
+        if new["failure_code"] in ("NO_HANDLER", "EARLIER_RELEASE") and new["status"] == "Failed":
+            self.broken("I2", f"task {new['id']} ({new['task_type']}) failed, and the release that leads has a handler")
+        if new["failure_code"] == "LEASE_EXPIRED" and old["status"] == "In Progress":
+            agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
+            now = self._world.kernel.now
+            held = agent is not None and agent.lives and new["id"] in agent.held and now - since > 20
+            if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:
+                self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
+
+    def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
+        """A transaction is done."""
+        term, leads = args.get("p_term"), self._world.db.leases.get(FLEET, {}).get("term")
+        if term is not None and function != "fleet_resign" and term != leads:
+            self.broken("fence", f"{function} was carried out for term {term}, and {leads} leads")
+        for task_id in _completed(function, args, answer):
+            self._accepted[task_id] += 1
+            if self._accepted[task_id] > 1:
+                self.broken("I3", f"a second completion of task {task_id} was accepted")
+        self._fitness(function, args, answer)
+        if function == "fleet_log_lost":
+            self._given_up(self._world.db.workers[args["p_worker_id"]])
+        if function == "fleet_log_begin":
+            pieces = self._world.db.log_objects[args["p_worker_id"], args["p_boot_id"], args["p_stream"]]
+            for one, following in itertools.pairwise(pieces):
+                if one["last_byte"] != following["first_byte"]:
+                    self.broken("I5", f"a gap in the ledger of {args['p_worker_id']}")
+
+    # --- workers whose tasks fail
+
+    def _fitness(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
+        """A worker takes few tasks while all of them fail; a release that fails everywhere is no host's fault."""
+        if _completed(function, args, answer):
+            self._failing.pop(args["p_worker_id"], None)
+            done = self._world.db.workers[args["p_worker_id"]]
+            self._bad.pop((done["pool"], done["release"]), None)
+        if function == "worker_fail" and answer["outcome"] in ("requeued", "failed"):
+            self._failed(args["p_worker_id"], args["p_task_id"], args["p_failure"])
+        bad_s = self._world.bad_release_s
+        if function == "fleet_strike" and bad_s is not None and args["p_code"] == "TASKS_FAIL_HERE":
+            if min(self._failing[args["p_evidence"]["worker"]].values()) < bad_s:
+                return  # it began to fail before the others
+            self.broken("sick", f"{args['p_key']} is blamed for {args['p_code']} while every task fails everywhere")
+
+    def _failed(self, worker_id: str, task_id: str, failure: Mapping[str, Any]) -> None:
+        if failure["code"] == "NO_HANDLER" or not failure["retryable"]:
+            return
+        failing, row = self._failing[worker_id], self._world.db.workers[worker_id]
+        failing[task_id] = self._world.kernel.now
+        pool = self._world.pool(row["pool"])
+        most = self._world.policy.max_failures + (pool.batch if pool else 1)
+        if len(failing) > most:
+            self.broken("sick", f"{len(failing)} different tasks failed in a row on {worker_id}, more than {most}")
+
+    def _one_canary(self, new: Mapping[str, Any]) -> None:
+        """After a release was found bad, a worker of it is asked for only while no other one is on its way."""
+        now, bad_s = self._world.kernel.now, self._bad.get((new["pool"], new["release"]))
+        if bad_s is None or not RACE_S < now - bad_s < self._world.policy.failure_window_s:
+            return
+        others = [
+            w["id"]
+            for w in self._world.db.workers.values()
+            if w["status"] == "spawning" and (w["pool"], w["release"]) == (new["pool"], new["release"])
+        ]
+        if set(others) - {new["id"]}:
+            self.broken("sick", f"{new['id']} is asked for beside {others}, and its release is bad")
+
+    def _sick(self, row: Mapping[str, Any]) -> None:
+        """A worker ends because its tasks failed: those that are not done have one attempt back, once."""
+        if row["exit_cause"] == "release_bad":
+            self._bad[row["pool"], row["release"]] = self._world.kernel.now
+        if row["exit_cause"] != "worker_sick":
+            return
+        db = self._world.db
+        for task_id in self._failing[row["id"]]:
+            given = sum(bool(a.get("given_back")) for (one, _), a in db.task_attempts.items() if one == task_id)
+            live = db.tasks[task_id]["status"] in ("Queued", "In Progress", "Failed")
+            if given > 1 or (live and not given):
+                self.broken("sick", f"task {task_id}, which failed on the sick {row['id']}, got {given} attempts back")
+
+    def _unfit(self, quiet: float) -> None:
+        """A worker that claims nothing is known to be sick, or not, within its bound."""
+        moment = self._world.kernel.moment()
+        for row in self._world.db.workers.values():
+            if row["status"] not in ("active", "idle"):
+                continue
+            since = row["held_back"] and datetime.fromisoformat(row["held_back"]["since"])
+            held_s = (moment - since).total_seconds() if since else 0.0
+            bound_s = self._world.policy.spawning_timeout_s
+            if not since and isinstance(row["health"], Mapping) and DISK in row["health"]:
+                held_s = moment.timestamp() - row["health"][DISK]["since"]
+                bound_s = DISK_FULL_S
+                if self._world.db.running.get(row["id"]):
+                    continue
+            if min(held_s - bound_s, self._world.kernel.now - quiet) > OVERDUE_S:
+                self.broken("sick", f"{row['id']} claims no more, and is still {row['status']} after {held_s:.0f} s")
+
+    def _given_up(self, row: Mapping[str, Any]) -> None:
+        now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")
+        calm_s = now - self._world.faults.over_s
+        if pod is not None and pod.runs(now) and calm_s > self._world.policy.flush_deadline_s + CALM_S:
+            self.broken("I5", f"logs of {row['id']} are declared lost and {pod.id} runs, without a fault meanwhile")
+
+    # --- the provider, S3, and what is said to them
+
+    def asked(self, name: str, offer: str) -> None:
+        """A create call arrives."""
+        row = self._world.db.workers.get(name)
+        if row is None:
+            self.broken("I1", f"a pod is asked for {name}, of which there is no row")
+            return
+        policy, spent = self._world.policy, None
+        self._world.db.now = self._world.kernel.moment()
+        if row["status"] == "spawning" and policy.hourly_budget_usd is not None and not self._learned_since(row):
+            spent = self._world.db.spent(FLEET, None)
+            over = spent["hourly_usd"] > policy.hourly_budget_usd + 1e-6
+            daily = policy.daily_budget_usd
+            over |= daily is not None and spent["today_usd"] + spent["committed_usd"] > daily + 0.01
+            if over:
+                self.broken("I4", f"{name} is asked for with {spent} against {policy.hourly_budget_usd}/h, {daily}/day")
+
+    def _learned_since(self, row: Mapping[str, Any]) -> bool:
+        """Whether a pod turned out dearer after this create was allowed and before it arrived: nobody could know."""
+        return any(
+            other["status"] != "terminated"
+            and other["price_usd_per_hour"] is not None
+            and other["stage_since"] > row["stage_since"]
+            for other in self._world.db.workers.values()
+        )
+
+    def created(self, pod: SimPod) -> None:
+        """A pod begins."""
+        if pod.env.get(DATABASE_VARIABLE) != DATABASE:
+            self.broken("I1", f"{pod.id} of {pod.name} does not say whose it is")
+        self._made[pod.name] += 1
+        if self._made[pod.name] > 1:
+            self.broken("I1", f"{self._made[pod.name]} pods were made for {pod.name}")
+
+    def ordered(self, body: Mapping[str, Any]) -> None:
+        """What a create call asks for: nothing of another pool."""
+        row = self._world.db.workers.get(body["name"])
+        pool = None if row is None else self._world.pool(row["pool"])
+        if row is None or pool is None:
+            return  # I1, or "pool", has it
+        gpu = body["gpu"]
+        asked = (body["image"], gpu["count"], body["disk"], gpu["minRamPerGpu"], gpu["minVcpuCountPerGpu"])
+        wanted = (pool.image, pool.gpu_count, pool.disk_gb, pool.min_memory_gb, pool.min_vcpu)
+        offers = {(offer.gpu_type, offer.data_center, offer.cloud) for offer in pool.offers}
+        place = (body["gpu"]["id"], (body.get("dataCenterIds") or [None])[0], body["cloud"])
+        if asked != wanted or place not in offers:
+            self.broken("pool", f"{body['name']} of {pool.name} is asked for as {asked} at {place}, not {wanted}")
+
+    def launched(self, pod: SimPod, config: Mapping[str, Any]) -> None:
+        """What an agent is started with."""
+        row = self._world.db.workers.get(pod.worker_id or "")
+        pool = None if row is None else self._world.pool(row["pool"])
+        if pool is not None and config["batch"] != pool.batch:
+            self.broken("pool", f"{pod.worker_id} of {pool.name} claims {config['batch']} tasks, not {pool.batch}")
+
+    def deleting(self, pod: SimPod) -> None:
+        """A delete call arrives for a pod that is there."""
+        if not pod.ours:
+            self.broken("I1", f"{pod.id} ({pod.name}) is not ours and is deleted")
+            return
+        row = self._world.db.workers.get(pod.worker_id or "")
+        if row is not None and row["status"] in ("spawning", "active", "idle") and row["pod_id"] in (None, pod.id):
+            self.broken("I8", f"{pod.id} is deleted and its worker {row['id']} is {row['status']}")
+        for nonce, agent in pod.agents.items():
+            if pod.runs(self._world.kernel.now):
+                self._logs_safe(agent, nonce)
+
+    def _logs_safe(self, agent: "Agent", nonce: str) -> None:
+        for stream in STREAMS:
+            content = agent.pod.files.get(f"{agent_commands.run_dir(nonce)}/logs/{stream}.log", b"")
+            pieces = self._world.db.log_objects.get((agent.worker_id, nonce, stream), [])
+            shipped = max((p["last_byte"] for p in pieces if p["shipped_at"]), default=0)
+            declared = any(p["declared_lost"] and p["last_byte"] is None for p in pieces)
+            if shipped < len(content) and not declared:
+                left = len(content) - shipped
+                self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}")
+
+    def stored(self, key: str, content: bytes) -> None:
+        """An object arrives in S3."""
+        if self._world.bucket.get(key, content) != content:
+            self.broken("I5", f"{key} is overwritten with other bytes")
+
+    def clean(self, value: Any, where: str) -> None:
+        """Something leaves for a place where secrets must not be."""
+        if SECRET in str(value):
+            self.broken("I6", f"a token is in {where}")
+
+    # --- time
+
+    def look(self) -> None:
+        """Once a second."""
+        now, quiet = self._world.kernel.now, self._world.faults.over_s
+        workers = self._world.db.workers
+        for pod in self._world.provider.own():
+            row = workers.get(pod.worker_id or "")
+            since = max(pod.visible_s, quiet)
+            if row is not None and row["status"] == "terminated":
+                since = max(since, (row["terminated_at"] - self._world.kernel.moment()).total_seconds() + now)
+            live = row is not None and row["status"] != "terminated"
+            if not live and now - since > LEAK_S:
+                self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
+        self._lead(now, quiet)
+        self._limit(now, quiet)
+        self._unfit(quiet)
+        self._cost(now, quiet)
+        self._retention(now, quiet)
+        for replica in self._world.replicas:
+            replica.laws.look(up=replica.up)
+        for row in workers.values():
+            late_s = (self._world.kernel.moment() - row["deadline_at"]).total_seconds()
+            if row["status"] == "spawning" and min(late_s, now - quiet) > OVERDUE_S:
+                self.broken("I7", f"{row['id']} is {row['stage']} {late_s:.0f} s after its deadline")
+
+    def _lead(self, now: float, quiet: float) -> None:
+        """Where the database answers and somebody could lead, somebody does."""
+        lease = self._world.db.leases.get(FLEET)
+        led = lease is not None and lease["expires_at"] > self._world.kernel.moment()
+        if led or self._world.db_down or now < quiet or not any(replica.up for replica in self._world.replicas):
+            self._led_s = now
+        elif now - self._led_s > UNLED_S:
+            self.broken("lead", f"nobody leads for {now - self._led_s:.0f} s, and the database is there")
+
+    def _limit(self, now: float, quiet: float) -> None:
+        """A tick writes its ends and its spawns side by side, so that it is more than the limit for a moment."""
+        live = Counter(
+            w["pool"] for w in self._world.db.workers.values() if w["status"] in ("spawning", "active", "idle")
+        )
+        over = [pool for pool in self._world.policy.pools if live[pool.name] > pool.max_active]
+        if not over:
+            self._within_s = now
+        elif now - max(self._within_s, quiet) > OVER_S:
+            self.broken("I4", f"{live} workers live, MAX_ACTIVE_GPUS={over[0].max_active} of {over[0].name}")
+
+    def _cost(self, now: float, quiet: float) -> None:
+        """By what the provider really bills: a price that turns out higher than the offer's counts too."""
+        limit = self._world.policy.hourly_budget_usd
+        rows = self._world.db.workers
+        usd = sum(
+            pod.rate
+            for pod in self._world.provider.own()
+            if (row := rows.get(pod.worker_id or "")) and row["status"] in ("spawning", "active", "idle")
+        )
+        if limit is None or usd <= limit + 1e-6:
+            self._affordable_s = now
+        elif now - max(self._affordable_s, quiet) > OVERSPENT_S:
+            self.broken("I4", f"pods cost ${usd:.2f}/h, and MAX_HOURLY_COST_USD={limit}")
+
+    def _retention(self, now: float, quiet: float) -> None:
+        lease, moment = self._world.db.leases.get(FLEET), self._world.kernel.moment()
+        if lease is None or lease["expires_at"] < moment or now < quiet:
+            return
+        led_s = (moment - lease["since"]).total_seconds()
+        done_at = self._world.db.retained_at.get(FLEET)
+        late = done_at is None or (moment - done_at).total_seconds() > RETAIN_S + RETAIN_LATE_S
+        if late and led_s > RETAIN_LATE_S:
+            self.broken("retention", f"term {lease['term']} leads for {led_s:.0f} s, and it was last done at {done_at}")
+
+    def at_the_end(self) -> None:
+        """The faults have stopped long ago."""
+        world = self._world
+        for task in world.db.tasks.values():
+            if task["attempts"] - task["uncounted"] > task["max_attempts"]:
+                self.broken("sick", f"task {task['id']} was tried {task['attempts'] - task['uncounted']} times")
+            if task["status"] not in ("Complete", "Failed", "Cancelled"):
+                self.broken("I2", f"task {task['id']} ({task['params']}) is still {task['status']}")
+        for row in world.db.workers.values():
+            if row["status"] != "terminated":
+                why = f"{row['stage']}, waits for {row['waiting_on']}: {row['waiting_for']}"
+                self.broken("I2", f"{row['id']} is still {row['status']}, {why}")
+        for pod in world.provider.own():
+            self.broken("I1", f"{pod.id} of {pod.name} is still there")
+        for error in world.kernel.errors:
+            self.broken("crash", error)
+        self._ledger()
+
+    def _ledger(self) -> None:
+        bucket = self._world.bucket
+        for pod in self._world.provider.pods.values():
+            for nonce, agent in pod.agents.items():
+                for stream in STREAMS:
+                    content = bytes(pod.files.get(f"{agent_commands.run_dir(nonce)}/logs/{stream}.log", b""))
+                    pieces = self._world.db.log_objects.get((agent.worker_id, nonce, stream), [])
+                    known: int | None = 0
+                    for piece in pieces:
+                        if piece["first_byte"] != known:
+                            self.broken("I5", f"a gap at {known} in {stream}.log of {agent.worker_id}")
+                        known = piece["last_byte"]
+                        if piece["shipped_at"] is None:
+                            if not piece["declared_lost"]:
+                                self.broken("I5", f"piece {piece['seq']} of {agent.worker_id} was left begun")
+                        elif gzip.decompress(bucket[piece["key"]]) != content[piece["first_byte"] : known]:
+                            self.broken("I5", f"{piece['key']} is not what was written")
+                    if known is not None and known < len(content):
+                        self.broken("I5", f"{len(content) - known} bytes of {stream}.log of {agent.worker_id} are lost")
+
+
+def _completed(function: str, args: Mapping[str, Any], answer: Any) -> list[str]:
+    """The tasks that this call completed."""
+    said = []
+    if function == "worker_complete":
+        said = [(args["p_task_id"], answer["outcome"])]
+    elif "p_results" in args:
+        said = [(one["task_id"], outcome) for one, outcome in zip(args["p_results"], answer["outcomes"], strict=True)]
+    return [task_id for task_id, outcome in said if outcome == "ok"]

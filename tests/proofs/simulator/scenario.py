@@ -1,0 +1,347 @@
+"""What happens in one seed: work comes, everything goes wrong for a while, then nothing does, and all must end well."""
+
+import math
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tests.proofs.simulator.environment import World
+from tests.proofs.simulator.faults import BURST, CALM, HANGS_S, LASTS_S
+from tests.proofs.simulator.provider import FLEET, MANGLED
+
+LIMIT_S = 7200.0  # of the liveness phase
+SETTLE_S = 5.0
+FLICKERS = 0.2  # of the seeds: in these the database never stays for long
+MOVES = 0.25  # of the seeds: in these the provider gives a pod's SSH another address, now and then and to the end
+DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that only it can do
+SICK = 0.3  # of the seeds: in these every task fails on one worker, or on all of them, or a disk becomes full
+SICKNESSES = ("tasks_fail_on_one", "tasks_fail_on_one", "tasks_fail_everywhere", "disk_fills")
+KINDS = ("ok",) * 16 + ("fail", "fatal", "stuck", "crash")
+
+
+def story(world: World) -> None:
+    """One seed's life."""
+    Story(world).live()
+
+
+class Story:
+    """The plot."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._faults, self._kernel = world, world.faults, world.kernel
+        self._ids = random.Random(f"tasks of {world.seed}")
+        self._flicker = random.Random(f"flicker of {world.seed}")
+        self._deploys = random.Random(f"release of {world.seed}")
+        self._moves = random.Random(f"addresses of {world.seed}")
+        self._sick = random.Random(f"sick workers of {world.seed}")
+        self._tasks: list[str] = []
+        self._over = False
+
+    def live(self) -> None:
+        """The safety phase, then the liveness phase."""
+        world, dice = self._world, self._faults.dice
+        world.start_replica(0)
+        world.start_replica(1)
+        world.kernel.after(1.0, self._look)
+        for _ in range(dice.randint(2, 5)):
+            self._kernel.after(dice.uniform(0, 300), self._submit)
+        self._submit()
+        if self._deploys.random() < DEPLOYS:
+            self._kernel.after(self._deploys.uniform(60, 250), self._deploy)
+        if self._moves.random() < MOVES:
+            self._kernel.after(self._moves.uniform(20, 90), self._move_ssh)
+        ends_s = dice.uniform(300, 600)
+        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
+        self._kernel.after(dice.uniform(5, 60), self._burst)
+        self._kernel.run(lambda: bool(world.violations), ends_s)
+        self._heal()
+        self._over = False
+        done = self._kernel.run(lambda: bool(world.violations) or self._over, ends_s + LIMIT_S)
+        if not world.violations:
+            if done:
+                self._kernel.run(lambda: bool(world.violations), self._kernel.now + SETTLE_S)
+            world.laws.at_the_end()
+
+    def _look(self) -> None:
+        self._world.laws.look()
+        self._over = self._is_over()
+        self._kernel.after(1.0, self._look)
+
+    def _is_over(self) -> bool:
+        db = self._world.db
+        return (
+            all(t["status"] in ("Complete", "Failed", "Cancelled") for t in db.tasks.values())
+            and all(w["status"] == "terminated" for w in db.workers.values())
+            and not any(True for _ in self._world.provider.own())
+            and not self._world.provider.coming
+        )
+
+    # --- work
+
+    def _submit(self) -> None:
+        dice = self._faults.dice
+        tasks: list[dict[str, Any]] = []
+        for index in range(dice.randint(1, 8)):
+            params = {"kind": dice.choice(KINDS), "work_s": dice.choice((2, 5, 10, 20, 45))}
+            task: dict[str, Any] = {
+                "id": str(uuid.UUID(int=self._ids.getrandbits(128), version=4)),
+                "task_type": "t",
+                "params": params,
+                "max_attempts": 2 if params["kind"] in ("crash", "stuck") else dice.choice((3, 5)),
+                "priority": dice.choice((0, 0, 5)),
+            }
+            if len(self._world.policy.pools) > 1 and self._ids.random() < 0.5:
+                task["pool"] = self._world.policy.pools[1].name
+            if index and dice.random() < 0.2:
+                task["depends_on"] = [f"#{dice.randrange(index)}"]
+            tasks.append(task)
+        self._tasks += [task["id"] for task in tasks]
+        self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
+
+    def _deploy(self) -> None:
+        """Once a worker is ready both replicas are replaced, and it has enough to do to see what comes next."""
+        world = self._world
+        ready = any(w["status"] in ("active", "idle") for w in world.db.workers.values())
+        if world.db_down or not (ready or self._over):
+            self._kernel.after(1.0, self._deploy)
+            return
+        self._faults.count["another_release"] += 1
+        world.say("another release is deployed")
+        world.policy = replace(world.policy, code_sha="c0de2", handled=("t", "u"))
+        for slot, replica in enumerate(world.replicas):
+            replica.loop.kill()
+            self._restart(slot, self._deploys.uniform(0.5, 5))
+        self._hand_in("t", 6, 45)
+        self._submit_new()
+
+    def _submit_new(self) -> None:
+        if self._world.db_down or "u" not in self._world.db.declared.get(FLEET, {}).get("task_types", ()):
+            self._kernel.after(1.0, self._submit_new)
+            return
+        self._hand_in("u", self._deploys.randint(1, 6), 10)
+
+    def _hand_in(self, task_type: str, count: int, work_s: float) -> None:
+        tasks: list[dict[str, Any]] = [
+            {
+                "id": str(uuid.UUID(int=self._deploys.getrandbits(128), version=4)),
+                "task_type": task_type,
+                "params": {"kind": "ok", "work_s": work_s},
+                "max_attempts": self._deploys.choice((1, 5)) if task_type == "u" else 5,
+                "priority": 9 if task_type == "u" else 0,
+            }
+            for _ in range(count)
+        ]
+        self._tasks += [task["id"] for task in tasks]
+        self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
+
+    # --- what goes wrong
+
+    def _burst(self) -> None:
+        self._faults.level = BURST if self._faults.level == CALM else CALM
+        low, high = (5, 25) if self._faults.level == BURST else (20, 90)
+        self._kernel.after(self._faults.between(low, high), self._burst)
+
+    def _mischief(self) -> None:
+        if not self._faults.active:
+            return
+        acts: tuple[tuple[int, Callable[[], None]], ...] = (
+            (5, self._kill),
+            (5, self._freeze),
+            (4, self._replace),
+            (5, self._lose_database),
+            (4, self._lose_provider),
+            (3, self._mangle_lists),
+            (4, self._lose_s3),
+            (6, self._dry_market),
+            (1, self._no_money),
+            (6, self._evict),
+            (10, self._hurt_agent),
+            (5, self._lie),
+            (4, self._operator),
+        )
+        dice = self._faults.dice
+        weights = [weight * self._faults.often(act.__name__) for weight, act in acts]
+        if any(weights):
+            dice.choices([act for _, act in acts], weights)[0]()
+        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
+
+    def _note(self, name: str) -> None:
+        self._faults.note(name, LASTS_S)
+        self._world.say(f"fault: {name}")
+
+    def _kill(self) -> None:
+        slot = self._faults.dice.randrange(2)
+        self._note("replica_killed")
+        self._world.replicas[slot].loop.kill()
+        self._restart(slot, self._faults.between(0.5, 25))
+
+    def _restart(self, slot: int, after_s: float) -> None:
+        def begin() -> None:
+            old = self._world.replicas[slot]
+            if old.loop.dead or old.ended:
+                self._world.start_replica(slot)
+
+        self._kernel.after(after_s, begin)
+
+    def _freeze(self) -> None:
+        self._note("replica_frozen")
+        self._world.replicas[self._faults.dice.randrange(2)].loop.freeze(self._faults.one_of((3.0, 12.0, 20.0, 60.0)))
+
+    def _replace(self) -> None:
+        slot = self._faults.dice.randrange(2)
+        old = self._world.replicas[slot]
+        self._note("replica_terminated")
+        old.terminate()
+
+        def sigkill() -> None:
+            old.loop.kill()
+            self._restart(slot, 0.5)
+
+        self._kernel.after(self._faults.one_of((0.0, 0.3, 5.0, 15.0)), sigkill)
+
+    def _lose_database(self) -> None:
+        if not self._world.db_down:
+            self._note("database_down")
+            self._cut_off_database(self._faults.one_of((1.0, 5.0, 20.0, 50.0)))
+
+    def _cut_off_database(self, for_s: float) -> None:
+        self._world.db_down = True
+        self._world.outages.append((self._kernel.now, math.inf))
+        self._kernel.after(for_s, self._find_database)
+
+    def _find_database(self) -> None:
+        """It is back; who listens on a line of its own learns of it at once."""
+        if self._world.db_down:
+            self._world.outages[-1] = (self._world.outages[-1][0], self._kernel.now)
+        self._world.db_down = False
+        for replica in self._world.replicas if self._faults.active else ():
+            replica.hears("connected", "")
+
+    def _lose_provider(self) -> None:
+        self._note("provider_down")
+        self._world.provider.down = True
+        self._kernel.after(self._faults.between(3, 40), lambda: setattr(self._world.provider, "down", False))
+
+    def _mangle_lists(self) -> None:
+        self._note("lists_mangled")
+        self._world.provider.mangled = self._faults.one_of(MANGLED)
+        self._kernel.after(self._faults.between(5, 40), lambda: setattr(self._world.provider, "mangled", None))
+
+    def _lose_s3(self) -> None:
+        self._note("s3_down")
+        self._world.s3_down = True
+        self._kernel.after(self._faults.between(3, 60), lambda: setattr(self._world, "s3_down", False))
+
+    def _dry_market(self) -> None:
+        offer = self._faults.one_of(self._world.policy.pools[0].offers)
+        self._note("market_dry")
+        self._world.provider.dry[offer.key] = self._kernel.now + self._faults.between(20, 200)
+
+    def _no_money(self) -> None:
+        self._note("account_empty")
+        self._world.provider.broke = True
+        for pod in list(self._world.provider.own()):
+            self._world.provider.vanish(pod, "the account is at $0")
+        self._kernel.after(self._faults.between(10, 120), lambda: setattr(self._world.provider, "broke", False))
+
+    def _evict(self) -> None:
+        pods = [pod for pod in self._world.provider.own() if pod.dead_s is None]
+        if pods:
+            pod = self._faults.one_of(pods)
+            self._note("pod_evicted")
+            if self._faults.dice.random() < 0.5:
+                self._world.provider.die(pod)
+            else:
+                self._world.provider.vanish(pod, "evicted")
+
+    def _hurt_agent(self) -> None:
+        agents = [a for p in self._world.provider.own() for a in p.agents.values() if a.lives]
+        if not agents:
+            return
+        agent, how = self._faults.one_of(agents), self._faults.one_of(("crashed", "frozen", "cut"))
+        self._note(f"agent_{how}")
+        if how == "crashed":
+            agent.loop.kill()
+        elif how == "frozen":
+            agent.loop.freeze(self._faults.one_of((5.0, 40.0, 100.0, 200.0)))
+        else:
+            agent.cut_until_s = self._kernel.now + self._faults.between(5, 120)
+
+    def _sicken(self) -> None:
+        """Once a worker is ready and all else is well, tasks fail on it or everywhere, or its disk fills."""
+        world = self._world
+        agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.spoke]
+        ready = {w["id"] for w in world.db.workers.values() if w["status"] in ("active", "idle")}
+        agents = [agent for agent in agents if agent.worker_id in ready]
+        if not agents:
+            self._kernel.after(1.0, self._sicken)
+            return
+        what, pod = self._sick.choice(SICKNESSES), self._sick.choice(agents).pod
+        self._faults.count[what] += 1
+        world.say(f"fault: {what} ({pod.id})")
+        if what == "tasks_fail_on_one":
+            pod.fails_tasks = True
+        elif what == "tasks_fail_everywhere":
+            world.bad_release_s = self._kernel.now
+            self._kernel.after(self._sick.uniform(30, 300), self._correct)
+        else:
+            pod.full_s = self._kernel.now
+
+    def _correct(self) -> None:
+        self._world.bad_release_s = None
+
+    def _move_ssh(self) -> None:
+        """A pod's SSH is somewhere else, as after a restart, and the list shows it; this is forgiven nobody."""
+        pods = [pod for pod in self._world.provider.own() if pod.dead_s is None]
+        if pods:
+            pod = self._moves.choice(pods)
+            self._faults.count["ssh_moved"] += 1
+            self._world.provider.move(pod, self._moves)
+        self._kernel.after(self._moves.uniform(40, 120), self._move_ssh)
+
+    def _lie(self) -> None:
+        pods = list(self._world.provider.own())
+        if pods:
+            self._faults.one_of(pods).lies += self._faults.dice.randint(1, 3)
+
+    def _operator(self) -> None:
+        dice, world = self._faults.dice, self._world
+        live = [w["id"] for w in world.db.workers.values() if w["status"] not in ("terminating", "terminated")]
+        what = dice.choice(("cancel", "retry", "drain", "stop", "pause"))
+        self._note(f"operator_{what}")
+        if what in ("cancel", "retry"):
+            world.commit(f"task_{what}", {"p_id": dice.choice(self._tasks)}, by="operator")
+        elif what == "pause":
+            args = {"p_fleet": FLEET, "p_pool": None, "p_reason": "a look", "p_for_s": dice.uniform(5, 60)}
+            world.commit("fleet_pause", args, by="operator")
+        elif live:
+            args = {"p_fleet": FLEET, "p_worker_id": dice.choice(live), "p_reason": "a wish"}
+            world.commit("fleet_request_termination", args | {"p_now_not_drain": what == "stop"}, by="operator")
+
+    def _heal(self) -> None:
+        """From now on nothing new goes wrong; what is wrong in a pod stays so."""
+        world = self._world
+        self._faults.active = False
+        self._faults.over_s = max(self._faults.over_s, self._kernel.now + HANGS_S)
+        world.say("the faults stop")
+        self._find_database()
+        world.s3_down = world.provider.down = world.provider.broke = False
+        world.provider.dry.clear()
+        world.provider.mangled = None
+        for slot, replica in enumerate(world.replicas):
+            if replica.loop.dead or replica.ended:
+                world.start_replica(slot)
+            replica.hears("connected", "")
+        if self._sick.random() < SICK:
+            self._hand_in("t", 30, 4)
+            self._sicken()
+        if self._flicker.random() < FLICKERS:
+            self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
+
+    def _drop_out(self, every_s: float) -> None:
+        """The database goes on being away for some seconds, more often than a worker may be silent."""
+        self._faults.count["database_flickers"] += 1
+        self._cut_off_database(self._flicker.uniform(0.1, 0.3) * every_s)
+        self._kernel.after(every_s, lambda: self._drop_out(every_s))

@@ -1,0 +1,481 @@
+"""fleet_*: the orchestrator's door. `call` is the whole database as a transport sees it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.proofs.simulator.sql.queue import Json, Queue
+from tests.proofs.simulator.sql.tables import DATABASE, Row, check_id, check_keys, greatest, jsonable, refuse
+
+SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
+              "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason",
+              "metadata")  # fmt: skip
+COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
+           "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
+           "waiting_for", "exit_cause", "failure_code")  # fmt: skip
+MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s", "billed_s")
+EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
+         "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
+         "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "ending_since", "held_back",
+         "billing_until", "waiting_for")  # fmt: skip
+CLIMBS = 100
+TRIED = 100  # attempts of a worker that are looked at
+
+
+class Database(Queue):
+    """All functions of the schema that the orchestrator, the agents and submitters call."""
+
+    def call(
+        self, function: str, now: datetime, args: Mapping[str, Any], claims: Mapping[str, Any] | None = None
+    ) -> Json:
+        """One transaction: the answer, or the port's error with nothing changed."""
+        self.now, self.notified = now, {}
+        named = {name: value for name, value in args.items() if name != "p_now"}
+        if function.startswith("worker_"):
+            named["claims"] = claims
+        answer: Json = getattr(self, function)(**named)
+        return answer
+
+    def _check_term(self, fleet: str, term: int | None, what: str) -> None:
+        known = self.leases.get(fleet, {}).get("term")
+        if term is None or known != term:
+            refuse("OR001", f"{what} refused: term {term} does not lead fleet {fleet}")
+
+    def _known(self, fleet: str, worker_id: str) -> Row:
+        row = self.workers.get(worker_id)
+        if row is None or row["fleet"] != fleet:
+            refuse("OR005", f"no worker {worker_id} in fleet {fleet}")
+        assert row is not None
+        return row
+
+    # --- the lease
+
+    def fleet_lead(self, p_fleet: str, p_holder: str, p_ttl_s: float) -> Json:
+        check_id(p_fleet, "p_fleet")
+        if not p_holder or not 0 < p_ttl_s <= 3600:
+            refuse("OR007", "p_holder must be named and p_ttl_s be from 0 to 3600 seconds")
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        fresh = {"holder": "", "term": 0, "expires_at": epoch, "since": epoch, "unled_from": None}
+        lease = self.leases.setdefault(p_fleet, fresh)
+        until = self.now + timedelta(seconds=p_ttl_s)
+        if lease["expires_at"] <= self.now:
+            gap = {"unled_from": lease["expires_at"] if lease["term"] else None}
+            lease |= {"holder": p_holder, "term": lease["term"] + 1, "since": self.now, "expires_at": until} | gap
+        elif lease["holder"] == p_holder:
+            lease["expires_at"] = until
+        shown = {name: value for name, value in lease.items() if name != "unled_from"}
+        answer: Json = jsonable({"leader": lease["holder"] == p_holder, **shown})
+        return answer
+
+    def fleet_resign(self, p_fleet: str, p_holder: str, p_term: int) -> Json:
+        lease = self.leases.get(p_fleet)
+        if lease is None or (lease["holder"], lease["term"]) != (p_holder, p_term) or lease["expires_at"] <= self.now:
+            return {"resigned": False}
+        lease["expires_at"] = self.now
+        self.notify("orchestrator_fleet", "")
+        return {"resigned": True}
+
+    # --- money
+
+    def spent(self, fleet: str, without: str | None) -> dict[str, float]:
+        """internal_spent."""
+        began = self.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        today = committed = hourly = 0.0
+        for cost in self.costs:
+            if cost["fleet"] != fleet or cost["to_at"] <= began:
+                continue
+            share = 1.0
+            if cost["from_at"] < began:
+                share = (cost["to_at"] - began) / (cost["to_at"] - cost["from_at"])
+            today += cost["usd"] * share
+        for row in self.workers.values():
+            if row["fleet"] != fleet or row["status"] == "terminated":
+                continue
+            price = row["price_usd_per_hour"]
+            rate = row["reserved_usd_per_hour"] if price is None else price
+            if row["billing_since"] is not None:
+                since = max(row["state_since"], row["billing_since"], began)
+                today += rate * (self.now - since).total_seconds() / 3600
+            if row["id"] == without:
+                continue
+            used = rate * (self.now - row["state_since"]).total_seconds() / 3600
+            committed += max(row["reserved_usd"] - (used if row["status"] == "terminating" else 0.0), 0.0)
+            hourly += rate
+        return {"today_usd": today, "committed_usd": committed, "hourly_usd": hourly}
+
+    def _check_budget(self, fleet: str, worker_id: str, usd: float, per_hour: float, budget: Any) -> None:
+        budget = budget or {}
+        hourly, daily = budget.get("hourly_usd"), budget.get("daily_usd")
+        if hourly is None and daily is None:
+            return
+        spent = self.spent(fleet, worker_id)
+        if hourly is not None and spent["hourly_usd"] + per_hour > hourly + 1e-9:
+            refuse("OR003", f"{worker_id} is over the hourly budget")
+        wanted = usd + (budget.get("useful_usd") or 0)
+        if daily is not None and spent["today_usd"] + spent["committed_usd"] + wanted > daily + 1e-9:
+            refuse("OR003", f"{worker_id} is over the budget of the day")
+
+    # --- workers
+
+    def fleet_spawn(self, p_fleet: str, p_term: int | None, p_worker: Json) -> Json:
+        check_id(p_fleet, "p_fleet")
+        check_keys(p_worker, SPAWN_KEYS, "p_worker")
+        check_id(p_worker.get("id"), "the worker id")
+        said = {name: value for name, value in p_worker.items() if value is not None}
+        check_id(said.get("pool", "default"), "the pool")
+        if p_term is not None:
+            self._check_term(p_fleet, p_term, "fleet_spawn")
+        if said["id"] in self.workers:
+            return {"created": False}
+        usd, per_hour = said.get("reserved_usd", 0), said.get("reserved_usd_per_hour", 0)
+        self._check_budget(p_fleet, said["id"], usd, per_hour, said.get("budget"))
+        row: Row = dict.fromkeys(EMPTY) | {
+            "id": said["id"],
+            "instance_type": said.get("gpu_type", "unknown"),
+            "status": "spawning",
+            "metadata": dict(said.get("metadata") or {}),
+            "created_at": self.now,
+            "fleet": p_fleet,
+            "pool": said.get("pool", "default"),
+            "stage": "intent",
+            "waiting_on": "orchestrator",
+            "deadline_at": self.now + timedelta(seconds=said.get("deadline_s", 30)),
+            "next_attempt_at": self.now,
+            "gpu_type": said.get("gpu_type"),
+            "gpu_count": said.get("gpu_count", 1),
+            "data_center": said.get("data_center"),
+            "reserved_usd": usd,
+            "claim_no": 0,
+            "own_program": said.get("own_program", False),
+            "heartbeat_s": said.get("heartbeat_s", 20),
+            "lease_s": said.get("lease_s", 60),
+            "log_bytes": {},
+            "release": said.get("release"),
+            "reserved_usd_per_hour": per_hour,
+        }
+        actor = said.get("actor", "operator" if p_term is None else "orchestrator")
+        self.insert_worker(row, said.get("reason", "spawn requested"), actor, p_term)
+        self.watch("workers", None, row)
+        return {"created": True}
+
+    def fleet_move(
+        self,
+        p_fleet: str,
+        p_term: int,
+        p_worker_id: str,
+        p_from: Iterable[str],
+        p_to: str | None,
+        p_stage: str | None,
+        p_reason: str,
+        p_fields: Json | None,
+    ) -> Json:
+        fields = p_fields or {}
+        check_keys(fields, MOVE_KEYS, "p_fields")
+        if not p_reason:
+            refuse("OR007", "a move needs a reason")
+        self._check_term(p_fleet, p_term, "fleet_move")
+        row = self._known(p_fleet, p_worker_id)
+        if row["status"] not in [str(state) for state in p_from]:
+            refuse("OR002", f"{p_worker_id} is {row['status']}")
+        to = str(p_to) if p_to else row["status"]
+        change: Row = {name: fields[name] for name in COLUMNS if name in fields}
+        change |= {name: str(value) for name, value in change.items() if isinstance(value, str)}
+        stage = str(p_stage) if p_stage else "gone" if to == "terminated" and p_to else row["stage"]
+        new = row | change
+        if to in ("terminating", "terminated") and new["exit_cause"] is None:
+            refuse("OR007", f"{p_worker_id} cannot be {to} without an exit_cause")
+        budget = fields.get("budget")
+        self._check_budget(p_fleet, p_worker_id, new["reserved_usd"], new["reserved_usd_per_hour"], budget)
+        if row["pod_id"] is None and new["pod_id"] is not None:
+            change["billing_since"] = self.now - timedelta(seconds=float(fields.get("billed_s") or 0))
+        elif row["status"] == "spawning" and row["billing_since"] is not None and fields.get("unbilled_s") is not None:
+            change["billing_since"] = max(
+                row["billing_since"], self.now - timedelta(seconds=float(fields["unbilled_s"]))
+            )
+        for name, column in (("deadline_s", "deadline_at"), ("next_attempt_s", "next_attempt_at")):
+            if fields.get(name) is not None:
+                change[column] = self.now + timedelta(seconds=float(fields[name]))
+        change["metadata"] = row["metadata"] | dict(fields.get("metadata") or {})
+        was, change = row["status"], change | {"status": to, "stage": stage, "state_reason": p_reason}
+        if to != "terminated" and any(new[name] is None for name in ("waiting_on",)):
+            refuse("23514", "workers_live_waits")
+        self.update_worker(row, change, p_reason, "orchestrator", p_term)
+        if to == "terminated" != was:
+            self.rescue(p_worker_id)
+            self._lose_attempts(p_worker_id)
+        return {"worker": self._worker_json(row)}
+
+    def _worker_json(self, row: Row) -> Json:
+        answer: Json = jsonable(row)
+        return answer | {"tasks_running": len(self.running.get(row["id"], ()))}
+
+    def _lose_attempts(self, worker_id: str) -> None:
+        for attempt in self.attempts_of.get(worker_id, ()):
+            if attempt["ended_at"] is None:
+                attempt |= {"ended_at": self.now, "outcome": "lost"}
+
+    def abandoned(self, task: Row, over_s: float = 0) -> bool:
+        """internal_is_lost, of a task In Progress."""
+        by = self.now - timedelta(seconds=over_s)
+        if task["lease_expires_at"] is not None:
+            return bool(task["lease_expires_at"] <= by)
+        worker = self.workers.get(task["worker_id"] or "")
+        return worker is not None and worker["status"] == "terminated" and worker["terminated_at"] <= by
+
+    def rescue(self, worker_id: str | None, over_s: float = 0) -> list[Json]:
+        """internal_rescue."""
+        if worker_id is not None:
+            lost = list(self.running.get(worker_id, {}).values())
+        else:
+            lost = [t for held in self.running.values() for t in held.values() if self.abandoned(t, over_s)]
+        found = []
+        for task in sorted(lost, key=lambda t: str(t["id"])):
+            if task["status"] != "In Progress":
+                continue
+            holder, until = task["worker_id"], task["lease_expires_at"]
+            if self._in_outage(task) and not self._stuck(task):
+                why = f"Worker {holder} could not renew its lease, which ended {until}"
+                told = {"code": "RELEASED", "message": f"{why}: the database or the orchestrator was away"}
+                outcome = self.give_up(task["id"], "released", told, counted=False, backoff=False)
+                found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
+                continue
+            gone = f"Worker {holder} is gone"
+            silent = f"Worker {holder} did not renew its lease, which ended {until}"
+            said = {"code": "WORKER_LOST" if worker_id else "LEASE_EXPIRED", "message": gone if worker_id else silent}
+            said |= {"point": "Processing", "exit_class": "lost"} | self._stuck(task)
+            outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
+            found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
+        return found
+
+    def _in_outage(self, task: Row) -> bool:
+        """internal_is_outage."""
+        worker = self.workers.get(task["worker_id"] or "")
+        lease = self.leases.get(worker["fleet"]) if worker else None
+        if not worker or not lease or lease["unled_from"] is None or task["lease_expires_at"] is None:
+            return False
+        until, lease_s = task["lease_expires_at"], float(worker["lease_s"])
+        away = lease["since"] - lease["unled_from"]
+        return bool(
+            away >= timedelta(seconds=max(lease_s - 20, lease_s / 2))
+            and until - timedelta(seconds=lease_s) >= lease["unled_from"] - timedelta(seconds=60)
+            and lease["unled_from"] < until < lease["since"] + timedelta(seconds=30)
+        )
+
+    def _stuck(self, task: Row) -> Json:
+        """What is said of a task of a worker that was ended as stuck, if it stood still for that long."""
+        worker = self.workers.get(task["worker_id"] or "")
+        if worker is None or worker["exit_cause"] != "task_stuck":
+            return {}
+        still = self.now - (task["progress_at"] or task["generation_started_at"])
+        if still < timedelta(seconds=worker["metadata"].get("stuck_s", 0)):
+            return {}
+        told = f"No progress for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
+        return {"code": "TASK_STUCK", "exit_class": "timeout", "message": told}
+
+    def fleet_rescue_overdue(self, p_fleet: str, p_term: int, p_over_s: float) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_rescue_overdue")
+        return {"tasks": self.rescue(None, p_over_s)}
+
+    def fleet_rescue(self, p_fleet: str, p_term: int, p_worker_id: str | None) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_rescue")
+        return {"tasks": self.rescue(p_worker_id)}
+
+    def fleet_request_termination(
+        self, p_fleet: str, p_worker_id: str, p_reason: str | None, p_now_not_drain: bool
+    ) -> Json:
+        row = self.workers.get(p_worker_id)
+        if row is None or row["fleet"] != p_fleet:
+            return {"outcome": "not_found"}
+        drain, stop = row["drain_requested_at"], row["stop_requested_at"]
+        new_stop = (stop or self.now) if p_now_not_drain else stop
+        asked = drain is not None or row["status"] == "terminating"
+        if row["status"] == "terminated" or (new_stop == stop and asked):
+            return {"outcome": "already", "status": row["status"]}
+        self.update_worker(row, {"drain_requested_at": drain or self.now, "stop_requested_at": new_stop})
+        reason = f"termination requested{' at once' if p_now_not_drain else ''}: {p_reason or 'no reason given'}"
+        self.add_event(row, row["status"], row["stage"], reason, "operator", None, {})
+        return {"outcome": "requested", "status": row["status"]}
+
+    def fleet_worker(self, p_fleet: str, p_worker_id: str) -> Json:
+        row = self.workers.get(p_worker_id)
+        if row is None or row["fleet"] != p_fleet:
+            return {"worker": None, "events": [], "attempts": [], "tasks": [], "left_out": {}, "states": {}}
+        tasks = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id]
+        tasks.sort(key=lambda a: (a["started_at"], a["task_id"]))
+        events = [e for e in self.worker_events if e["worker_id"] == p_worker_id]
+        return {
+            "worker": self._worker_json(row),
+            "events": jsonable(events),
+            "attempts": jsonable(self.attempts_of.get(p_worker_id, [])),
+            "tasks": jsonable(tasks),
+            "states": self._states(events),
+        }
+
+    def _states(self, events: Sequence[Row]) -> Json:
+        moves = [(e["to_state"], e["at"]) for e in events if e["from_state"] != e["to_state"]]
+        ends = [at for _, at in moves[1:]] + [self.now]
+        seconds: dict[str, float] = {}
+        for (state, at), end in zip(moves, ends, strict=True):
+            if state != "terminated":
+                seconds[state] = seconds.get(state, 0.0) + (end - at).total_seconds()
+        return seconds
+
+    # --- what one observation reads
+
+    def fleet_snapshot(self, p_fleet: str) -> Json:
+        paused = self._pauses(p_fleet)
+        live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
+        rows = [
+            jsonable(w) | self._held(w) | {"done_elsewhere_at": self.done_elsewhere(w)}
+            for w in sorted(live, key=lambda w: str(w["id"]))
+        ]
+        ended = sum(self.abandoned(t) for held in self.running.values() for t in held.values())
+        spawned: dict[str, datetime] = {}
+        for worker in self.workers.values():
+            if worker["fleet"] == p_fleet and worker["stage"] is not None:
+                spawned[worker["pool"]] = max(worker["created_at"], spawned.get(worker["pool"], worker["created_at"]))
+        day, month = self.now - timedelta(days=1), self.now - timedelta(days=30)
+        return {
+            "now": self.now.isoformat(),
+            "workers": rows,
+            "demand": self._demand(paused),
+            "expired_leases": ended,
+            "offers": [jsonable(o) for (f, _), o in sorted(self.offers.items()) if f == p_fleet],
+            "last_spawn_at": jsonable(spawned),
+            "ended": self._climbs(p_fleet, day),
+            "proven": sorted(r for (f, r), at in self.releases.items() if f == p_fleet and at > month),
+            "spent": self.spent(p_fleet, None),
+            "avoid": {
+                key: h["avoid_until"].isoformat()
+                for (f, key), h in sorted(self.hosts.items())
+                if f == p_fleet and h["avoid_until"] is not None and h["avoid_until"] > self.now
+            },
+            "paused": paused,
+            "database_id": DATABASE,
+            "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
+        }
+
+    def _held(self, worker: Row) -> Json:
+        held = list(self.running.get(worker["id"], {}).values())
+        if not held:
+            empty = worker["status"] == "active"
+            ends = (a["ended_at"] for a in self.task_attempts.values() if empty and a["worker_id"] == worker["id"])
+            since = jsonable(greatest(worker["state_since"], *ends)) if empty else None
+            return {"tasks_running": 0, "progress_at": None, "slowest_task": None, "empty_since": since}
+        slowest = min(held, key=lambda t: (t["progress_at"] or t["generation_started_at"], t["id"]))
+        moved = (min if worker["own_program"] else max)(t["progress_at"] or t["generation_started_at"] for t in held)
+        said = {"tasks_running": len(held), "progress_at": moved.isoformat(), "slowest_task": slowest["id"]}
+        return said | {"empty_since": None}
+
+    def _demand(self, paused: Mapping[str, Any]) -> list[Json]:
+        counts: dict[str, Counter[str]] = {}
+        oldest: dict[str, datetime] = {}
+        for task in self.tasks.values():
+            if task["status"] not in ("Queued", "In Progress"):
+                continue
+            count, pool = counts.setdefault(task["pool"], Counter()), task["pool"]
+            if task["status"] == "In Progress":
+                lease = task["lease_expires_at"]
+                count["running"] += lease is not None and lease > self.now
+            elif task["blocked"]:
+                count["dependencies"] += 1
+            elif task["run_after"] is not None and task["run_after"] > self.now:
+                count["scheduled"] += 1
+            else:
+                count["ready"] += 1
+                oldest[pool] = min(task["created_at"], oldest.get(pool, task["created_at"]))
+        found = []
+        for pool, count in sorted(counts.items()):
+            held = "*" in paused or pool in paused
+            blocked = {name: count[name] for name in ("dependencies", "scheduled")}
+            found.append(
+                {
+                    "pool": pool,
+                    "claimable": 0 if held else count["ready"],
+                    "running": count["running"],
+                    "blocked": blocked | {"paused": count["ready"] if held else 0},
+                    "oldest_claimable_at": jsonable(oldest.get(pool)),
+                }
+            )
+        return found
+
+    def _climbs(self, fleet: str, since: datetime) -> list[Json]:
+        ended = [
+            w
+            for w in self.workers.values()
+            if w["fleet"] == fleet and w["climb_ended_at"] is not None and w["climb_ended_at"] > since
+        ]
+        ended.sort(key=lambda w: (-w["climb_ended_at"].timestamp(), w["id"]))
+        kept, seen = [], Counter[str]()
+        for worker in ended:
+            seen[worker["pool"]] += 1
+            if seen[worker["pool"]] <= CLIMBS:
+                kept.append(worker)
+        kept.sort(key=lambda w: (w["climb_ended_at"], w["id"]))
+        tried, worked = Counter[str](), set[str]()
+        for attempt in self.task_attempts.values():  # in the order in which they began
+            tried[attempt["worker_id"]] += 1
+            if attempt["outcome"] == "complete" and tried[attempt["worker_id"]] <= TRIED:
+                worked.add(attempt["worker_id"])
+        return [
+            {
+                "worker_id": w["id"],
+                "pool": w["pool"],
+                "at": w["climb_ended_at"].isoformat(),
+                "promoted": w["promoted_at"] is not None,
+                "exit_cause": w["exit_cause"],
+                "failure_code": w["failure_code"],
+                "release": w["release"],
+                "boot_s": None if w["promoted_at"] is None else (w["climb_ended_at"] - w["created_at"]).total_seconds(),
+                "ending_since": None if w["promoted_at"] is None else jsonable(w["ending_since"]),
+                "worked": w["promoted_at"] is not None and w["id"] in worked,
+            }
+            for w in kept
+        ]
+
+    def fleet_store_away(
+        self, p_fleet: str, p_term: int, p_reason: str | None, p_since: Any, p_for_s: float | None
+    ) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_store_away")
+        if p_reason is None:
+            if self.settings.pop((p_fleet, "store_away"), None) is not None:
+                here = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] in ("active", "idle")]
+                for pool in sorted({w["pool"] for w in here}):
+                    self.notify("orchestrator_tasks", pool)
+        else:
+            if p_since is None or p_for_s is None or not 0 < p_for_s <= 3600:
+                refuse("OR007", "p_since must be given, and p_for_s be from 0 to 3600 seconds")
+            until = self.now + timedelta(seconds=float(p_for_s or 0))
+            self.settings[p_fleet, "store_away"] = {"reason": p_reason, "expires_at": until}
+        return {"away": p_reason is not None}
+
+    def _pauses(self, fleet: str) -> Json:
+        found = {}
+        for (owner, name), row in sorted(self.settings.items()):
+            if (
+                owner == fleet
+                and name.startswith("paused")
+                and (row["expires_at"] is None or row["expires_at"] > self.now)
+            ):
+                pool = name.removeprefix("paused").removeprefix(":") or "*"
+                found[pool] = {"reason": row["reason"], "until": jsonable(row["expires_at"])}
+        return found
+
+    def fleet_pause(self, p_fleet: str, p_pool: str | None, p_reason: str | None, p_for_s: float | None) -> Json:
+        check_id(p_fleet, "p_fleet")
+        if p_pool is not None:
+            check_id(p_pool, "p_pool")
+        if p_for_s is not None and p_for_s <= 0:
+            refuse("OR007", "a pause must last longer than nothing")
+        name = "paused" if p_pool is None else f"paused:{p_pool}"
+        if p_reason is None:
+            paused = [key for key in self.settings if key[0] == p_fleet and key[1].startswith("paused")]
+            ends = [key for key in paused if p_pool is None or key[1] == name]
+            for key in ends:
+                del self.settings[key]
+        else:
+            until = None if p_for_s is None else self.now + timedelta(seconds=p_for_s)
+            self.settings[p_fleet, name] = {"reason": p_reason, "expires_at": until}
+        self.notify("orchestrator_fleet", "")
+        return {"paused": self._pauses(p_fleet)}

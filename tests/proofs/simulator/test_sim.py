@@ -1,0 +1,91 @@
+"""The fleet in a simulator: the real loop in virtual time, everything going wrong, no invariant ever broken."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from orchestrator.adapters.postgres import PostgresDb
+from tests.proofs.mutants import MUTANTS, ROOT, Mutant, tried
+from tests.proofs.simulator.drift import drift
+
+LOTS, SEEDS = 20, 25  # of them in each: a lot takes half a minute, and a busy machine multiplies that
+FAULTS = 2_500  # in each
+DEADLINE_S = 280.0  # beside the rest of the tests
+STEPS = 5_000
+QUICK = ("no intent row before the create call", "ownership is a prefix of the name", "a piece is put before its row")
+
+
+def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`./run sim`, in a process of its own: it replaces the clocks of the one that it runs in."""
+    command = [sys.executable, "-m", "tests.proofs.simulator", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+@pytest.mark.parametrize("lot", range(LOTS))
+def test_no_seed_breaks_an_invariant(lot: int) -> None:
+    """Five hundred fleets, fifty thousand faults, and all tasks end, all pods go, nothing doubles or leaks."""
+    done = simulate("--first", str(lot * SEEDS), "--seeds", str(SEEDS))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    faults = Counter({line.split()[1]: int(line.split()[0]) for line in done.stdout.splitlines() if line[:1] == " "})
+    assert faults.total() >= FAULTS
+
+
+def test_a_seed_replays_whatever_the_hashes() -> None:
+    """The same seed gives the same action log under any PYTHONHASHSEED, so that a failure can be looked at again."""
+    logs = {simulate("--seed", "7", "--trace", PYTHONHASHSEED=seed).stdout for seed in ("0", "1", "4242")}
+    assert len(logs) == 1
+
+
+async def test_the_model_of_the_sql_functions_has_not_drifted(real: PostgresDb) -> None:
+    """What the simulated database answers is what PostgreSQL answers to the same calls."""
+    calls = await drift(real, seed=2, steps=STEPS)
+    assert calls.total() >= STEPS
+    refused = {name.split()[1] for name in calls}
+    assert refused >= {"ok", "NotLeader", "LostRace", "OverBudget", "UnknownWorker", "BadArgument"}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    """Three of those that `./run mutants` tries, so that the test run itself shows that it bites."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    assert tried(mutant, seeds=3).seeds is not None
+
+
+def test_every_mutant_still_finds_its_place() -> None:
+    """A planted bug that no longer fits the code would prove nothing."""
+    assert len(MUTANTS) >= 30
+    for mutant in MUTANTS:
+        text = Path(ROOT / mutant.path).read_text()
+        assert mutant.planted(text) != text, mutant.name
+
+
+PROGRAM = '''
+def first():
+    """A docstring."""
+    return 1
+
+
+class Second:
+    async def first(self):
+        x = 1
+        return x
+'''
+
+
+def test_a_planted_bug_is_located_by_its_function() -> None:
+    """The same text elsewhere in the file does not matter; a body can be replaced as a whole."""
+    one = Mutant("one", "I1", "a.py", "return 1", "return 2", function="first")
+    assert one.planted(PROGRAM) == PROGRAM.replace("return 1", "return 2")
+    two = Mutant("two", "I1", "a.py", "1", "2", function="Second.first")
+    assert two.planted(PROGRAM) == PROGRAM.replace("x = 1", "x = 2")
+    whole = Mutant("whole", "I1", "a.py", "", "        return 3\n", function="Second.first")
+    assert whole.planted(PROGRAM).endswith("async def first(self):\n        return 3\n")
+    for function, text in (("third", "1"), ("first", "absent"), ("Second", "1")):
+        with pytest.raises(ValueError, match=r"0 (functions|times)|stands 0"):
+            Mutant("none", "I1", "a.py", text, "", function=function).planted(PROGRAM)

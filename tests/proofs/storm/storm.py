@@ -1,0 +1,183 @@
+"""A storm of users' SQL over a queue at work, and what must hold when it is over."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.ports import PortError
+from tests.db.conformance.builders import Agent, Fleet, result
+from tests.db.conformance.consistency import broken
+from tests.proofs.storm.users import Users, cleared
+
+AGENTS, WRITERS, HOLDERS, BUILDERS, LEADERS = 14, 12, 4, 1, 1  # sessions: 32
+CALL_TIMEOUT_S = 20.0
+OBSERVED_S = 0.2  # between two snapshots
+RETAINED = 20  # snapshots between two retentions
+AFTERWARDS = timedelta(hours=3)  # later than every pause, and than the wait for a task that does not exist
+ENDED = "select * from tasks where status not in ('Complete', 'Cancelled')"
+LAST_CLAIMS = 2_000  # each takes up to BATCH; more would be a queue that never ends
+BATCH = 20
+LATER = 3  # hours with rescue and retention: what is rescued waits; a cycle ends once all else that it needs has ended
+HELD = "an attempt is open exactly while its worker holds the task"
+
+
+class Now(Fleet):
+    """A fleet whose calls happen at the database's own time, plus `ahead`."""
+
+    ahead: timedelta | None = None
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        """Any function, now or later."""
+        if self.ahead is not None:
+            args["p_now"] = datetime.now(UTC) + self.ahead
+        return await self.db.call(function, **args)
+
+
+@dataclass
+class Outcome:
+    """What agents were told, and what is wrong at the end."""
+
+    calls: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # of agents and the leader, by function and SQLSTATE
+    said: dict[str, str] = field(default_factory=dict)
+    claimed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    completed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    broken: dict[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+    left: list[Any] = field(default_factory=list)  # tasks that could neither be completed nor ended with a reason
+    users: Users | None = None
+
+    def claims(self, tasks: Any) -> None:
+        """Count what a claim handed over."""
+        self.claimed.update((task["id"], task["attempt"]) for task in tasks)
+
+    @property
+    def twice(self) -> list[tuple[str, int]]:
+        """Claim numbers that were given twice, and completions that were accepted twice."""
+        return [key for counts in (self.claimed, self.completed) for key, n in counts.items() if n > 1]
+
+    def summary(self) -> str:
+        """What happened, in one line."""
+        users = self.users
+        return (
+            f"{self.calls} calls of agents, {sum(self.claimed.values())} claims, {sum(self.completed.values())} "
+            f"completions, refused {dict(self.refused)}; users: {users and users.done} writes, "
+            f"refused {users and dict(users.refused)}"
+        )
+
+    async def asked(self, name: str, call: Any) -> Any:
+        """An answer, or None where there is a refusal, which is counted."""
+        self.calls += 1
+        try:
+            return await call
+        except PortError as error:
+            key = f"{name}: {getattr(error.__cause__, 'sqlstate', None) or type(error).__name__}"
+            self.refused[key] += 1
+            self.said.setdefault(key, str(error))
+            return None
+
+
+async def storm(url: str, *, seed: int, seconds: float) -> Outcome:
+    """Rage for so long over a migrated database, then look at what is left, and finish it."""
+    db = await PostgresDb.open(url, pool_size=AGENTS + LEADERS, call_timeout_s=CALL_TIMEOUT_S)
+    try:
+        fleet = Now(db)
+        fleet.term = (await fleet.lead())["term"]
+        agents = [await fleet.agent() for _ in range(AGENTS)]
+        await fleet.submit(count=100)
+        until = time.monotonic() + seconds
+        users, outcome = Users(url, seed, until), Outcome()
+        outcome.users = users
+        async with asyncio.TaskGroup() as sessions:
+            for number, agent in enumerate(agents):
+                sessions.create_task(_work(outcome, agent, random.Random(f"{seed} agent {number}"), until))
+            sessions.create_task(_lead(outcome, fleet, until))
+            for act, count in ((users.write, WRITERS), (users.hold, HOLDERS), (users.rebuild, BUILDERS)):
+                for number in range(count):
+                    sessions.create_task(act(number))
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True, row_factory=dict_row) as hand:
+            await _aftermath(outcome, fleet, agents[0], hand)
+    finally:
+        await db.close()
+    return outcome
+
+
+async def _work(outcome: Outcome, agent: Agent, dice: random.Random, until: float) -> None:
+    """An agent: claims, heartbeats, and each way to end what it holds, or to forget it."""
+    while time.monotonic() < until:
+        answer = await outcome.asked("claim", agent.claiming(batch=dice.randint(1, 4)))
+        tasks = [] if answer is None else answer["tasks"]
+        outcome.claims(tasks)
+        await outcome.asked("heartbeat", agent.beat(*({"id": t["id"], "attempt": t["attempt"]} for t in tasks)))
+        for task in tasks:
+            key, way = (task["id"], task["attempt"]), dice.random()
+            if way < 0.4:
+                if await outcome.asked("complete", agent.complete(task)) == "ok":
+                    outcome.completed[key] += 1
+            elif way < 0.7:
+                if await outcome.asked("complete_many", agent.complete_many(result(task))) == ["ok"]:
+                    outcome.completed[key] += 1
+            elif way < 0.8:
+                await outcome.asked("fail", agent.fail(task, code="X", message="no", retryable=way < 0.75))
+            elif way < 0.9:
+                await outcome.asked("release", agent.release(task))
+        await asyncio.sleep(dice.random() * 0.02)
+
+
+async def _lead(outcome: Outcome, fleet: Fleet, until: float) -> None:
+    """The orchestrator: snapshots, rescues, and now and then the hourly work."""
+    turn = 0
+    while time.monotonic() < until:
+        await outcome.asked("snapshot", fleet.snapshot())
+        await outcome.asked("rescue", fleet.fleet("rescue", p_worker_id=None))
+        if turn % RETAINED == RETAINED - 1:
+            await outcome.asked("retention", fleet.fleet("retention"))
+        turn += 1
+        await asyncio.sleep(OBSERVED_S)
+
+
+async def _aftermath(outcome: Outcome, fleet: Now, agent: Agent, hand: AsyncConnection[DictRow]) -> None:
+    await cleared(hand)
+    await fleet.snapshot()
+    found = await broken(hand)
+    # A user has renumbered attempts that run: they are closed when their tasks end.
+    outcome.broken["after a snapshot"] = {rule: rows for rule, rows in found.items() if rule != HELD}
+    for late in range(1, LATER + 1):
+        fleet.ahead = late * AFTERWARDS
+        fleet.term = (await fleet.lead())["term"]
+        await fleet.fleet("rescue", p_worker_id=None)
+        await fleet.fleet("retention")
+        outcome.broken[f"after retention {late}"] = await broken(hand)
+        await _finish(outcome, fleet, agent)
+    outcome.broken["after the last claim"] = await broken(hand)
+    rows = await (await hand.execute(ENDED)).fetchall()
+    outcome.left = [row for row in rows if row["status"] != "Failed" or not row["failure_code"]]
+
+
+async def _finish(outcome: Outcome, fleet: Fleet, agent: Agent) -> None:
+    for _ in range(LAST_CLAIMS):
+        tasks = await agent.claim(batch=BATCH)
+        if not tasks:
+            return
+        outcome.claims(tasks)
+        for task, said in zip(tasks, await agent.complete_many(*map(result, tasks)), strict=True):
+            outcome.completed[task["id"], task["attempt"]] += said == "ok"
+        await fleet.snapshot()
+
+
+def wrong(outcome: Outcome) -> list[str]:
+    """Every promise that was broken, in words."""
+    found = [f"given or accepted twice: {key}" for key in outcome.twice]
+    found += [f"{when}: {rule}: {rows[:3]}" for when, rules in outcome.broken.items() for rule, rows in rules.items()]
+    found += [f"neither complete nor ended with a reason: {row}" for row in outcome.left[:5]]
+    found += [f"refused {n} times: {key}: {outcome.said[key][:600]}" for key, n in outcome.refused.items()]
+    return found

@@ -1,5 +1,0 @@
-"""The database server of the conformance tests."""
-
-from tests.conformance.conftest import empty_database, server
-
-__all__ = ["empty_database", "server"]

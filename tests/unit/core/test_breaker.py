@@ -1,0 +1,287 @@
+"""How ended bring-ups hold back the next ones: breaker, canary, new releases, halts, pace."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.core import breaker
+from orchestrator.core.actions import Spawn
+from orchestrator.core.breaker import Brakes
+from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
+from orchestrator.core.plan import plan
+from orchestrator.core.states import ExitCause
+from tests.unit.core.build import A40, ago, climbed, pod_of, policy, pool, snapshot, spawning, worker
+
+
+def wanting(*ended: EndedClimb, on_their_way: int = 0, **changes: Any) -> Snapshot:
+    """A pool of which all four workers are wanted."""
+    newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
+    workers = [spawning(f"gpu-{number}") for number in range(on_their_way)]
+    return snapshot(*workers, claimable=12, ended=newest_last, **changes)
+
+
+def spawns(seen: Snapshot, **changes: Any) -> int:
+    return sum(isinstance(a, Spawn) for a in plan(seen, policy(**changes)).actions)
+
+
+def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[EndedClimb]:
+    return [climbed(newest_s + apart_s * number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("ended", "count"),
+    [
+        ([], 4),
+        (failures(4), 1),  # too few to judge: only paced
+        (failures(5), 1),
+        ([*failures(8, 70), climbed(65, promoted=True), climbed(60, promoted=True)], 4),  # it closed
+        ([*failures(4), *(climbed(s, promoted=True) for s in (200, 210))], 1),  # 4 of 6 is below 0.8: paced only
+    ],
+)
+def test_too_many_failures_leave_one_at_a_time(ended: Sequence[EndedClimb], count: int) -> None:
+    """MAX_WORKER_FAILURE_RATE over the window, once MIN_WORKERS_FOR_RATE_CHECK climbs have ended."""
+    assert spawns(wanting(*ended)) == count
+
+
+@pytest.mark.parametrize(("on_their_way", "count"), [(0, 1), (1, 0), (2, 0)])
+def test_an_open_breaker_has_one_canary(on_their_way: int, count: int) -> None:
+    """What is on its way already is the canary."""
+    assert spawns(wanting(*failures(5), on_their_way=on_their_way)) == count
+
+
+def test_an_open_breaker_says_so() -> None:
+    """With the numbers it opened by, and when the next canary may go."""
+    made = plan(wanting(*failures(5, newest_s=4)), policy())
+    assert made.verdicts[0].blocked == (
+        "4 spawn(s): breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), next canary 12:00:06",
+    )
+    assert made.verdicts[0].retry_at == ago(-6)
+
+
+@pytest.mark.parametrize(
+    ("open_s", "newest_s", "pause_s", "of_now"),
+    [
+        (0, 1, 10, True),
+        (20, 1, 10, True),
+        (100, 1, 50, True),
+        (100, 49, 50, True),
+        (590, 1, 295, True),
+        (5_000, 1, 300, True),
+        (5_000, 299, 300, True),
+        (5_000, 1, 10, False),  # the last canary was of another release: what is there now may be the cure
+    ],
+)
+def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
+    open_s: float, newest_s: float, pause_s: float, of_now: bool
+) -> None:
+    """Half of the time since the breaker opened, in bounds: each canary of a night is rented for nothing."""
+    newest = climbed(newest_s, release="image@" if of_now else "image@old")
+    seen = wanting(*failures(5, newest_s=newest_s + open_s), newest)
+    (verdict,) = plan(seen, policy()).verdicts
+    assert verdict.retry_at == ago(newest_s - pause_s)
+    assert spawns(seen) == 0
+    assert spawns(replace(seen, now=ago(newest_s - pause_s))) == 1
+
+
+def test_the_pause_begins_anew_with_each_release() -> None:
+    """Who deploys one cure after the other does not wait for the outage before them."""
+    earlier = [replace(climb, release="image@old") for climb in failures(5, newest_s=5_000)]
+    first, second = climbed(30, release="image@"), climbed(1, release="image@")
+    assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).verdicts[0].retry_at == ago(1 - 10)
+    assert plan(wanting(*earlier, first, second), policy()).verdicts[0].retry_at == ago(1 - 14.5)
+
+
+def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
+    """Failures that left the window still stand for what nobody has disproved."""
+    long_ago = failures(5, newest_s=3000)
+    assert spawns(wanting(*long_ago)) == 1
+    assert spawns(wanting(*long_ago, climbed(20, promoted=True))) == 4
+
+
+def test_failures_far_apart_do_not_open_it() -> None:
+    """Five in an hour are not five in the window."""
+    assert spawns(wanting(*failures(5, newest_s=310, apart_s=301))) == 4
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        [climbed(60 + n, code="NO_CAPACITY") for n in range(9)],  # the market
+        [climbed(60 + n, code=None, exit_cause=ExitCause.SCALE_DOWN) for n in range(9)],  # our own wish
+        [climbed(60 + n, pool="other") for n in range(9)],
+    ],
+)
+def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence[EndedClimb]) -> None:
+    """Refusals of the market, planned ends, other pools."""
+    assert spawns(wanting(*ended)) == 4
+
+
+@pytest.mark.parametrize(
+    ("proven", "on_their_way", "count"),
+    [
+        (frozenset(), 0, 1),  # the first release ever may be as bad as any
+        (frozenset(), 1, 0),
+        (frozenset({"image@"}), 0, 4),
+        (frozenset({"image@old"}), 0, 1),
+        (frozenset({"image@old"}), 1, 0),
+    ],
+)
+def test_a_new_release_sends_a_canary_first(proven: frozenset[str], on_their_way: int, count: int) -> None:
+    """Until somebody was promoted with this image and this code."""
+    assert spawns(wanting(proven=proven, on_their_way=on_their_way)) == count
+
+
+def test_a_release_is_image_and_code() -> None:
+    """A change of either is a new one."""
+    seen = wanting(proven=frozenset({"image@1"}))
+    assert spawns(seen, code_sha="1") == 4
+    assert spawns(seen, code_sha="2") == 1
+    assert spawns(seen, code_sha="1", pool={"image": "other"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "spawned_s", "count"),
+    [(5, 5, 0), (5, 9.9, 0), (5, 10, 1), (5, 400, 1), (301, 5, 4)],
+)
+def test_respawns_after_a_failure_are_paced(ended_s: float, spawned_s: float, count: int) -> None:
+    """One in ten seconds, so that a pool that cannot come up is no storm; five minutes later that is forgotten."""
+    assert spawns(wanting(climbed(ended_s), last_spawn_at={"default": ago(spawned_s)})) == count
+
+
+def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
+    """MIN_ACTIVE_GPUS with climbs that end at once: the loop comes back when the next may go."""
+    seen = snapshot(ended=(climbed(1),), last_spawn_at={"default": ago(4)})
+    verdict = plan(seen, policy(pool={"min_active": 2})).verdicts[0]
+    assert verdict.blocked == ("2 spawn(s): the last bring-up failed (NO_RUNTIME), one spawn in 10 s",)
+    assert verdict.retry_at == ago(-6)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "newest_s", "count"),
+    [(1, 29, 0), (1, 30, 1), (2, 59, 0), (2, 60, 1), (9, 599, 0), (9, 600, 1)],
+)
+@pytest.mark.parametrize("code", ["BALANCE", "QUOTA", "API_AUTH", "BAD_SPEC"])
+def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest_s: float, count: int) -> None:
+    """Longer with each refusal in a row, up to ten minutes; then one tries."""
+    assert spawns(wanting(*(climbed(newest_s + n, code=code) for n in range(refusals)))) == count
+
+
+def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
+    """Otherwise everybody would be replaced once before anybody is judged."""
+    dead = tuple(spawning(f"gpu-{n}") for n in range(4))
+    pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
+    made = plan(
+        snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_climbs=4)
+    )
+    assert not [a for a in made.actions if isinstance(a, Spawn)]
+    assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in made.verdicts[0].blocked[0]
+
+
+def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_own() -> None:
+    """Money and keys are shared; an image is not."""
+    assert spawns(wanting(climbed(5, code="BALANCE", pool="other"))) == 0
+    assert spawns(wanting(climbed(5, code="BAD_SPEC", pool="other"))) == 4
+
+
+def test_a_granted_pod_ends_the_halt() -> None:
+    """Its climb need not be over."""
+    granted = {A40.key: OfferState(A40.key, None, 0, ago(90), ago(3))}
+    assert spawns(wanting(climbed(5, code="BALANCE"), offers=granted)) == 4
+
+
+def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
+    """It says nothing of image or code, and costs a little each time."""
+    returned = [climbed(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
+    assert spawns(wanting(*returned)) == 1
+    assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
+    assert "breaker" not in plan(wanting(*returned), policy()).verdicts[0].blocked[0]
+
+
+# --- probation
+
+
+def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedClimb:
+    """A worker that was promoted so long ago and failed when it had lived so long."""
+    ending_since = ago(promoted_s - lived_s)
+    fallen = climbed(promoted_s, promoted=True, exit_cause=ExitCause.AGENT_CRASHED, ending_since=ending_since)
+    return replace(fallen, **changes)
+
+
+def falls(count: int, promoted_s: float = 100, **changes: Any) -> list[EndedClimb]:
+    return [fell(promoted_s + number, 40, **changes) for number in range(count)]
+
+
+def kind(*ended: EndedClimb) -> Brakes:
+    """What holds the pool back."""
+    brake = breaker.brake(pool(), wanting(*ended), policy(), 0)
+    return brake.kind if brake else Brakes.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (falls(5), Brakes.OPEN),
+        (falls(3), Brakes.PACED),  # a task that kills its pods
+        ([*falls(3), climbed(20, promoted=True), *(climbed(120 + n, promoted=True) for n in range(8))], Brakes.CLOSED),
+        (falls(5, worked=True), Brakes.CLOSED),  # image and code have shown that they work
+        (falls(5, exit_cause=ExitCause.SCALE_DOWN), Brakes.CLOSED),  # our own wish
+        (falls(5, exit_cause=ExitCause.TASK_STUCK), Brakes.CLOSED),  # it says something about the task
+        ([fell(400 + n, 320) for n in range(5)], Brakes.CLOSED),  # lived longer than FAILURE_WINDOW_MINUTES
+        ([fell(538 - 60 * n, 72 * n) for n in range(5)], Brakes.PACED),  # it counts from when it fell
+    ],
+)
+def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
+    ended: Sequence[EndedClimb], expected: Brakes
+) -> None:
+    """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
+    assert kind(*ended) is expected
+
+
+@pytest.mark.parametrize(
+    ("canary", "count"),
+    [
+        (climbed(30, promoted=True), 0),  # on probation: it is the canary
+        (climbed(30, promoted=True, worked=True), 4),
+        (climbed(301, promoted=True), 4),  # there was no task for it: it has lived
+        (fell(230, 30), 1),  # the next one
+        (fell(230, 30, exit_cause=ExitCause.MANUAL), 1),  # that says nothing
+        (fell(230, 30, exit_cause=ExitCause.TASK_STUCK), 1),  # nor does that
+    ],
+)
+def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedClimb, count: int) -> None:
+    """A canary that is promoted and dies at once does not close the breaker."""
+    assert spawns(wanting(*falls(5, promoted_s=400), canary)) == count
+
+
+def test_a_promotion_alone_disproves_failed_climbs() -> None:
+    """It came up, which is what the others did not."""
+    assert spawns(wanting(*failures(5), climbed(20, promoted=True))) == 4
+    assert spawns(wanting(*falls(1, 200), *failures(5), climbed(20, promoted=True))) == 0, "one of them had fallen"
+
+
+def test_a_canary_that_fails_to_climb_does_not_hide_what_opened_the_breaker() -> None:
+    """The next one that is promoted is on probation all the same."""
+    later = [climbed(60 + n) for n in range(5)]
+    assert spawns(wanting(*falls(5, promoted_s=900), *later, climbed(20, promoted=True))) == 0
+
+
+def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
+    """Whom, for what and until when."""
+    canary = climbed(30, promoted=True, worker_id="gpu-canary")
+    verdict = plan(wanting(*falls(5, promoted_s=200), canary), policy()).verdicts[0]
+    opened = "breaker open, 5 of 5 bring-ups failed within 5 min, 5 of them soon after promotion (agent_crashed)"
+    proof = "canary gpu-canary has to complete a task or to live until 12:04:30"
+    assert verdict.blocked == (f"4 spawn(s): {opened}, {proof}",)
+    assert verdict.retry_at == ago(-270)
+
+
+def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None:
+    """Otherwise it would be replaced before it is judged."""
+    dead = worker("gpu-1", pod_id="pod-1", last_heartbeat=None)
+    seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
+    climbs = (*falls(4, promoted_s=200), climbed(20, promoted=True, worker_id="gpu-1"))
+    made = plan(replace(seen, ended=climbs), policy())
+    assert "5 of 5 bring-ups failed" in made.verdicts[0].blocked[0]
+    assert [a for a in made.actions if isinstance(a, Spawn)] == []

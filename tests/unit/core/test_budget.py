@@ -1,0 +1,150 @@
+"""What money lets a fleet do, with its arithmetic."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.core import budget
+from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
+from orchestrator.core.model import Policy, Snapshot, Spent
+from orchestrator.core.plan import plan
+from orchestrator.core.states import ExitCause, FailureCode, Stage, WaitingOn
+from tests.unit.core.build import A40, L4, ago, busy, idle, policy, snapshot, spawning, terminating
+
+PRICES = {"NVIDIA A40|SECURE": 0.6, "NVIDIA L4|SECURE": 0.3}
+WIND_DOWN_USD, BRING_UP_USD = 0.14, 0.15  # of an A40: 600 + 60 + 180 s, and 900 s
+
+
+def wanting(*spent: float, workers: Any = (), **changes: Any) -> Snapshot:
+    """A fleet that wants four workers and has spent so much today, committed so much, and costs so much an hour."""
+    money = Spent(*(*spent, 0, 0, 0)[:3])
+    fields: dict[str, Any] = {"claimable": 12, "spent": money, "prices": PRICES}
+    return snapshot(*workers, **fields | changes)
+
+
+def daily(usd: float, **changes: Any) -> Policy:
+    return policy(daily_budget_usd=usd, **changes)
+
+
+def spawned(made: Plan) -> list[Spawn]:
+    return [a for a in made.actions if isinstance(a, Spawn)]
+
+
+def ended(made: Plan) -> list[Terminate]:
+    return [a for a in made.actions if isinstance(a, Terminate)]
+
+
+def test_without_a_budget_prices_do_not_matter() -> None:
+    """None is asked for, none is needed."""
+    assert len(spawned(plan(wanting(999, 999, 999, prices={}), policy()))) == 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "hourly", "count"), [(2.4, 0, 4), (2.39, 0, 3), (1.2, 0.6, 1), (0.5, 0, 0), (0, 0, 0)]
+)
+def test_the_hourly_limit_counts_what_is_spawned_in_this_tick(limit: float, hourly: float, count: int) -> None:
+    """Each new worker adds its price to what runs."""
+    made = plan(wanting(0, 0, hourly), policy(hourly_budget_usd=limit, pool={"offers": (A40,)}))
+    assert len(spawned(made)) == count
+
+
+def test_a_budget_that_holds_something_back_shows_its_arithmetic() -> None:
+    """The sum can be checked by hand, for each budget."""
+    made = plan(wanting(0, 0, 0.6), policy(hourly_budget_usd=1, pool={"offers": (A40,)}))
+    assert made.verdicts[0].blocked == ("4 spawn(s): $0.60/h running + $0.60/h for NVIDIA A40 > MAX_HOURLY_COST_USD=1",)
+    made = plan(wanting(9.5, 0.25), daily(10, pool={"offers": (A40,)}))
+    assert made.verdicts[0].blocked[-1] == (
+        "4 spawn(s): $9.50 spent today + $0.25 committed + $0.29 for NVIDIA A40 > DAILY_BUDGET_USD=10"
+    )
+
+
+def test_a_new_worker_must_have_room_to_come_up_and_to_go() -> None:
+    """Otherwise it would be drained before it did anything; those spawned together share the room."""
+    one = WIND_DOWN_USD + BRING_UP_USD
+    for usd, count in ((one - 0.01, 0), (one + 0.001, 1), (one + WIND_DOWN_USD + 0.001, 2)):
+        assert len(spawned(plan(wanting(), daily(usd, pool={"offers": (A40,)})))) == count
+
+
+def test_a_cheaper_offer_is_taken_where_a_dearer_one_does_not_fit() -> None:
+    """The operator's order, as far as the money goes."""
+    made = plan(wanting(), policy(hourly_budget_usd=0.9))
+    assert [s.offer for s in spawned(made)] == [A40, L4]
+
+
+def test_several_gpus_cost_several_times_as_much() -> None:
+    """A price is of one GPU."""
+    assert not spawned(plan(wanting(), policy(hourly_budget_usd=1, pool={"gpu_count": 2, "offers": (A40,)})))
+
+
+def test_an_unknown_price_is_not_taken_for_nothing() -> None:
+    """With a budget set, nothing is rented before its price is known."""
+    made = plan(wanting(prices={}), daily(10))
+    assert not spawned(made)
+    assert "price of NVIDIA A40 (SECURE) is not known" in made.verdicts[0].blocked[-1]
+
+
+def test_all_go_when_the_day_is_used_up() -> None:
+    """Spent and committed reach the budget: every worker drains, whatever its state, and none comes."""
+    workers = (busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), terminating("gpu-4"))
+    made = plan(wanting(9.4, 0.6, workers=workers), daily(10))
+    assert {(a.worker_id, a.cause) for a in ended(made)} == {(f"gpu-{n}", ExitCause.BUDGET) for n in (1, 2, 3)}
+    assert ended(made)[0].reason == "$9.40 spent today + $0.60 committed reach DAILY_BUDGET_USD=10"
+    assert not spawned(made)
+    assert not ended(plan(wanting(9.39, 0.6, workers=workers), daily(10)))
+
+
+def test_what_is_drained_does_not_climb_on() -> None:
+    """One action a worker."""
+    made = plan(wanting(10, 0, workers=(spawning("gpu-1"),)), daily(10))
+    assert [type(a) for a in made.actions] == [Terminate]
+
+
+def test_a_lowered_hourly_limit_ends_the_least_useful_first() -> None:
+    """Climbing ones, then idle ones, then busy ones, the newest of each, until it fits; leaving ones count as gone."""
+    workers = (
+        busy("gpu-1", price_usd_per_hour=1),
+        busy("gpu-2", price_usd_per_hour=1, created_at=ago(10)),
+        idle("gpu-3", 5, price_usd_per_hour=1),
+        spawning("gpu-4", price_usd_per_hour=1),
+        terminating("gpu-5", price_usd_per_hour=1),
+    )
+    for limit, gone in ((4, []), (3, ["gpu-4"]), (1.5, ["gpu-4", "gpu-3", "gpu-2"])):
+        made = plan(wanting(0, 0, 5, workers=workers), policy(hourly_budget_usd=limit))
+        assert [a.worker_id for a in ended(made)] == gone
+
+
+def test_an_operators_intent_waits_for_money_and_says_so() -> None:
+    """No create without its reservation; when its time is over the cause is the budget."""
+    one = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.ORCHESTRATOR)
+    (wait,) = plan(wanting(9.99, workers=(one,), claimable=1), daily(10)).actions
+    assert isinstance(wait, Wait)
+    assert wait.waiting_on is WaitingOn.BUDGET
+    late = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.BUDGET, created_at=ago(901))
+    (end,) = ended(plan(wanting(9.99, workers=(late,), claimable=1), daily(10)))
+    assert (end.cause, end.code) == (ExitCause.BUDGET, FailureCode.INTENT_STALE)
+
+
+def test_an_intent_that_has_reserved_may_ask_for_its_pod() -> None:
+    """Its own reservation is not held against it."""
+    own = spawning(
+        "gpu-1", Stage.INTENT, reserved_usd=WIND_DOWN_USD, reserved_usd_per_hour=0.6, price_usd_per_hour=None
+    )
+    seen = wanting(0, WIND_DOWN_USD, 0.6, workers=(own,), claimable=1)
+    (create,) = plan(seen, policy(hourly_budget_usd=0.6, daily_budget_usd=0.3)).actions
+    assert isinstance(create, Create)
+    assert create.usd_per_hour == 0.6
+
+
+def test_a_reservation_is_what_going_costs() -> None:
+    """Draining, flushing, deleting and a tick's delay, at the worker's price."""
+    fields = budget.reservation(0.6, daily(10))
+    assert fields == {
+        "reserved_usd": pytest.approx(WIND_DOWN_USD),
+        "reserved_usd_per_hour": 0.6,
+        "budget": {"hourly_usd": None, "daily_usd": 10, "useful_usd": pytest.approx(BRING_UP_USD)},
+    }
+
+
+def test_ready_workers_stay_while_there_is_money() -> None:
+    """A budget alone ends nobody."""
+    assert not ended(plan(wanting(1, 0.2, 0.6, workers=(busy("gpu-1"),), running=1), daily(10)))

@@ -1,0 +1,30 @@
+"""What a tick writes down: each pool's own actions in its own row."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+from orchestrator.core.plan import plan
+from orchestrator.loop.decisions import Journal
+from orchestrator.ports import Store
+from tests.unit.core.build import idle, policy, snapshot
+
+
+class Rows:
+    """A store that keeps decisions."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    async def record_decision(self, term: int, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+
+async def test_a_pools_row_names_its_own_workers_only() -> None:
+    """One pool's termination is nothing that another decided."""
+    both = policy()
+    both = replace(both, pools=(*both.pools, replace(both.pools[0], name="training")))
+    seen = snapshot(idle("gpu-here", 5), idle("gpu-there", 9_999, pool="training"), claimable=1)
+    store = Rows()
+    await Journal(cast("Store", store)).record(1, seen, plan(seen, both))
+    named = {row["pool"]: [action.split(":")[0] for action in row["actions"]] for row in store.rows}
+    assert named == {"default": [], "training": ["terminate gpu-there"]}

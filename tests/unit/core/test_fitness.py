@@ -1,0 +1,114 @@
+"""Workers whose tasks fail one after the other, or whose disk is full."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.core.actions import Plan, Spawn, Terminate
+from orchestrator.core.host_strikes import strikes
+from orchestrator.core.model import HeldBack, Snapshot, Worker
+from orchestrator.core.plan import plan
+from orchestrator.core.states import ExitCause, FailureCode
+from tests.unit.core.build import ago, busy, climbed, idle, policy, snapshot, spawning
+
+ONE = frozenset({"travel"})
+
+
+def held(name: str = "gpu-1", seconds: float = 10, **changes: Any) -> Worker:
+    back = HeldBack(ago(seconds), 5, changes.pop("types", ONE), ("HANDLER_ERROR",), changes.pop("elsewhere", None))
+    return idle(name, seconds, held_back=back, release="image@", **changes)
+
+
+def ends(made: Plan) -> list[tuple[str, ExitCause, FailureCode | None]]:
+    return [(a.worker_id, a.cause, a.code) for a in made.actions if isinstance(a, Terminate)]
+
+
+def spawns(seen: Snapshot, **changes: Any) -> int:
+    return sum(isinstance(a, Spawn) for a in plan(seen, policy(**changes)).actions)
+
+
+def test_a_worker_is_sick_if_another_one_completes_such_tasks() -> None:
+    """It is replaced, and its host gets a strike."""
+    sick = held(elsewhere=ago(3), machine_id="m1")
+    made = plan(snapshot(sick, busy("gpu-2"), claimable=1, running=1), policy())
+    assert ends(made) == [("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_HERE)]
+    assert [strike.key for strike in strikes(sick, FailureCode.TASKS_FAIL_HERE)] == ["machine:m1"]
+
+
+def test_a_held_back_worker_is_no_capacity_and_another_one_gives_the_second_opinion() -> None:
+    """It neither counts for the target nor leaves before the verdict; it counts for MAX_ACTIVE_GPUS."""
+    seen = snapshot(held(), claimable=3)
+    assert ends(plan(seen, policy())) == []
+    assert spawns(seen) == 1
+    full = snapshot(held(), busy("gpu-2"), claimable=300, running=1)
+    assert spawns(full, pool={"max_active": 3}) == 1
+    assert spawns(snapshot(held(), claimable=0)) == 0
+
+
+def test_a_release_is_bad_if_its_workers_fail_alike() -> None:
+    """Both go, no host gets a strike, and the breaker lets one canary at a time try."""
+    seen = snapshot(held("gpu-1", machine_id="m1"), held("gpu-2", machine_id="m2"), claimable=300)
+    climbs = tuple(climbed(200, promoted=True, worker_id=name, worked=True) for name in ("gpu-1", "gpu-2"))
+    made = plan(replace(seen, ended=climbs), policy())
+    bad = (ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)
+    assert ends(made) == [("gpu-1", *bad), ("gpu-2", *bad)]
+    assert strikes(seen.workers[0], bad[1]) == ()
+    fallen = tuple(replace(c, exit_cause=bad[0], failure_code=bad[1], ending_since=ago(60)) for c in climbs)
+    later = replace(snapshot(claimable=300), ended=fallen)
+    assert spawns(later) == 1
+    assert "this release fails its tasks on every worker" in plan(later, policy()).verdicts[0].blocked[-1]
+    cured = climbed(20, promoted=True, worker_id="gpu-3", worked=True)
+    assert spawns(replace(later, ended=(*fallen, cured))) == 4
+    assert spawns(later, code_sha="next") == 1, "a new release has its own canary"
+
+
+@pytest.mark.parametrize("changes", [{"types": frozenset({"other"})}, {"machine_id": "m1"}], ids=str)
+def test_two_that_fail_other_tasks_or_on_one_machine_are_no_second_opinion(changes: dict[str, Any]) -> None:
+    """They may both be sick."""
+    assert ends(plan(snapshot(held("gpu-1", machine_id="m1"), held("gpu-2", **changes), claimable=1), policy())) == []
+
+
+def test_without_room_for_a_second_opinion_the_successor_gives_it() -> None:
+    """The worker is replaced at once; if its successor fails alike, the release is bad."""
+    alone = snapshot(held(), claimable=3)
+    (first,) = ends(plan(alone, policy(pool={"max_active": 1})))
+    assert first == ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
+    assert strikes(held(machine_id="m1"), first[2]) == ()
+    gone = climbed(300, promoted=True, worker_id="gpu-1", exit_cause=first[1], failure_code=first[2])
+    again = replace(snapshot(held("gpu-2"), claimable=3), ended=(replace(gone, ending_since=ago(200)),))
+    (second,) = ends(plan(again, policy(pool={"max_active": 1})))
+    assert second == ("gpu-2", ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)
+    long_ago = replace(again, ended=(replace(gone, ending_since=ago(3700)),))
+    assert ends(plan(long_ago, policy(pool={"max_active": 1}))) == [("gpu-2", *first[1:])]
+
+
+def test_a_successor_beyond_the_limit_does_not_keep_the_worker_that_it_replaces() -> None:
+    """Where only the successor's row was written, and not the worker's end, the next tick still ends the worker."""
+    seen = snapshot(held(), spawning("gpu-2"), claimable=3)
+    assert ends(plan(seen, policy(pool={"max_active": 1}))) == [
+        ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
+    ]
+    assert ends(plan(seen, policy(pool={"max_active": 2}))) == []
+
+
+def test_the_wait_for_a_second_opinion_has_an_end() -> None:
+    """A worker that nobody can judge costs money for no longer than a bring-up may take."""
+    assert ends(plan(snapshot(held(seconds=899)), policy())) == []
+    assert ends(plan(snapshot(held(seconds=901)), policy())) == [
+        ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
+    ]
+
+
+def test_a_full_disk_is_the_workers_own_check() -> None:
+    """It is no capacity at once, and it is replaced if the disk stays full; what it runs may end first."""
+    full = idle("gpu-1", 5, disk_full_since=ago(10))
+    assert spawns(snapshot(full, claimable=1)) == 1
+    assert ends(plan(snapshot(full, claimable=1), policy())) == []
+    later = replace(full, disk_full_since=ago(31))
+    assert ends(plan(snapshot(later, claimable=1), policy())) == [
+        ("gpu-1", ExitCause.WORKER_SICK, FailureCode.DISK_FULL)
+    ]
+    assert ends(plan(snapshot(replace(later, tasks_running=1), running=1), policy())) == []
+    failing = replace(held(), disk_full_since=ago(1))
+    assert ends(plan(snapshot(failing), policy()))[0][2] is FailureCode.DISK_FULL

@@ -1,0 +1,34 @@
+"""What is held against whom."""
+
+import pytest
+
+from orchestrator.core.host_strikes import strikes
+from orchestrator.core.states import FailureCode
+from tests.unit.core.build import worker
+
+MACHINE, PLACE = "machine:m1", "place:EU-1|NVIDIA A40"
+
+
+@pytest.mark.parametrize(
+    ("code", "keys", "hours"),
+    [
+        ("ECC", [MACHINE, PLACE], 24),
+        ("XID_79", [MACHINE, PLACE], 24),
+        ("XID_31", [], None),  # a program's doing
+        ("NO_RUNTIME", [MACHINE], 1),  # a suspicion
+        ("HOST_AVOIDED", [PLACE], 0.5),  # known already
+        ("NO_PROCESS", [], None),
+        ("NO_CAPACITY", [], None),
+    ],
+)
+def test_a_code_is_held_against_what_it_blames(code: str, keys: list[str], hours: float | None) -> None:
+    """The machine for a fault of its own, its place too; only for a while."""
+    found = strikes(worker(machine_id="m1", data_center="EU-1"), FailureCode(code))
+    assert [strike.key for strike in found] == keys
+    assert (found[0].avoid_s / 3600 if found else None) == hours
+
+
+def test_what_is_not_known_is_not_struck() -> None:
+    """No machine, no place: nothing to remember."""
+    assert strikes(worker(machine_id=None, data_center=None), FailureCode.ECC) == ()
+    assert [s.after for s in strikes(worker(machine_id="m", data_center="EU-1"), FailureCode.ECC)] == [1, 2]

@@ -1,0 +1,184 @@
+"""Which offer is asked for: order, cool-down, probe budget, avoided places, a volume's data centre."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
+from orchestrator.core.model import EndedClimb, Offer, Pause, Volume
+from orchestrator.core.plan import plan
+from orchestrator.core.states import ExitCause, FailureCode, Stage, WaitingOn
+from tests.unit.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, snapshot, spawning
+
+ROMANIA, TEXAS = Offer("NVIDIA A40", "EU-RO-1", "SECURE"), Offer("NVIDIA A40", "US-TX-3", "SECURE")
+
+
+def spawned(made: Plan) -> list[Spawn]:
+    return [a for a in made.actions if isinstance(a, Spawn)]
+
+
+def test_offers_are_taken_in_order_and_refused_ones_passed_over() -> None:
+    """The operator's first choice wins unless it is cooling down."""
+    assert spawned(plan(snapshot(claimable=1), policy()))[0].offer == A40
+    made = plan(snapshot(claimable=1, offers={A40.key: cooling(A40, 20)}), policy())
+    assert spawned(made)[0].offer == L4
+
+
+def test_a_refused_offer_is_probed_with_one_create() -> None:
+    """After a cool-down one create tries the market, however many workers are wanted."""
+    dry = {A40.key: cooling(A40, -1), L4.key: cooling(L4, -1)}
+    made = plan(snapshot(claimable=300, offers=dry), policy())
+    assert [s.offer for s in spawned(made)] == [A40, L4]
+    assert any("every offer was refused lately" in b for b in made.verdicts[0].blocked)
+
+
+def test_no_spawn_while_every_offer_cools() -> None:
+    """A dry market is waited out, and the decision says until when."""
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    made = plan(snapshot(claimable=1, offers=dry), policy())
+    assert not made.actions
+    assert made.verdicts[0].blocked == ("1 spawn(s): every offer was refused lately, next try 12:00:20",)
+
+
+@pytest.mark.parametrize(("budget", "creates"), [(1, 1), (2, 2), (4, 3), (None, 3)])
+def test_each_success_doubles_how_many_may_ask_at_once(budget: int | None, creates: int) -> None:
+    """A market that gives again is asked for more, step by step."""
+    thawing = cooling(A40, -1, probe_budget=budget, last_refusal=ago(60))
+    made = plan(snapshot(claimable=9, offers={A40.key: thawing}), policy(pool={"offers": (A40,)}))
+    assert len(spawned(made)) == creates
+
+
+def test_calls_that_are_under_way_use_up_the_probe_budget() -> None:
+    """Those at pod_created, and intents whose call is about to be made."""
+    asking = spawning("gpu-1", Stage.POD_CREATED, metadata={"offer": A40.key})
+    about_to = spawning("gpu-2", Stage.INTENT, metadata={"offer": A40.key})
+    thawing = {A40.key: cooling(A40, -1, probe_budget=3)}
+    seen = snapshot(asking, about_to, claimable=12, offers=thawing, in_flight=frozenset({"gpu-2"}))
+    assert len(spawned(plan(seen, policy(pool={"offers": (A40,)})))) == 1
+
+
+def test_an_hour_without_refusal_is_forgiven() -> None:
+    """Then the offer is as good as one that was never refused."""
+    old = cooling(A40, -1, last_refusal=ago(3600))
+    made = plan(snapshot(claimable=9, offers={A40.key: old}), policy())
+    assert [s.offer for s in spawned(made)] == [A40] * 3
+
+
+def test_a_place_where_hosts_failed_is_the_last_choice() -> None:
+    """Passed over while another offer is left, said so, and taken when there is none."""
+    avoid = {"place:EU-RO-1|NVIDIA A40": NOW + timedelta(seconds=600)}
+    made = plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA, TEXAS)}))
+    assert spawned(made)[0].offer == TEXAS
+    assert made.verdicts[0].blocked == (f"{ROMANIA.key} is the last choice until 12:10:00: hosts failed there",)
+    assert spawned(plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA,)})))
+    over = {"place:EU-RO-1|NVIDIA A40": ago(1)}
+    assert (
+        spawned(plan(snapshot(claimable=1, avoid=over), policy(pool={"offers": (ROMANIA, TEXAS)})))[0].offer == ROMANIA
+    )
+
+
+def test_a_pod_on_an_avoided_machine_is_given_back() -> None:
+    """Before anything is spent on proving it; a worker that has proved itself stays."""
+    one = spawning("gpu-1", stage=Stage.POD_RUNNING)
+    avoid = {"machine:m1": NOW + timedelta(seconds=60)}
+    seen = snapshot(one, claimable=1, avoid=avoid, pods=(pod_of(one, machine_id="m1"),))
+    (end,) = [a for a in plan(seen, policy()).actions if isinstance(a, Terminate)]
+    assert (end.cause, end.code) == (ExitCause.HOST_FAULT, FailureCode.HOST_AVOIDED)
+    assert "m1" in end.reason
+    elsewhere = snapshot(one, claimable=1, avoid=avoid, pods=(pod_of(one, machine_id="m2"),))
+    assert not [a for a in plan(elsewhere, policy()).actions if isinstance(a, Terminate)]
+
+
+def test_a_volume_pins_the_data_centre() -> None:
+    """Offers anywhere become offers there; offers of other centres are dropped, and the plan says so."""
+    volumes = {"models": Volume("EU-RO-1", None)}
+    pinned = {"volume_name": "models", "offers": (TEXAS, A40)}
+    made = plan(snapshot(claimable=1, volumes=volumes), policy(pool=pinned))
+    assert spawned(made)[0].offer == ROMANIA
+    assert made.verdicts[0].blocked == (f"{TEXAS.key} passed over: network volume models lies in EU-RO-1",)
+    nowhere = plan(snapshot(claimable=1, volumes=volumes), policy(pool=pinned | {"offers": (TEXAS,)}))
+    assert not spawned(nowhere)
+    assert "network volume models lies in EU-RO-1" in nowhere.verdicts[0].blocked[-1]
+
+
+def test_a_volume_that_is_not_there_spawns_nothing() -> None:
+    """Every create would be refused."""
+    volumes = {"models": Volume(None, "0 network volumes are named 'models'")}
+    made = plan(snapshot(claimable=1, volumes=volumes), policy(pool={"volume_name": "models"}))
+    assert not made.actions
+    assert made.verdicts[0].blocked == ("1 spawn(s): 0 network volumes are named 'models'",)
+
+
+def test_an_intent_is_asked_for_or_says_whom_it_waits_for() -> None:
+    """A free offer gets a create; without one, what is missing is written down once."""
+    one = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.ORCHESTRATOR)
+    made = plan(snapshot(one, claimable=1), policy())
+    assert [type(a) for a in made.actions] == [Create]
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy()).actions
+    assert isinstance(wait, Wait)
+    assert (wait.waiting_on, wait.until_s) == (WaitingOn.CAPACITY, 20)
+    told = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=wait.waiting_for)
+    assert not plan(snapshot(told, claimable=1, offers=dry), policy()).actions
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "waiting_for"), [(1, "every offer was refused lately, next try 11:59:59"), (30, None)]
+)
+def test_a_wait_whose_time_has_passed_is_told_anew(waited_s: float, waiting_for: str | None) -> None:
+    """With when the next try is now; and after half a minute in any case."""
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    said = waiting_for or "every offer was refused lately, next try 12:00:20"
+    one = spawning(
+        "gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=said, next_attempt_at=ago(waited_s)
+    )
+    (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy()).actions
+    assert isinstance(wait, Wait)
+    assert (wait.waiting_for, wait.until_s) == ("every offer was refused lately, next try 12:00:20", 20)
+
+
+def test_a_wait_ends_with_its_climb() -> None:
+    """However often it is told: what remains of SPAWNING_TIMEOUT_SEC, not all of it."""
+    one = spawning("gpu-1", Stage.INTENT, created_at=ago(870))
+    dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
+    (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy(spawning_timeout_s=900)).actions
+    assert isinstance(wait, Wait)
+    assert wait.deadline_s == 30
+
+
+def test_a_pause_holds_recorded_intents_too() -> None:
+    """Nothing is rented meanwhile, and both the worker and the decision say why; but what an operator asks for is."""
+    seen = snapshot(spawning("gpu-1", Stage.INTENT), claimable=1, paused={"*": Pause("stock-taking", None)})
+    made = plan(seen, policy())
+    (wait,) = made.actions
+    assert isinstance(wait, Wait)
+    assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "paused, stock-taking")
+    assert made.verdicts[0].blocked == ("1 intent(s): paused, stock-taking",)
+    wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
+    made = plan(replace(seen, workers=(wanted,)), policy())
+    assert ([type(a) for a in made.actions], made.verdicts[0].blocked) == ([Create], ())
+
+
+@pytest.mark.parametrize(
+    ("ended", "waiting_on", "asked"),
+    [
+        ([climbed(2, code="BALANCE")], WaitingOn.OPERATOR, 0),
+        ([climbed(60, code="BALANCE")], None, 1),  # one tries it
+        ([climbed(20 + s) for s in range(6)], WaitingOn.ORCHESTRATOR, 1),  # the canary
+        ([], None, 4),
+    ],
+)
+def test_what_halts_spawns_holds_recorded_intents_too(
+    ended: list[EndedClimb], waiting_on: WaitingOn | None, asked: int
+) -> None:
+    """The one canary of an open breaker may be any of them; an operator's own request waits for none."""
+    intents = [spawning(f"gpu-{n}", Stage.INTENT) for n in range(4)]
+    newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
+    made = plan(snapshot(*intents, claimable=12, ended=newest_last), policy())
+    assert sum(isinstance(a, Create) for a in made.actions) == asked
+    if waiting_on:
+        assert {a.waiting_on for a in made.actions if isinstance(a, Wait)} == {waiting_on}
+    wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
+    made = plan(snapshot(wanted, claimable=1, ended=newest_last), policy())
+    assert [type(a) for a in made.actions] == [Create]

@@ -1,0 +1,119 @@
+"""POOLS_FILE: what it makes of the environment's pool, and how it is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.pools import read_pools
+from orchestrator.core.model import Offer, TaskType
+from tests.unit.core.build import A40, L4, pool
+
+WHOLE = """
+[pools.default]
+max_active_gpus = 7
+
+[pools.training]
+task_types = ["finetune", "eval"]
+gpu_types = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]
+data_centers = ["US-KS-2"]
+cloud = "COMMUNITY"
+image = "mine:2"
+gpu_count = 2
+tasks_per_gpu_threshold = 1
+gpu_idle_timeout_sec = 60
+storage_name = "models"
+
+[task_types.finetune]
+timeout_s = 7200
+max_attempts = 2
+
+[task_types.draw]
+timeout_s = 60
+"""
+
+
+def refused(path: Path, text: str) -> tuple[Problem, ...]:
+    """Everything that is wrong with a file of this text."""
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_pools(path, pool())
+    return caught.value.problems
+
+
+def test_without_a_file_there_is_the_environments_pool() -> None:
+    """And nothing is declared of any type."""
+    assert read_pools(None, pool()) == ((pool(),), ())
+
+
+def test_a_pool_is_the_environments_with_what_the_file_says(tmp_path: Path) -> None:
+    """Changes of the default pool hold for the others too."""
+    (tmp_path / "pools.toml").write_text(WHOLE)
+    pools, task_types = read_pools(tmp_path / "pools.toml", pool())
+    default, training = pools
+    assert default == pool(max_active=7)
+    assert training == pool(
+        name="training",
+        offers=(
+            Offer("NVIDIA H100 80GB HBM3", "US-KS-2", "COMMUNITY"),
+            Offer("NVIDIA A100-SXM4-80GB", "US-KS-2", "COMMUNITY"),
+        ),
+        image="mine:2",
+        gpu_count=2,
+        tasks_per_gpu=1,
+        idle_timeout_s=60,
+        volume_name="models",
+        max_active=7,
+    )
+    assert task_types == (
+        TaskType("draw", None, 60, None),
+        TaskType("eval", "training", None, None),
+        TaskType("finetune", "training", 7200, 2),
+    )
+
+
+def test_a_pool_that_names_no_market_has_the_environments(tmp_path: Path) -> None:
+    """Every GPU type in every data centre, in order."""
+    (tmp_path / "pools.toml").write_text("[pools.a]\n[pools.b]\ndata_centers = []\n")
+    _, a, b = read_pools(tmp_path / "pools.toml", pool(offers=(A40, Offer("NVIDIA L4", None, "SECURE"))))[0]
+    assert a.offers == (A40, Offer("NVIDIA L4", None, "SECURE"))
+    assert b.offers == a.offers
+    assert L4 not in a.offers
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ("[pools.a\n", "POOLS_FILE is not TOML", "example"),
+        ("[pools.a]\ngpu_type = ['x']\n", "POOLS_FILE: pools.a.gpu_type is not a setting", "rename it gpu_types"),
+        ("[pools.a]\nmax_active_gpus = -1\n", "POOLS_FILE: pools.a.max_active_gpus cannot be used", "example"),
+        ("[pools.a]\ngpu_types = []\n", "POOLS_FILE: pools.a.gpu_types cannot be used", "example"),
+        ("[pools.'a b']\n", "POOLS_FILE [pools.a b] cannot be used", "letters"),
+        ("[pools.a]\nmin_active_gpus = 9\n", "POOLS_FILE [pools.a] contradicts itself", "lower"),
+        ("[task_types.t]\nmax_attempts = 0\n", "POOLS_FILE: task_types.t.max_attempts cannot be used", "example"),
+        (
+            "[pools.a]\ntask_types = ['t']\n[pools.b]\ntask_types = ['t']\n",
+            "POOLS_FILE: task type 't' has no single pool",
+            "leave it in one",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_what_why_and_how_to_mend_it(
+    tmp_path: Path, text: str, what: str, fix: str
+) -> None:
+    """One problem each, naming the line's place in the file."""
+    ((said, why, mended),) = refused(tmp_path / "pools.toml", text)
+    assert said == what
+    assert why
+    assert fix in mended
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    """Not one at each start."""
+    assert len(refused(tmp_path / "pools.toml", "[pools.a]\ncolour = 1\ngpu_count = 99\n")) == 2
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """With the reason of the system."""
+    with pytest.raises(SettingsError, match=r"no\.toml: No such file"):
+        read_pools(tmp_path / "no.toml", pool())

@@ -1,0 +1,140 @@
+"""Workers of an earlier release, and a task that only the present one has a handler for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.core.actions import Plan, Spawn, Terminate
+from orchestrator.core.model import Demand, Pause, Snapshot, Worker
+from orchestrator.core.plan import plan
+from orchestrator.core.states import ExitCause, State
+from tests.unit.core.build import NOW, ago, busy, climbed, idle, policy, pool, snapshot, spawning, terminating
+
+OLD, NEW = "image@old", "image@new"
+LEADER = policy(code_sha="new", handled=("draw", "sing"))
+MARK: dict[str, Any] = {"release": OLD, "metadata": {"lacks": "sing"}}
+
+
+def waiting(*workers: Worker, **changes: Any) -> Snapshot:
+    """One task came back, and waits where nobody can claim it yet; both releases are proven."""
+    demand = Demand("default", 0, sum(w.tasks_running for w in workers), {"scheduled": 1}, None)
+    base = snapshot(*workers, demand=(demand,), proven=frozenset({OLD, NEW}))
+    return replace(base, **changes)
+
+
+def spawned(made: Plan) -> list[Spawn]:
+    return [a for a in made.actions if isinstance(a, Spawn)]
+
+
+def superseded(made: Plan) -> list[str]:
+    return [a.worker_id for a in made.actions if isinstance(a, Terminate) and a.cause is ExitCause.SUPERSEDED]
+
+
+def test_one_of_the_present_release_comes_beyond_the_target() -> None:
+    """Idle earlier workers are capacity for their own types, and still one that has the handler is begun: just one."""
+    made = plan(waiting(idle("gpu-1", 5, **MARK), idle("gpu-2", 5, release=OLD)), LEADER)
+    assert [s.reason for s in spawned(made)] == [f"tasks of type sing wait for release {NEW}"]
+    assert superseded(made) == []
+    assert "1 more, tasks of type sing wait" in made.verdicts[0].rule
+    made = plan(waiting(idle("gpu-1", 5, **MARK), spawning("gpu-3", release=NEW, created_at=ago(600))), LEADER)
+    assert [type(a) for a in made.actions if isinstance(a, Spawn | Terminate)] == []  # nor is it one too many
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata": {}},  # nothing came back from it
+        {"metadata": {"lacks": "hum"}},  # the present release cannot do that either
+        {"release": NEW},  # it is of the present release: an operator went back to it
+    ],
+)
+def test_without_a_mark_that_counts_nobody_comes_or_goes(changes: dict[str, Any]) -> None:
+    """An earlier worker that can do what there is stays as it is, and so does one whose mark is out of date."""
+    one = idle("gpu-1", 5, **(MARK | changes))
+    made = plan(waiting(one, idle("gpu-2", 5, release=NEW)), LEADER)
+    assert not spawned(made)
+    assert not superseded(made)
+    made = plan(waiting(one), LEADER)
+    assert not spawned(made)
+
+
+def test_the_marked_ones_go_once_one_of_the_present_release_is_ready() -> None:
+    """Those that handed such a task back are superseded and finish what they hold; who saw none goes on."""
+    heir, seen, unseen = idle("gpu-9", 1, release=NEW), busy("gpu-1", **MARK), busy("gpu-2", release=OLD)
+    made = plan(waiting(heir, seen, unseen), LEADER)
+    assert superseded(made) == ["gpu-1"]
+    why = next(a.reason for a in made.actions if isinstance(a, Terminate))
+    assert why == "its release image@old has no handler for sing, image@new has one"
+
+
+def test_who_was_drained_on_the_spot_is_superseded_and_not_ended_by_hand() -> None:
+    """The database drains it in the call that hands the task back; a stop that an operator asked for stays manual."""
+    drained = idle("gpu-1", 5, drain_requested_at=ago(1), **MARK)
+    assert superseded(plan(waiting(drained), LEADER)) == ["gpu-1"]
+    (end,) = [a for a in plan(waiting(replace(drained, stop_requested_at=ago(1))), LEADER).actions if
+              isinstance(a, Terminate)]  # fmt: skip
+    assert end.cause is ExitCause.MANUAL
+
+
+def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
+    """At MAX_ACTIVE_GPUS an idle one goes first; then there is place, however often the canary fails."""
+    full = [busy("gpu-1", **MARK), busy("gpu-2", release=OLD), idle("gpu-3", 5, release=OLD), busy("gpu-4", **MARK)]
+    made = plan(waiting(*full), LEADER)
+    assert superseded(made) == ["gpu-3"]
+    assert not spawned(made)
+    left = [w for w in full if w.id != "gpu-3"]
+    gone = terminating("gpu-3", release=OLD, exit_cause=ExitCause.SUPERSEDED)
+    made = plan(waiting(*left, gone), LEADER)
+    assert (len(spawned(made)), superseded(made)) == (1, [])
+    failed = climbed(20, release=NEW)
+    made = plan(waiting(*left, ended=(failed,), proven=frozenset({OLD})), LEADER)
+    assert (len(spawned(made)), superseded(made)) == (1, [])
+
+
+@pytest.mark.parametrize("all_busy", [True, False])
+def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> None:
+    """While the pool is paused, or the brake holds back the next canary, earlier workers are not given up."""
+    names = [f"gpu-{n}" for n in range(4)]
+    full = [busy(name, **MARK) if all_busy else idle(name, 5, **MARK) for name in names]
+    assert not superseded(plan(waiting(*full, paused={"*": Pause("a look", None)}), LEADER))
+    ended = tuple(climbed(5 + n, release=NEW) for n in (4, 3, 2, 1, 0))
+    assert not superseded(plan(waiting(*full, ended=ended, proven=frozenset({OLD})), LEADER))
+
+
+def test_the_marked_last_worker_of_a_pool_of_one_makes_place_and_its_heir_follows() -> None:
+    """MAX_ACTIVE_GPUS=1: it is drained, and while it still goes the next one is begun."""
+    single = replace(LEADER, pools=(pool(max_active=1),))
+    one = busy("gpu-1", **MARK)
+    assert superseded(plan(waiting(one), single)) == ["gpu-1"]
+    going = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.SUPERSEDED, **MARK)
+    assert len(spawned(plan(waiting(going), single))) == 1
+
+
+def test_an_hourly_budget_that_earlier_workers_use_up_is_place_too() -> None:
+    """Where only money is missing one of them goes; another not before that one is gone."""
+    poor = replace(LEADER, hourly_budget_usd=0.8)
+    rich: dict[str, Any] = {
+        "spent": replace(snapshot().spent, hourly_usd=0.8),
+        "prices": {"NVIDIA A40|SECURE": 0.4, "NVIDIA L4|SECURE": 0.4},
+    }
+    full = [busy("gpu-1", **MARK), busy("gpu-2", **MARK)]
+    assert superseded(plan(waiting(*full, **rich), poor)) == ["gpu-1"]
+    going = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.SUPERSEDED, **MARK)
+    assert not superseded(plan(waiting(going, full[1], **rich), poor))
+
+
+def test_idle_workers_of_an_earlier_release_go_first() -> None:
+    """Of several that are too many the present release stays, or the next such task would wait for it anew."""
+    made = plan(snapshot(idle("gpu-1", 700, release=OLD), idle("gpu-2", 40, release=NEW, created_at=NOW)), LEADER)
+    assert [a.worker_id for a in made.actions if isinstance(a, Terminate)] == ["gpu-1"]
+
+
+def test_earlier_idle_workers_go_home_while_their_heir_cannot_come() -> None:
+    """A dry market or a pause is no reason to keep what nobody needs."""
+    old = idle("gpu-1", 601, **MARK)
+    made = plan(waiting(old, paused={"*": Pause("a look", None)}), LEADER)
+    assert [(a.worker_id, a.cause) for a in made.actions if isinstance(a, Terminate)] == [
+        ("gpu-1", ExitCause.IDLE_TIMEOUT)
+    ]
+    assert old.state is State.IDLE

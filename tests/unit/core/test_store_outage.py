@@ -1,0 +1,54 @@
+"""While the object store is away no pod starts and waiting tasks are no demand; what was decided says since when."""
+
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.core import store_outage
+from orchestrator.core.actions import Create, Spawn
+from orchestrator.core.model import StoreAway
+from orchestrator.core.plan import plan
+from orchestrator.core.states import Stage
+from tests.unit.core.build import NOW, ago, busy, idle, policy, snapshot, spawning
+
+AWAY = StoreAway(ago(90), "S3 does not answer (Unavailable: cut)")
+
+
+@pytest.mark.parametrize("changes", [{}, {"min_active": 2}, {"keep_idle": 1}])
+def test_no_pod_starts_and_the_reason_has_its_beginning(changes: dict[str, int]) -> None:
+    """Not for tasks, and not to keep workers warm."""
+    made = plan(snapshot(claimable=9, store_away=AWAY), policy(pool=changes))
+    assert not [a for a in made.actions if isinstance(a, Spawn)]
+    [verdict] = made.verdicts
+    assert any(f"the store is away since {AWAY.since:%H:%M:%S}" in why for why in verdict.blocked)
+    assert dict(verdict.inputs)["blocked"] == {"store": 9}
+
+
+def test_a_recorded_intent_waits_too() -> None:
+    """Its pod was not asked for yet."""
+    made = plan(snapshot(spawning("gpu-1", Stage.INTENT), claimable=9, store_away=AWAY), policy())
+    assert not [a for a in made.actions if isinstance(a, Create)]
+
+
+def test_it_goes_on_when_the_store_is_back() -> None:
+    """The same snapshot without the outage spawns."""
+    assert [a for a in plan(snapshot(claimable=9), policy()).actions if isinstance(a, Spawn)]
+
+
+def test_our_own_calls_decide() -> None:
+    """And the beginning stays that of the first sign."""
+    early = StoreAway(AWAY.since - timedelta(seconds=30), "workers wait")
+    assert store_outage.judge(AWAY, (), None, NOW) == AWAY
+    assert store_outage.judge(AWAY, (), early, NOW) == StoreAway(early.since, AWAY.why)
+    assert store_outage.judge(None, (idle("gpu-1", 1),), AWAY, NOW) is None
+
+
+def test_half_of_the_workers_are_believed_and_one_is_not() -> None:
+    """One alone may have lost its own way to the store."""
+    waiting = [busy(f"gpu-{n}", waits_for_store=True) for n in range(2)]
+    others = [busy(f"gpu-{n}") for n in range(2, 5)]
+    assert store_outage.judge(None, waiting[:1], None, NOW) is None
+    assert store_outage.judge(None, [*waiting, *others], None, NOW) is None
+    found = store_outage.judge(None, [*waiting, *others[:2]], None, NOW)
+    assert found is not None
+    assert (found.since, "2 of 4 workers" in found.why) == (NOW, True)

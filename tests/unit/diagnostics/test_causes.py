@@ -1,0 +1,132 @@
+"""Every code has its sentence, somebody who must act, what happens next, and a fix that can be pasted."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.commands.tasks import tasks
+from orchestrator.cli.main import COMMANDS
+from orchestrator.core.failures import SILENCES, SUBCAUSES
+from orchestrator.core.states import ExitCause, FailureCode, WaitingOn
+from orchestrator.diagnostics import causes, scaling
+from orchestrator.diagnostics.causes import Cause
+from orchestrator.errors import KINDS
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = re.compile(r"python -m orchestrator ([a-z]+)(?: ([a-z]+))?")
+VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
+KNOWN_VARIABLES = set(re.findall(r"^([A-Z][A-Z0-9_]*)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+GUARDS_XIDS = (48, 62, 64, 79, 95, 109, 119, 120, 140, 143, 158, 74, 13, 31, 43, 45, 69, 94, 63, 92)  # U22
+WHO = {*WaitingOn, "nobody"}
+
+
+def everything() -> list[Cause]:
+    """Every cause that there is, sharpened ones and some Xids included."""
+    made = [causes.of(code) for code in (*causes.codes(), *(f"XID_{n}" for n in (*GUARDS_XIDS, 999)))]
+    made += [causes.of(code, subcause) for code, subcause in SUBCAUSES]
+    made += [causes.silence(subcause) for subcause in SILENCES]
+    made += [causes.ending(cause) for cause in ExitCause] + [causes.waiting(on) for on in WaitingOn]
+    return [cause for cause in made if cause is not None]
+
+
+@pytest.mark.parametrize("code", FailureCode)
+def test_every_failure_code_is_explained(code: FailureCode) -> None:
+    """None is missing."""
+    assert causes.of(code) is not None
+
+
+@pytest.mark.parametrize("cause", ExitCause)
+def test_every_exit_cause_is_explained(cause: ExitCause) -> None:
+    """None is missing."""
+    assert causes.ending(cause) is not None
+
+
+@pytest.mark.parametrize("on", WaitingOn)
+def test_everybody_who_can_be_waited_for_is_explained(on: WaitingOn) -> None:
+    """None is missing."""
+    told = causes.waiting(on)
+    assert told is not None
+    assert told.who == on
+
+
+@pytest.mark.parametrize("number", GUARDS_XIDS)
+def test_every_xid_that_guards_act_on_is_known_by_number(number: int) -> None:
+    """The sentence names the number and what it is."""
+    told = causes.of(f"XID_{number}")
+    assert told is not None
+    assert f"Xid {number}: {causes.XIDS[number]}" in told.means
+
+
+def test_an_xid_that_nobody_knows_is_told_apart() -> None:
+    """It is explained all the same."""
+    told = causes.of("XID_777")
+    assert told is not None
+    assert "not in our list" in told.means
+
+
+def test_what_an_agent_or_the_database_calls_a_failure_is_explained() -> None:
+    """Every code in the agent's source and in the migrations."""
+    agent = "".join(path.read_text() for path in sorted((ROOT / "worker").glob("*.py")))
+    sql = "".join(path.read_text() for path in sorted((ROOT / "migrations").glob("2*.sql")))
+    said = set(re.findall(r'failed\(\s*"([A-Z_]+)"', agent)) | set(
+        re.findall(r'return "[a-z_]+", "([A-Z_]+)", ', agent)
+    )
+    said |= set(re.findall(r"StartError\(\"([A-Z_]+)\"", agent))
+    said |= set(re.findall(r"failure_code = '([A-Z_]+)'", sql)) | set(re.findall(r"'code', '([A-Z_]+)'", sql))
+    assert {"HANDLER_ERROR", "OOM", "TIMEOUT", "DEPENDENCY_FAILED", "RELEASED", "STALE_CODE"} <= said
+    assert {code for code in said if causes.of(code) is None} == set()
+
+
+@pytest.mark.parametrize("cause", everything(), ids=lambda cause: f"{cause.code}-{cause.means[:20]}")
+def test_each_is_one_sentence_with_somebody_to_act_and_what_comes_next(cause: Cause) -> None:
+    """Short enough for a line, and never empty."""
+    assert re.fullmatch(r"[A-Z].{10,150}\.", cause.means)
+    assert cause.who in WHO
+    assert cause.then
+
+
+@pytest.mark.parametrize("cause", everything(), ids=lambda cause: f"{cause.code}-{cause.means[:20]}")
+def test_each_fix_names_a_command_or_a_variable_that_exists(cause: Cause) -> None:
+    """And none that does not."""
+    check_fix(cause.fix)
+
+
+@pytest.mark.parametrize("block", scaling.BLOCKS, ids=lambda block: block[0].pattern)
+def test_what_blocks_scaling_has_such_a_fix_too(block: tuple[re.Pattern[str], str, str, str]) -> None:
+    """Each of them, and what happens then."""
+    _, who, then, fix = block
+    assert who in WHO
+    assert then
+    check_fix(fix)
+
+
+def test_a_word_means_what_was_typed() -> None:
+    """An exit cause and a failure code may differ in nothing but their case; one word may mean two things."""
+    assert [cause.code for cause in causes.lookup("STALE_CODE")] == ["STALE_CODE"]
+    assert [cause.code for cause in causes.lookup("stale_code")] == ["stale_code"]
+    assert [cause.code for cause in causes.lookup("no_capacity")] == ["NO_CAPACITY"]
+    assert len(causes.lookup("budget")) == 2
+    assert causes.lookup("gpu-1") == ()
+
+
+def test_a_cause_speaks_of_the_worker_it_is_shown_with() -> None:
+    """The id stands in the fix."""
+    told = causes.of("NO_PROCESS")
+    assert told is not None
+    assert told.about(worker="gpu-1").fix.endswith("python -m orchestrator logs gpu-1")
+
+
+def test_every_error_id_has_a_fix() -> None:
+    """`explain E0xx` shows it."""
+    assert all(kind.what and kind.fix for kind in KINDS.values())
+
+
+def check_fix(fix: str) -> None:
+    """Each command and each variable in it exists, and there is one."""
+    names = {name for section in COMMANDS.values() for name in section}
+    commands, variables = COMMAND.findall(fix), set(VARIABLE.findall(fix)) - set(causes.codes())
+    assert commands or variables, fix
+    assert {command for command, _ in commands} <= names
+    assert {sub for command, sub in commands if command == "tasks"} <= set(tasks.commands)
+    assert variables <= KNOWN_VARIABLES, variables - KNOWN_VARIABLES

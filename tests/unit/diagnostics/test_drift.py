@@ -1,0 +1,55 @@
+"""RunPod's list against the rows."""
+
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.core.model import Pod, PodStatus
+from orchestrator.diagnostics.drift import drift
+from tests.unit.core.build import NOW, ago, pod_of, worker
+
+
+def row(name: str, status: str = "active", age_s: float = 600, **changes: Any) -> dict[str, Any]:
+    """A row as the database gives it."""
+    return {"id": name, "status": status, "pod_id": f"pod-{name}", "created_at": ago(age_s).isoformat()} | changes
+
+
+def pod(name: str, **changes: Any) -> Pod:
+    """The pod of a worker of this name."""
+    return replace(pod_of(worker(name)), **changes)
+
+
+def test_what_agrees_is_no_drift() -> None:
+    """A pod and its row; an intent without a pod, whose pod is up although no answer came; a new one."""
+    rows = [row("a"), row("b", "spawning", pod_id=None), row("c", "spawning", age_s=5), row("d", "terminating")]
+    found = drift([pod("a"), pod("b")], rows, "test", "ours", NOW)
+    assert not found
+    assert (found.pods, found.foreign) == (2, 0)
+
+
+def test_pods_without_rows_are_named_with_their_price() -> None:
+    """Of an ended worker, or a second pod of one that has its own; not another fleet's."""
+    rows = [row("a"), row("z", "terminated")]
+    pods = [pod("a"), pod("a", id="second"), pod("z"), pod("x", fleet_id="other"), pod("y", fleet_id=None)]
+    found = drift(pods, rows, "test", "ours", NOW)
+    assert [orphan.pod_id for orphan in found.orphans] == ["second", "pod-z"]
+    assert (found.usd_per_hour, found.foreign) == (0.8, 2)
+
+
+def test_pods_of_another_database_are_told_apart() -> None:
+    """They bear this fleet's name and are neither orphans nor foreign; those without an identity are ours, as ever."""
+    rows = [row("a"), row("b")]
+    theirs = [pod(name, database_id=database) for name, database in (("x", "dev"), ("y", "old"), ("z", "dev"))]
+    found = drift([pod("a", database_id="ours"), pod("b"), *theirs], rows, "test", "ours", NOW)
+    assert not found
+    assert [(one.database_id, one.pods, one.usd_per_hour) for one in found.strangers] == [
+        ("dev", ("pod-x", "pod-z"), 0.8),
+        ("old", ("pod-y",), 0.4),
+    ]
+    assert (found.pods, found.foreign) == (2, 0)
+
+
+def test_rows_without_pods_are_named_with_what_runpod_says() -> None:
+    """Not listed, or ended; a worker that ends anyway is not."""
+    rows = [row("a"), row("b"), row("c", "terminating")]
+    found = drift([pod("b", status=PodStatus.EXITED)], rows, "test", "ours", NOW)
+    assert [(one.worker_id, one.pod_status) for one in found.bereft] == [("a", None), ("b", "EXITED")]
