@@ -2158,6 +2158,101 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_fail_behind(p_ended uuid[]) RETURNS uuid[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    c_most constant int := 2000;
+    c_letters constant int := 4000;
+    v_before text := coalesce(current_setting('orchestrator.settling', true), '');
+    v_set text;
+    v_all uuid[] := public.internal_waiting_behind(p_ended, c_most);
+    v_places jsonb;  -- of each of v_all. A value of such an object is found without a join, whatever the planner expects
+    v_locked uuid[];
+    v_task record;
+    v_cause int;
+    v_message text;
+    v_ids uuid[] := '{}';
+    v_messages text[] := '{}';
+    v_ends text[] := '{}';  -- by place: how the task ended, as a dependant says it; null: it did not end
+    v_whys text[] := '{}';  -- why it ended
+    v_roots boolean[] := '{}';  -- whether that is why the first task of all ended
+begin
+    select array_agg(l.id) into v_locked from (
+        select t.id from public.tasks t where t.id = any (v_all) and t.status = 'Queued' and t.blocked
+         order by t.id for no key update skip locked) l;
+    if v_locked is null then
+        return '{}';
+    end if;
+    select jsonb_object_agg(p.id, p.n) into v_places from unnest(v_all) with ordinality p (id, n);
+    for v_task in
+        select (v_places->t.id::text)::int as n, t.id, t.task_type, t.status, t.failure_code, t.error_message,
+               array(select (v_places->d.id::text)::int from unnest(t.depends_on) with ordinality d (id, place)
+                      where v_places ? d.id::text order by d.place) as needs
+          from public.tasks t where t.id = any (p_ended || v_locked) and v_places ? t.id::text order by 1
+    loop
+        v_cause := null;
+        if v_task.status in ('Failed', 'Cancelled') then
+            v_roots[v_task.n] := v_task.failure_code is not distinct from 'DEPENDENCY_FAILED';
+            v_whys[v_task.n] := case
+                when v_roots[v_task.n] then regexp_replace(
+                    v_task.error_message, '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                else concat_ws(': ', v_task.failure_code, v_task.error_message) end;
+            v_ends[v_task.n] := format('Dependency %s (%s) ended as %s', v_task.id, v_task.task_type, v_task.status);
+            continue;
+        end if;
+        foreach v_cause in array v_task.needs loop
+            exit when v_ends[v_cause] is not null;
+            v_cause := null;
+        end loop;
+        continue when v_cause is null;
+        v_message := left(concat_ws(': ', v_ends[v_cause], nullif(v_whys[v_cause], '')), c_letters);
+        v_ids := v_ids || v_task.id;
+        v_messages := v_messages || v_message;
+        v_ends[v_task.n] := format('Dependency %s (%s) ended as Failed', v_task.id, v_task.task_type);
+        v_whys[v_task.n] := case when v_roots[v_cause] then v_whys[v_cause] else v_message end;
+        v_roots[v_task.n] := true;
+    end loop;
+    begin
+        v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
+        v_places := jsonb_object(v_ids::text[], v_messages);
+        update public.tasks t
+           set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED', error_message = v_places->>t.id::text
+         where t.id = any (v_ids) and t.status = 'Queued';
+        if (select count(*) from public.tasks t where t.id = any (v_ids) and t.status = 'Failed') < cardinality(v_ids) then
+            raise exception using errcode = 'OR008';  -- known only here
+        end if;
+        v_set := set_config('orchestrator.settling', v_before, true);
+    exception when sqlstate 'OR008' then
+        return null;
+    end;
+    return v_ids;
+end
+$$;
+
+CREATE FUNCTION public.internal_failed_behind(p_id uuid) RETURNS uuid[]
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+    with recursive behind (id) as (
+        select p_id
+        union
+        select f.id from behind b cross join lateral (
+            select t.id from public.tasks t
+             where t.depends_on @> array[b.id] and t.depends_on <> '{}' and t.status = 'Failed'
+               and t.failure_code = 'DEPENDENCY_FAILED') f
+    )
+    select array_agg(b.id) from behind b
+$$;
+
 CREATE FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2936,6 +3031,8 @@ declare
     v_gone uuid[] := p_gone;
     v_lock record;
     v_waits int := 3;
+    v_ended uuid[];
+    v_behind uuid[] := '{}';  -- null: level by level
 begin
     while cardinality(v_ids) > 0 loop
         select * into v_lock from public.internal_lock_queued(v_ids, v_waits);
@@ -2944,8 +3041,12 @@ begin
             insert into public.tasks_unsettled (task_ids) values (v_lock.missed);
         end if;
         exit when v_lock.locked is null;
-        v_ids := public.internal_dependants(public.internal_settle_locked(v_lock.locked, v_gone));
+        v_ended := public.internal_settle_locked(v_lock.locked, v_gone);
         v_gone := '{}';
+        if v_ended <> '{}' and v_behind is not null then
+            v_behind := public.internal_fail_behind(v_ended);
+        end if;
+        v_ids := public.internal_dependants(v_ended || v_behind);
     end loop;
 end
 $$;
@@ -3045,8 +3146,10 @@ begin
         with recursive needed (id) as (
             select unnest(p_ids)
             union
-            select n.id from needed d join public.tasks t on t.id = d.id and t.blocked and t.status = 'Queued'
-                        cross join unnest(t.depends_on) n (id)
+            select n.id
+              from needed d cross join lateral (  -- limited: one row by its key each, whatever the planner expects
+                  select t.depends_on from public.tasks t where t.id = d.id and t.blocked and t.status = 'Queued' limit 1) t
+              cross join unnest(t.depends_on) n (id)
         )
         select array_agg(l.id) into v_ids from (select d.id from needed d limit c_most + 1) l;
         if cardinality(v_ids) > c_most then
@@ -3206,14 +3309,24 @@ CREATE FUNCTION public.internal_spent(p_fleet text, p_without text, p_now timest
 $$;
 
 CREATE FUNCTION public.internal_stuck(p_ids uuid[]) RETURNS uuid[]
-    LANGUAGE sql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET enable_nestloop TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_hashjoin TO 'on'
     SET jit TO 'off'
     AS $$
-    with recursive edges (id, needs) as materialized (
+declare
+    v_ids uuid[];
+    v_reached int[];  -- places in v_ids; each is followed in its turn
+    v_is_reached boolean[];
+    v_to int[];  -- places of dependants; from v_first[n] on those of v_ids[n]
+    v_first int[];
+    v_place int;
+    v_next int := 1;
+begin
+    with edges (id, needs) as materialized (
         select t.id, n.id from public.tasks t cross join unnest(t.depends_on) n (id)
          where t.id = any (p_ids) and t.blocked and t.status = 'Queued'
     ), open (id, needs) as materialized (  -- without those that are complete
@@ -3221,12 +3334,35 @@ CREATE FUNCTION public.internal_stuck(p_ids uuid[]) RETURNS uuid[]
           left join public.tasks d on d.id = e.needs
           left join public.task_results r on r.id = e.needs
          where d.status is distinct from 'Complete' and (d.id is not null or r.id is null)
-    ), free (id) as (
-        select o.id from open o left join (select distinct w.id from open w) w on w.id = o.needs where w.id is null
-        union
-        select o.id from free f join open o on o.needs = f.id
+    ), placed (id, n) as materialized (
+        select o.id, (row_number() over (order by o.id))::int from (select distinct o.id from open o) o
+    ), follows (needs, id) as materialized (
+        select n.n, p.n from open o join placed p on p.id = o.id left join placed n on n.id = o.needs
+    ), counted (n, dependants) as (
+        select p.n, count(f.id) from placed p left join follows f on f.needs = p.n group by p.n
     )
-    select array(select o.id from open o except select f.id from free f)
+    select array(select p.id from placed p order by p.n),
+           array(select distinct f.id from follows f where f.needs is null),
+           array(select f.id from follows f where f.needs is not null order by f.needs),
+           array(select 1 + sum(c.dependants) over (order by c.n) - c.dependants from counted c order by c.n)
+      into v_ids, v_reached, v_to, v_first;
+    v_first := v_first || cardinality(v_to) + 1;
+    v_is_reached := array_fill(false, array[cardinality(v_ids)]);
+    foreach v_place in array v_reached loop
+        v_is_reached[v_place] := true;
+    end loop;
+    while v_next <= cardinality(v_reached) loop
+        for v_edge in v_first[v_reached[v_next]]..v_first[v_reached[v_next] + 1] - 1 loop
+            v_place := v_to[v_edge];
+            if not v_is_reached[v_place] then
+                v_is_reached[v_place] := true;
+                v_reached := v_reached || v_place;
+            end if;
+        end loop;
+        v_next := v_next + 1;
+    end loop;
+    return array(select i.id from unnest(v_ids, v_is_reached) i (id, is_reached) where not i.is_reached);
+end
 $$;
 
 CREATE FUNCTION public.internal_submit(p_tasks jsonb, p_now timestamp with time zone) RETURNS jsonb
@@ -3660,6 +3796,27 @@ begin
 end
 $_$;
 
+CREATE FUNCTION public.internal_waiting_behind(p_ended uuid[], p_most integer) RETURNS uuid[]
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+    with recursive ended (ids) as (
+        select array(select d.id from public.tasks d where d.id = any (p_ended) and d.status in ('Failed', 'Cancelled'))
+    ), behind (id) as (
+        select n.id from ended e cross join unnest(e.ids) n (id)
+        union
+        select w.id from behind b cross join lateral (
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on @> array[b.id]) w
+    )
+    select array_agg(l.id) from (select b.id from behind b limit p_most + cardinality(p_ended)) l
+$$;
+
 CREATE FUNCTION public.internal_wanted(p_worker public.workers) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
@@ -3967,14 +4124,8 @@ begin
     elsif v_task.status not in ('Failed', 'Cancelled') then
         return jsonb_build_object('outcome', 'not_ended', 'status', v_task.status);
     end if;
-    with recursive revived (id) as (
-        select p_id
-        union
-        select t.id from revived r join public.tasks t on t.depends_on @> array[r.id]
-         where t.status = 'Failed' and t.failure_code = 'DEPENDENCY_FAILED'
-    )
     select array_agg(l.id) into v_ids from (
-        select t.id from public.tasks t where t.id in (select r.id from revived r) order by t.id for no key update) l;
+        select t.id from public.tasks t where t.id = any (public.internal_failed_behind(p_id)) order by t.id for no key update) l;
     update public.tasks t
        set status = 'Queued', uncounted = t.attempts, run_after = null, worker_id = null, lease_expires_at = null,
            cancel_requested_at = null, error_message = null, failure_code = null, failed_at_point = null,
@@ -5002,9 +5153,9 @@ CREATE INDEX tasks_claim ON public.tasks USING btree (pool, ((~ priority)), crea
 
 CREATE UNIQUE INDEX tasks_dedupe ON public.tasks USING btree (dedupe_key) WHERE ((dedupe_key IS NOT NULL) AND (status = ANY (ARRAY['Queued'::text, 'In Progress'::text])));
 
-CREATE INDEX tasks_dependants ON public.tasks USING gin (depends_on) WHERE blocked;
+CREATE INDEX tasks_dependants ON public.tasks USING gin (depends_on) WITH (fastupdate=off) WHERE blocked;
 
-CREATE INDEX tasks_needing ON public.tasks USING gin (depends_on) WHERE ((status <> 'Complete'::text) AND (depends_on <> '{}'::uuid[]));
+CREATE INDEX tasks_needing ON public.tasks USING gin (depends_on) WITH (fastupdate=off) WHERE ((status <> 'Complete'::text) AND (depends_on <> '{}'::uuid[]));
 
 CREATE INDEX tasks_oldest ON public.tasks USING btree (pool, created_at) WHERE ((status = 'Queued'::text) AND (NOT blocked) AND (run_after IS NULL));
 
@@ -5309,6 +5460,10 @@ REVOKE ALL ON FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_fail_behind(p_ended uuid[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_failed_behind(p_id uuid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_hand_over(p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamp with time zone) FROM PUBLIC;
@@ -5424,6 +5579,8 @@ REVOKE ALL ON FUNCTION public.internal_tasks_removed() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_upload_terms(p_item jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_waiting_behind(p_ended uuid[], p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_wanted(p_worker public.workers) FROM PUBLIC;
 

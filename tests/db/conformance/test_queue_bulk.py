@@ -43,19 +43,32 @@ def rows_met(plan: Mapping[str, Any]) -> float:
     return met
 
 
-async def work(hand: AsyncConnection[DictRow], statement: str) -> float:
-    """The rows that a statement and all statements of its triggers met: the same at any load of the machine."""
-    met = [0.0]
+async def plans(hand: AsyncConnection[DictRow], statement: str) -> list[Mapping[str, Any]]:
+    """The plan of a statement and those of all statements of its triggers."""
+    found: list[Mapping[str, Any]] = []
 
     def note(notice: Diagnostic) -> None:
         _, explained, plan = (notice.message_primary or "").partition("plan:\n")
         if explained:
-            met.append(rows_met(json.loads(plan)["Plan"]))
+            found.append(json.loads(plan)["Plan"])
 
     hand.add_notice_handler(note)
     await hand.execute(statement.encode())
     hand.remove_notice_handler(note)
-    return sum(met)
+    return found
+
+
+async def work(hand: AsyncConnection[DictRow], statement: str) -> float:
+    """The rows that a statement and all statements of its triggers met: the same at any load of the machine."""
+    return sum(map(rows_met, await plans(hand, statement)))
+
+
+async def explained(hand: AsyncConnection[DictRow]) -> None:
+    """Have the server tell of each statement what it met."""
+    await hand.execute("load 'auto_explain'")
+    for setting in ("log_min_duration = 0", "log_analyze = on", "log_timing = off", "log_nested_statements = on",
+                    "log_format = json", "log_level = notice"):  # fmt: skip
+        await hand.execute(f"set auto_explain.{setting}".encode())
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
@@ -66,11 +79,27 @@ async def test_a_large_statement_after_a_small_one_is_not_quadratic(
     for number, rows in enumerate((1, SMALL, LARGE)):
         await hand.execute(FIRST, (number, rows))
         await hand.execute(SECOND, (str(number),))
-    await hand.execute("load 'auto_explain'")
-    for setting in ("log_min_duration = 0", "log_analyze = on", "log_timing = off", "log_nested_statements = on",
-                    "log_format = json", "log_level = notice"):  # fmt: skip
-        await hand.execute(f"set auto_explain.{setting}".encode())
+    await explained(hand)
     query = STATEMENTS[statement].replace("first", "depends_on = '{}'")
     _, small, large = [await work(hand, query.replace("labelled = {n}", f"params->>'n' = '{n}'")) for n in range(3)]
     assert small > SMALL
     assert large < MOST_GROWTH * small, f"{small} rows, then {large}"
+
+
+CHAIN = """insert into tasks (id, task_type, depends_on)
+           select md5('{n} ' || g)::uuid, 't', case when g > 0 then array[md5('{n} ' || g - 1)::uuid] else '{}' end
+             from generate_series(0, {long}) g"""
+MOST_WRITES = 40  # of a chain of any length
+
+
+async def test_a_long_chain_is_inserted_cancelled_and_retried_in_linear_time(hand: AsyncConnection[DictRow]) -> None:
+    """And not level by level: one UPDATE per level is too slow for a thousand levels."""
+    await explained(hand)
+    for statement in (CHAIN, "select task_cancel(md5('{n} 0')::uuid)", "select task_retry(md5('{n} 0')::uuid)"):
+        _, small, large = [
+            await plans(hand, statement.replace("{n}", str(n)).replace("{long}", str(rows)))
+            for n, rows in enumerate((1, SMALL, LARGE))
+        ]
+        assert SMALL < sum(map(rows_met, small))
+        assert sum(map(rows_met, large)) < MOST_GROWTH * sum(map(rows_met, small)), statement
+        assert len([plan for plan in large if plan["Node Type"] == "ModifyTable"]) < MOST_WRITES, statement

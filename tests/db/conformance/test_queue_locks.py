@@ -142,6 +142,25 @@ async def test_concurrent_cancellations_in_a_diamond_end_all_of_it(
         assert await broken(hand) == {}
 
 
+async def test_a_chain_of_which_a_user_changes_one_task_fails_up_to_that_one(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
+) -> None:
+    """The rest follows when the user's transaction has ended, with the causes that it has anyway."""
+    ids = await fleet.submit({}, *({"depends_on": [f"#{n}"]} for n in range(9)))
+    await other.execute("update tasks set priority = 7 where id = %s", (ids[5],))
+    async with asyncio.timeout(PATIENCE_S):
+        await fleet.call("task_cancel", p_id=ids[0])
+    assert [(await state(fleet, i))[0] for i in ids] == ["Cancelled"] + ["Failed"] * 4 + ["Queued"] * 5
+    await other.commit()
+    await fleet.snapshot()
+    rows = [await fleet.task(i) for i in ids]
+    first = f"Dependency {ids[0]} (t) ended as Cancelled"
+    assert [row["error_message"] for row in rows[1:]] == [
+        first, *(f"Dependency {i} (t) ended as Failed: {first}" for i in ids[1:9])
+    ]  # fmt: skip
+    assert await broken(hand) == {}
+
+
 async def test_transactions_that_cancel_in_opposite_orders_do_not_wait_for_each_others_dependants(
     fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
 ) -> None:

@@ -116,6 +116,22 @@ async def test_what_a_users_trigger_makes_of_a_row_is_what_counts(
     assert await broken(owner) == {}
 
 
+async def test_what_waits_for_a_task_that_a_users_trigger_keeps_from_failing_goes_on_waiting(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """In the midst of a chain that fails: those before it fail, and those behind it wait for it."""
+    keep = """if new.failure_code = 'DEPENDENCY_FAILED' and new.task_type = 'kept' then
+                  new.status := 'Queued'; new.depends_on := '{}'; new.failure_code := null; end if; return new;"""
+    await installed(owner, keep, "before update on tasks for each row")
+    chain = ({"depends_on": [f"#{n}"], "task_type": "kept" if n == 4 else "t"} for n in range(9))
+    ids = await fleet.submit({}, *chain)
+    await fleet.call("task_cancel", p_id=ids[0])
+    rows = [await fleet.task(task_id) for task_id in ids]
+    assert [row["status"] for row in rows] == ["Cancelled"] + ["Failed"] * 4 + ["Queued"] * 5
+    assert [row["blocked"] for row in rows[5:]] == [False] + [True] * 4
+    assert await broken(owner) == {}
+
+
 async def test_a_call_leaves_no_clock_behind_for_the_users_next_statement(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
