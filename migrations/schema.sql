@@ -1,5 +1,5 @@
 -- What the migrations make, as pg_dump shows it: for reading and review, applied by nothing.
--- A test compares it with a migrated database. Written by: python -m tests.conformance.schema_dump
+-- A test compares it with a migrated database. Written by: python -m tests.db.conformance.schema_dump
 
 CREATE SCHEMA public;
 
