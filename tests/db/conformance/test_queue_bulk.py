@@ -100,6 +100,6 @@ async def test_a_long_chain_is_inserted_cancelled_and_retried_in_linear_time(han
             await plans(hand, statement.replace("{n}", str(n)).replace("{long}", str(rows)))
             for n, rows in enumerate((1, SMALL, LARGE))
         ]
-        assert SMALL < sum(map(rows_met, small))
+        assert sum(map(rows_met, small)) > SMALL
         assert sum(map(rows_met, large)) < MOST_GROWTH * sum(map(rows_met, small)), statement
         assert len([plan for plan in large if plan["Node Type"] == "ModifyTable"]) < MOST_WRITES, statement
