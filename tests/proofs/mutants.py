@@ -199,8 +199,9 @@ MUTANTS = (
     Mutant("a lease call that failed waits for its round", "lead", "orchestrator/loop/daemon.py",
            "            self._ask_again_soon()\n", ""),
     Mutant("the token is part of a command", "I6", "orchestrator/pods/agent_control.py",
-           "    done = await run(session, launch.start_command(python, agent_sha, nonce), stdin=config, timeout_s=timeout_s)",
-           "    command = launch.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"
+           "    done = await run(session, agent_commands.start_command(python, agent_sha, nonce), stdin=config,"
+           " timeout_s=timeout_s)",
+           "    command = agent_commands.start_command(python, agent_sha, nonce) + ' # ' + config.decode()\n"
            "    done = await run(session, command, stdin=config, timeout_s=timeout_s)"),
     Mutant("the pause before a canary has no bound", "I2", "orchestrator/core/breaker.py",
            "timedelta(seconds=min(max(PACE_S, CANARY_SHARE * vain_s), CANARY_MAX_S))",
