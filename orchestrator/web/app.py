@@ -17,7 +17,7 @@ from orchestrator.observability.health import Health
 from orchestrator.observability.metrics import Metrics
 from orchestrator.ports import Blobs, WorkerDb
 from orchestrator.web.connections import Connections
-from orchestrator.web.errors import NO_STORE, Refusal
+from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
 from orchestrator.web.wakeups import TaskSignal
@@ -48,15 +48,16 @@ def build_app(
         report = health.report(now_s)
         return report if holds_token(request, metrics_tokens) else {"status": report["status"]}
 
-    async def healthz(request: Request) -> Response:
+    def probed(request: Request, is_well: Callable[[float], bool]) -> Response:
         now_s = time.monotonic()
-        status = 200 if health.alive(now_s) else 503
-        return JSONResponse(shown(request, now_s), status_code=status, headers=NO_STORE)
+        headers = NO_STORE if request.app.state.connections.keeps_probe(request, now_s) else NO_STORE | CLOSES
+        return JSONResponse(shown(request, now_s), status_code=200 if is_well(now_s) else 503, headers=headers)
+
+    async def healthz(request: Request) -> Response:
+        return probed(request, health.alive)
 
     async def readyz(request: Request) -> Response:
-        now_s = time.monotonic()
-        status = 200 if health.ready(now_s) else 503
-        return JSONResponse(shown(request, now_s), status_code=status, headers=NO_STORE)
+        return probed(request, health.ready)
 
     numbers = metrics or Metrics()
     routes = [
@@ -94,11 +95,12 @@ def _counted(
     return counted
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     names = {404: ("PGRST125", "Invalid path"), 405: ("PGRST101", "Cannot use this method here")}
     code, message = names.get(status, ("PGRST000", "The request cannot be served"))
-    return Refusal(status, code, message).response()
+    connections: Connections = request.app.state.connections
+    return connections.refuse(request, Refusal(status, code, message), time.monotonic())
 
 
 async def _broken(_: Request, _error: Exception) -> Response:

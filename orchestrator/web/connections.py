@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
-from orchestrator.web.token_buckets import STRANGER_REQUESTS, Buckets
+from orchestrator.web.errors import TOO_FAST, Refusal
+from orchestrator.web.token_buckets import PROBE_REQUESTS, STRANGER_REQUESTS, Buckets
 
 MAX_STRANGERS = 1_024  # connections of callers without a token; the probes of a platform are among them
 MAX_PER_ADDRESS = 64  # of these, from one address that is not a proxy's
@@ -43,7 +45,7 @@ class Connections:
     def __init__(self, proxy_hops: int = 0) -> None:
         """`proxy_hops`: how many proxies of ours each request passes; each appends to X-Forwarded-For."""
         self._proxy_hops = proxy_hops
-        self._requests = Buckets(STRANGER_REQUESTS)
+        self._requests, self._probes = Buckets(STRANGER_REQUESTS), Buckets(PROBE_REQUESTS)
         self._strangers: dict[Peer, Connection] = {}  # oldest first
         self._by_address: dict[str, dict[Peer, Connection]] = {}
         self._by_token: dict[str, dict[Peer, Connection]] = {}
@@ -84,6 +86,16 @@ class Connections:
     def allows(self, request: HTTPConnection, now_s: float) -> bool:
         """Whether a stranger's address may make another request that is refused anyway."""
         return self._requests.take(self.address(request), 1, now_s)
+
+    def refuse(self, request: HTTPConnection, refusal: Refusal, now_s: float) -> Response:
+        """The answer to a stranger; to an address that has had too many of these, 429 on a connection that closes."""
+        if self.allows(request, now_s):
+            return refusal.response()
+        return Refusal(429, TOO_FAST, "Too many requests without a valid token").response(closes=True)
+
+    def keeps_probe(self, request: HTTPConnection, now_s: float) -> bool:
+        """Whether a probe's connection stays open. Every probe is answered, also at an attacker's address."""
+        return self._probes.take(self.address(request), 1, now_s)
 
     def address(self, request: HTTPConnection) -> str:
         """Where a request comes from: what our outermost proxy saw. What the caller wrote in front is not believed."""

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from orchestrator.ports import PortError, Unavailable
 
 NO_STORE = {"Cache-Control": "no-store"}
+CLOSES = {"Connection": "close"}
 BAD_JWT = "PGRST301"
 NO_JWT = "PGRST302"
 UNKNOWN_FUNCTION = "PGRST202"
@@ -36,9 +37,9 @@ class Refusal(Exception):
         self.details = details
         self.hint = hint
 
-    def response(self) -> JSONResponse:
-        """The answer as PostgREST would give it."""
-        headers = dict(NO_STORE)
+    def response(self, *, closes: bool = False) -> JSONResponse:
+        """The answer as PostgREST would give it; `closes`: it is the connection's last one."""
+        headers = NO_STORE | (CLOSES if closes else {})
         if self.status == 401:  # noqa: PLR2004
             headers["WWW-Authenticate"] = "Bearer"
         body = {"code": self.code, "message": str(self), "details": self.details, "hint": self.hint}

@@ -117,8 +117,10 @@ class Gateway:
         except Refusal as refusal:
             if worker_id and (refusal.status >= SERVER_ERROR or refusal.status in {TOO_SLOW, TOO_MANY}):
                 self._on_unanswered(worker_id)
-            if refusal.status == UNAUTHORIZED and not request.app.state.connections.allows(request, time.monotonic()):
-                return Refusal(TOO_MANY, TOO_FAST, "Too many requests without a valid token").response()
+            if refusal.status == UNAUTHORIZED:
+                refused: Response = request.app.state.connections.refuse(request, refusal, time.monotonic())
+                if refused.status_code == TOO_MANY:
+                    return refused
             self._log_refusal(function, worker_id, refusal)
             return refusal.response()
         except ClientDisconnect:

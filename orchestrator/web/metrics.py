@@ -1,6 +1,7 @@
 """`GET /metrics` for Prometheus, behind a bearer token: what a fleet costs and does is nobody else's business."""
 
 import hmac
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -26,13 +27,15 @@ def exposition(metrics: Metrics, tokens: Sequence[str]) -> Callable[[Request], A
     """The endpoint that answers to any of the tokens, and to nobody when there is none."""
 
     async def answer(request: Request) -> Response:
+        refusal = None
         if not any(tokens):
             why = "The metrics are closed"
-            return Refusal(403, CLOSED, why, hint="set METRICS_TOKEN or ADMIN_TOKEN on the service").response()
-        if not holds_token(request, tokens):
-            return Refusal(
-                401, UNAUTHORIZED, "Not allowed", hint="send Authorization: Bearer <METRICS_TOKEN>"
-            ).response()
+            refusal = Refusal(403, CLOSED, why, hint="set METRICS_TOKEN or ADMIN_TOKEN on the service")
+        elif not holds_token(request, tokens):
+            refusal = Refusal(401, UNAUTHORIZED, "Not allowed", hint="send Authorization: Bearer <METRICS_TOKEN>")
+        if refusal is not None:
+            refused: Response = request.app.state.connections.refuse(request, refusal, time.monotonic())
+            return refused
         headers = {**NO_STORE, "Content-Type": CONTENT_TYPE_LATEST}
         return Response(generate_latest(metrics.registry), headers=headers)
 

@@ -21,6 +21,7 @@ class Rate:
 WORKER_REQUESTS = Rate(400, 100)
 WORKER_BYTES = Rate(16 << 20, 1 << 20)
 STRANGER_REQUESTS = Rate(40, 10)
+PROBE_REQUESTS = Rate(60, 10)  # of one address, on connections that stay open
 
 
 class Buckets:

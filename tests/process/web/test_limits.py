@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
 from starlette.requests import Request
 
 from orchestrator.adapters.postgres import PostgresDb
@@ -202,3 +205,133 @@ async def test_a_strangers_connection_closes_soon(door: Door, monkeypatch: pytes
     assert not ended.done()
     ended.cancel()
     writer.close()
+
+
+PIPELINED = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_one_request_of_a_read_is_answered_and_the_connection_closes() -> None:
+    """No client of ours sends the next request before it has read the answer; others are served at once."""
+    parsed = 0
+
+    class Counting(limits.BoundedProtocol):
+        callers = connections.Connections()
+
+        def on_url(self, url: bytes) -> None:
+            nonlocal parsed
+            parsed += 1
+            super().on_url(url)
+
+    async with _server(Counting) as url:
+        reader, writer = await _connect(url)
+        writer.write(PIPELINED * 1_000)
+        answers = await _all(reader)
+    assert answers.count(b"HTTP/1.1 404") == 1
+    assert b"connection: close" in answers.lower()
+    assert parsed == 1
+    writer.close()
+
+
+async def test_a_request_before_the_answer_to_the_last_one_is_not_read(door: Door) -> None:
+    """Also in a read of its own: the claim waits, is answered, and the connection closes."""
+    worker = await door.worker()
+    body = b'{"p_worker_id":"%s","p_nonce":"%s","p_claim_no":1,"p_batch":1,"p_wait_s":0.3}' % (
+        worker.id.encode(), worker.nonce.encode(),
+    )  # fmt: skip
+    reader, writer = await _connect(str(door.client.base_url))
+    head = f"Authorization: Bearer {worker.token}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    writer.write(REQUEST + head + body)
+    await door.until(lambda: door.signal.waiting > 0)
+    writer.write(REQUEST + head + body)
+    answers = await _all(reader)
+    assert answers.count(b"HTTP/1.1 200") == answers.count(b"HTTP/1.1") == 1
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /a HTTP/1.1\r\n" + b"a:b\r\n" * 1_000 + b"\r\n",
+        b"GET /" + b"a" * limits.MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+    ],
+    ids=["lines", "path"],
+)
+async def test_a_head_in_one_read_is_bounded_too(door: Door, sent: bytes) -> None:
+    """By its bytes and its lines, also when it is complete: each line costs a call."""
+    reader, writer = await _connect(str(door.client.base_url))
+    writer.write(sent)
+    assert (await _all(reader)).startswith(b"HTTP/1.1 431")
+    writer.close()
+
+
+async def test_a_body_in_pieces_of_a_byte_is_cut_off(door: Door) -> None:
+    """43,000 chunks fit into one read."""
+    worker = await door.worker()
+    reader, writer = await _connect(str(door.client.base_url))
+    head = REQUEST + f"Authorization: Bearer {worker.token}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    writer.write(head + b"1\r\n \r\n" * 5_000 + b"0\r\n\r\n")
+    assert b"HTTP/1.1 200" not in await _all(reader)
+    writer.close()
+
+
+async def test_who_does_not_read_its_answers_is_hung_up_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait in a buffer of fixed size, and not for ever."""
+    monkeypatch.setattr(limits, "ANSWER_TIMEOUT_S", 0.2)
+    lost = asyncio.Event()
+
+    class Watched(limits.BoundedProtocol):
+        callers = connections.Connections()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not lost.is_set():
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+
+    async with _server(Watched, endless) as url:
+        _, writer = await _connect(url)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            await lost.wait()
+        writer.close()
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/metrics", "/rest/v1/rpc/worker_claim"])
+async def test_every_refusal_of_a_stranger_counts(postgres: EmbeddedPostgres, blobs: S3Blobs, path: str) -> None:
+    """429 and the end of its connection, whatever it asked for; a probe from the same address is answered."""
+    db = await PostgresDb.open(postgres.url, pool_size=1)
+    async with (
+        serving(db, blobs, TaskSignal(), Health(time.monotonic())) as url,
+        httpx.AsyncClient(base_url=url) as stranger,
+    ):
+        replies = [await stranger.post(path) for _ in range(60)]
+        assert replies[0].status_code in {401, 404, 405}
+        assert replies[-1].status_code == 429
+        assert replies[-1].headers["connection"] == "close"
+        probes = [await stranger.get("/healthz") for _ in range(100)]
+        assert {probe.status_code for probe in probes} == {200}
+        assert probes[-1].headers["connection"] == "close"
+    await db.close()
+
+
+@contextlib.asynccontextmanager
+async def _server(protocol: type[limits.BoundedProtocol], app: Any = None) -> AsyncIterator[str]:
+    """Any application behind a protocol."""
+
+    async def nowhere(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(app or nowhere, "127.0.0.1", 0, http=protocol, ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve())
+    async with asyncio.timeout(DEADLINE_S):
+        while not server.started:
+            await asyncio.sleep(0.005)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = server.force_exit = True
+    await running
