@@ -27,7 +27,7 @@ from tests.process.cli.builders import Ran
 POLL_S = 0.1
 SCRIPT_TIMEOUT_S = 120.0
 SETTINGS = {
-    "WORKER_CODE_DIR": str(ROOT / "tests" / "e2e" / "handlers"),
+    "WORKER_CODE_DIR": str(ROOT / "tests" / "process" / "e2e" / "handlers"),
     "WORKER_HANDLERS": "work=plain:work",
     "GPU_IDLE_TIMEOUT_SEC": "600",
     "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC": "600",

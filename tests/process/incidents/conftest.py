@@ -13,7 +13,7 @@ from testbed.stack import ROOT, Stack
 from tests.process.cli.builders import Ran
 from tests.process.guide.conftest import Fleet, fleet_of
 
-HANDLERS = (ROOT / "tests" / "e2e" / "handlers" / "plain.py", ROOT / "examples" / "travel" / "travel.py")
+HANDLERS = (ROOT / "tests" / "process" / "e2e" / "handlers" / "plain.py", ROOT / "examples" / "travel" / "travel.py")
 SETTINGS = {
     "WORKER_HANDLERS": "work=plain:work,travel_stitch=travel:stitch",
     "MAX_ACTIVE_GPUS": "1",
