@@ -3,13 +3,13 @@
 from orchestrator.core.states import TRANSITIONS, State
 
 LABELS = {
-    (State.SPAWNING, State.ACTIVE): "promoted: the ladder is complete",
-    (State.SPAWNING, State.TERMINATING): "deadline, fatal code, or its work has gone",
-    (State.ACTIVE, State.IDLE): "asked for work, there was none",
-    (State.IDLE, State.ACTIVE): "claimed",
-    (State.ACTIVE, State.TERMINATING): "lost, silent, or asked to go",
-    (State.IDLE, State.TERMINATING): "idle timeout, scale-down, lost, or asked to go",
-    (State.TERMINATING, State.TERMINATED): "drained, flushed, deleted, absence proven",
+    (State.SPAWNING, State.ACTIVE): "promoted: every stage is complete",
+    (State.SPAWNING, State.TERMINATING): "deadline, fatal code, or no work left",
+    (State.ACTIVE, State.IDLE): "asked for a task, none was ready",
+    (State.IDLE, State.ACTIVE): "claimed a task",
+    (State.ACTIVE, State.TERMINATING): "lost, silent, or told to end",
+    (State.IDLE, State.TERMINATING): "idle timeout, scale-down, lost, or told to end",
+    (State.TERMINATING, State.TERMINATED): "drained, flushed, deleted, absence confirmed",
 }
 
 

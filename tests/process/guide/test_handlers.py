@@ -1,4 +1,4 @@
-"""docs/handlers.md: its files are written, its settings set and its commands typed, on a fleet of its own."""
+"""docs/handlers.md and docs/tasks.md: the test writes the files, sets the settings, runs the commands and the SQL."""
 
 import re
 import shlex
@@ -10,15 +10,16 @@ from testbed.stack import ROOT
 from tests.process.guide.conftest import Fleet
 
 DOC = (ROOT / "docs" / "handlers.md").read_text()
+TASKS = (ROOT / "docs" / "tasks.md").read_text()
 FILES = re.findall(r"```\w+\n((?:#!.*\n)?# mine/(\S+)\n.*?)```", DOC, re.DOTALL)
 SETTINGS = dict(word.split("=", 1) for word in shlex.split(re.findall(r"^export (.*)$", DOC, re.MULTILINE)[0]))
 SUBMITTED = [shlex.split(line) for line in re.findall(r"^\./run (tasks submit .*)$", DOC, re.MULTILINE)]
-SQL = re.findall(r"```sql\n(.*?)```", DOC, re.DOTALL)[0]
+SQL = re.findall(r"```sql\n(.*?)```", TASKS, re.DOTALL)[0]
 
 
 def test_the_settings_that_it_names_are_there() -> None:
     """Every word in capitals with an underscore is one, or a failure code, or a variable of the user's own."""
-    named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", DOC)) - {"HF_TOKEN", "HF_HOME"}
+    named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", DOC + TASKS)) - {"HF_TOKEN", "HF_HOME"}
     assert named <= {name.upper() for name in Settings.model_fields} | set(causes.codes())
 
 
