@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from tests.proofs.fault_matrix.environment import Environment, NotWithin
 from tests.proofs.fault_matrix.infrastructure import ASKING
 from tests.proofs.fault_matrix.provider import MENDED_LATER, REPLACED, WAVE, until_named

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import httpx
 
-from orchestrator.core.states import ExitCause, FailureCode
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.errors import NO_DATABASE
 from orchestrator.ports import LEASE_TTL_S
 from tests.proofs.fault_matrix.environment import Environment, NotWithin, Row

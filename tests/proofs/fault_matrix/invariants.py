@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.states import FAILURES, ExitCause, FailureCode
+from orchestrator.core.exit_causes import FAILURES, ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.diagnostics.workers import UNEXPLAINED
 from orchestrator.ports import Blobs
 from testbed.audit import compare_logs

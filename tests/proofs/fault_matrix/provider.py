@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.infrastructure import SILENT, UNSHOWN
 from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case

@@ -13,7 +13,8 @@ import httpx
 import psycopg
 
 from demo.scenario import submit
-from orchestrator.core.states import ExitCause, FailureCode
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from testbed.services.processes import ChildFailed
 from testbed.stack import Stack, Transport
 from tests.proofs.fault_matrix.environment import Environment, NotWithin

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.provider import POD_PYTHON, until_struck
 from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case

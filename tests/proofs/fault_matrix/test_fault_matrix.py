@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from testbed.runpod.faults import KINDS
 from tests.proofs.fault_matrix.__main__ import DOCUMENT, TRIALS
 from tests.proofs.fault_matrix.invariants import committed, misnamed, unexplained, unowned_s
