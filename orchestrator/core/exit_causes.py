@@ -1,8 +1,6 @@
 """Why workers end: one row per exit cause. FAILURES, the causes that are failures, is derived from the rows."""
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Self
 
 from orchestrator.core.meanings import (
     BUDGET,
@@ -15,6 +13,7 @@ from orchestrator.core.meanings import (
     REPLACED,
     RESCUED,
     WORKER,
+    Explained,
     Meaning,
 )
 
@@ -26,16 +25,10 @@ class ExitRow(Meaning):
     failed: bool  # False: the end was planned
 
 
-class ExitCause(StrEnum):
+class ExitCause(Explained):
     """`workers.exit_cause`."""
 
     row: ExitRow
-
-    def __new__(cls, value: str, row: ExitRow) -> Self:
-        """Attach the row to the member."""
-        member = str.__new__(cls, value)
-        member._value_, member.row = value, row
-        return member
 
     # fmt: off
     IDLE_TIMEOUT = "idle_timeout", ExitRow(

@@ -26,6 +26,7 @@ from orchestrator.core.meanings import (
     REPLACED,
     RESCUED,
     WORKER,
+    Explained,
     Meaning,
 )
 from orchestrator.core.xids import XidClass, xid_class, xid_meaning
@@ -73,19 +74,13 @@ class FailureRow(Meaning):
     subcauses: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class FailureCode(StrEnum):
+class FailureCode(Explained):
     """`workers.failure_code` and `worker_attempts.failure_code`: what went wrong, in one word.
 
     Besides the names below there is one code per NVIDIA Xid number: `FailureCode("XID_79")`.
     """
 
     row: FailureRow
-
-    def __new__(cls, value: str, row: FailureRow) -> Self:
-        """Attach the row to the member."""
-        member = str.__new__(cls, value)
-        member._value_, member.row = value, row
-        return member
 
     # fmt: off
     INTENT_STALE = "INTENT_STALE", FailureRow(

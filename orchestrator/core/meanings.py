@@ -4,6 +4,8 @@
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
 
 ORCHESTRATOR, PROVIDER, WORKER, OPERATOR = "orchestrator", "provider", "worker", "operator"
 CAPACITY, BUDGET, NOBODY = "capacity", "budget", "nobody"
@@ -30,3 +32,19 @@ class Meaning:
     who: str  # must act: one of the names above
     then: str  # what happens by itself
     fix: str  # a command or a setting
+
+
+class Explained(StrEnum):
+    """A catalogue: a string enumeration whose members carry a row, written as `NAME = "value", Meaning(…)`."""
+
+    row: Meaning
+
+    def __new__(cls, value: str, row: Any = None) -> Self:
+        """Attach the row to the member."""
+        if row is None:
+            raise TypeError(
+                f"{cls.__name__} {value} has no row: write NAME = {value!r}, Meaning(means, who, then, fix)"
+            )
+        member = str.__new__(cls, value)
+        member._value_, member.row = value, row
+        return member

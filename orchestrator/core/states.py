@@ -10,10 +10,9 @@ other; a test holds the two equal. The diagram in ARCHITECTURE.md is generated f
 """
 
 from enum import StrEnum
-from typing import Self
 
 from orchestrator.core import meanings
-from orchestrator.core.meanings import Meaning
+from orchestrator.core.meanings import Explained, Meaning
 
 
 class State(StrEnum):
@@ -67,16 +66,10 @@ class Stage(StrEnum):
     GONE = "gone"  # absence proven
 
 
-class WaitingOn(StrEnum):
+class WaitingOn(Explained):
     """`workers.waiting_on`: who must act next."""
 
     row: Meaning
-
-    def __new__(cls, value: str, row: Meaning) -> Self:
-        """Attach the row to the member."""
-        member = str.__new__(cls, value)
-        member._value_, member.row = value, row
-        return member
 
     # fmt: off
     ORCHESTRATOR = meanings.ORCHESTRATOR, Meaning(

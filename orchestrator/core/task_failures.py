@@ -4,22 +4,13 @@ The agent and the SQL functions write these codes to `tasks.failure_code` and `t
 may write codes of its own, which are not listed here. A unit test finds a code in worker/ or migrations/ without a row.
 """
 
-from enum import StrEnum
-from typing import Self
-
-from orchestrator.core.meanings import AGAIN, LOGS, NOBODY, OPERATOR, ORCHESTRATOR, REQUEUED, RETRY, Meaning
+from orchestrator.core.meanings import AGAIN, LOGS, NOBODY, OPERATOR, ORCHESTRATOR, REQUEUED, RETRY, Explained, Meaning
 
 
-class TaskFailure(StrEnum):
+class TaskFailure(Explained):
     """Why an attempt of a task, or the task itself, ended without success."""
 
     row: Meaning
-
-    def __new__(cls, value: str, row: Meaning) -> Self:
-        """Attach the row to the member."""
-        member = str.__new__(cls, value)
-        member._value_, member.row = value, row
-        return member
 
     # fmt: off
     HANDLER_ERROR = "HANDLER_ERROR", Meaning(

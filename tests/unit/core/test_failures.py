@@ -18,6 +18,7 @@ from orchestrator.core.failures import (
     PodFate,
     codes_where,
 )
+from orchestrator.core.meanings import Explained
 from orchestrator.core.task_failures import TaskFailure
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +26,7 @@ OPTIONAL = {"phrase", "subcauses"}
 ADD_A_ROW = (
     'Add `{code} = "{code}", FailureRow(means, who, then, fix, Blames.…)` to orchestrator/core/failures.py: what it '
     "means in one sentence, who must act, what happens by itself, a command or setting as the fix, and whom it blames. "
-    "Without `breaker=` it counts as a failed bring-up; without `pod=` the pod may exist. No other file lists the codes. "
+    "Without `breaker=` it counts as a failed bring-up; without `pod=` the pod may exist. No other file lists codes. "
     "(For the code of a task: `Meaning(…)` in orchestrator/core/task_failures.py.)"
 )
 # How the agent and the SQL functions write a failure code.
@@ -68,6 +69,14 @@ def test_every_code_that_stages_the_agent_or_sql_use_has_a_row() -> None:
     }
     unknown = [f"{where} uses {code}. {ADD_A_ROW.format(code=code)}" for where, code in found if code not in KNOWN]
     assert not unknown, "\n".join(unknown)
+
+
+def test_a_member_without_a_row_is_refused_with_what_to_write() -> None:
+    """Where it is defined, not where it is explained first."""
+    with pytest.raises(TypeError, match=r"Codes SMOKE has no row: NAME = 'SMOKE', Meaning\("):
+
+        class Codes(Explained):
+            SMOKE = "SMOKE"
 
 
 @pytest.mark.parametrize("code", FailureCode)
