@@ -73,7 +73,7 @@ def test_every_code_that_stages_the_agent_or_sql_use_has_a_row() -> None:
 
 def test_a_member_without_a_row_is_refused_with_what_to_write() -> None:
     """Where it is defined, not where it is explained first."""
-    with pytest.raises(TypeError, match=r"Codes SMOKE has no row: NAME = 'SMOKE', Meaning\("):
+    with pytest.raises(TypeError, match=r"Codes SMOKE has no row: write NAME = 'SMOKE', Meaning\("):
 
         class Codes(Explained):
             SMOKE = "SMOKE"
