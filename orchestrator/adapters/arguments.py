@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+LEAVES = frozenset({str, int, float, bool, type(None)})
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
@@ -19,6 +20,8 @@ def check_names(names: Iterable[str]) -> None:
 
 def plain(value: Any) -> Any:
     """JSON's own types, for mappings, times, enums and ids at any depth."""
+    if type(value) in LEAVES:  # most values are: the checks below would take most of what a large body costs
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -27,6 +30,4 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, UUID) else value

@@ -112,7 +112,7 @@ class Gateway:
             worker_id = claims["sub"]
             request.app.state.connections.known(request.client, claims["jti"])
             await self._admit(request, claims, function)
-            arguments = _without_secrets(await _arguments(request, function))
+            arguments = await _arguments(request, function)
             answer = await self._answer(request, claims, function, arguments)
         except Refusal as refusal:
             if worker_id and (refusal.status >= SERVER_ERROR or refusal.status in {TOO_SLOW, TOO_MANY}):
@@ -240,7 +240,7 @@ def _without_secrets(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _arguments(request: Request, function: str) -> dict[str, Any]:
-    """The named arguments of a call to an open function. Raises Refusal."""
+    """The named arguments of a call to an open function, without secrets. Raises Refusal."""
     names = FUNCTIONS.get(function)
     if names is None:
         raise unknown_function(function)
@@ -252,7 +252,13 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
     arguments = parsed(body)
     if unknown := sorted(set(arguments) - names):
         raise unknown_function(function, f"it has no argument {unknown[0][:80]!r}")
-    return {name: _as_text(value) if name in SCALARS else value for name, value in arguments.items()}
+    arguments = {name: _as_text(value) if name in SCALARS else value for name, value in arguments.items()}
+    if len(body) <= CHEAP_BYTES:
+        return _without_secrets(arguments)
+    await asyncio.sleep(0)  # reading, searching and writing a large body takes tens of milliseconds each
+    arguments = _without_secrets(arguments)
+    await asyncio.sleep(0)
+    return arguments
 
 
 async def _body(request: Request, limit_bytes: int) -> bytes:

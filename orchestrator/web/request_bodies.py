@@ -1,11 +1,16 @@
-"""What a call's body may cost: bytes, JSON nodes and depth, all counted before the body is parsed.
+"""What a call's body may cost: bytes, JSON nodes, depth and digits, all counted before the body is parsed.
 
-Python's `json` and `re` hold the interpreter's lock, so one long parse stops every thread of the process. A body within
-these limits costs a few milliseconds for each step; `bench/bodies.py` measures the worst ones.
+Python's `json` and `re` hold the interpreter's lock, so one long parse stops every thread of the process. Each step of
+a call with a body within these limits costs less than 50 ms, and between two steps of a large one the gateway lets
+others have the event loop; `bench/bodies.py` measures the worst bodies.
+
+A number costs more than its bytes: Python reads and writes an integer in quadratic time, and a float in a time that
+grows with its digits and with its exponent.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +20,10 @@ from worker import protocol
 MAX_BODY_BYTES = 1 << 20  # of a result; what a pod says of itself is far smaller
 MAX_NODES = 20_000  # values and keys of one body: 50 ms of work at most, whatever they are
 CHEAP_BYTES = 16 << 10  # a body up to this size costs less than asking the database whether its token is still valid
+MAX_NUMBER_CHARS = 1_000  # of one number; an RSA modulus of 2,048 bits has 617 digits
+LONG_NUMBER_CHARS = 40  # a number of more is a long one; Python writes a float with 24 at most
+MAX_LONG_NUMBERS = 64
+MAX_WIDE_NUMBERS = 4_000  # with exponents of three digits: these cost four times as much as others
 MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
 # Bytes of one call. A failure's own limit in the database is 64 KiB, and so is that of a worker's health.
 MAX_BYTES: Mapping[str, int] = {
@@ -31,6 +40,9 @@ MAX_BYTES: Mapping[str, int] = {
 }
 _BRACKETS = b"[]{}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+_DIGITS = bytes(ord("0") if byte in b"0123456789+-.eE" else ord(" ") for byte in range(256))  # a number becomes a run
+_LONG = re.compile(rb"(?<!0)0{%d}" % (LONG_NUMBER_CHARS + 1))  # it begins only where a run begins: linear
+_WIDE = re.compile(rb"[eE][-+]?[0-9]{3}")
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -59,11 +71,26 @@ def check_size(body: bytes) -> None:
     structure = b"".join(plain.split(b'"')[::2])
     if sum(map(structure.count, (b",", b":", b"[", b"{"))) + 1 > MAX_NODES:
         raise _too_many()
+    _check_numbers(structure)
     depth = 0
     for byte in structure.translate(None, _NO_BRACKETS):
         depth += 1 if byte in b"[{" else -1
         if depth > MAX_DEPTH:
             raise Refusal(400, BAD_BODY, f"The body is nested deeper than {MAX_DEPTH}")
+
+
+def _check_numbers(structure: bytes) -> None:
+    """Refuse numbers that cost too much to read and to write again; `structure` is what is outside of strings."""
+    digits = structure.translate(_DIGITS)
+    hint = "write such numbers as texts, or put them into an output file"
+    if b"0" * (MAX_NUMBER_CHARS + 1) in digits:
+        raise Refusal(413, BAD_BODY, f"A number has more than {MAX_NUMBER_CHARS} characters", hint=hint)
+    if len(_LONG.findall(digits)) > MAX_LONG_NUMBERS:
+        many = f"The body has more than {MAX_LONG_NUMBERS} numbers of more than {LONG_NUMBER_CHARS} characters"
+        raise Refusal(413, BAD_BODY, many, hint=hint)
+    if len(_WIDE.findall(structure)) > MAX_WIDE_NUMBERS:
+        many = f"The body has more than {MAX_WIDE_NUMBERS} numbers with exponents of three digits"
+        raise Refusal(413, BAD_BODY, many, hint=hint)
 
 
 def _too_many() -> Refusal:

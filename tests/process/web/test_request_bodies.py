@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import sys
 import time
 import uuid
 from collections.abc import Callable
+from decimal import Context, Decimal
 
 import pytest
 
@@ -14,7 +16,7 @@ from orchestrator.web.errors import Refusal
 from orchestrator.web.request_bodies import MAX_BODY_BYTES, MAX_BYTES, MAX_DEPTH, MAX_NODES, check_size, parsed
 from orchestrator.web.token_buckets import WORKER_BYTES, Buckets, Rate
 from orchestrator.worker_tokens import mint
-from tests.process.web.builders import SECRET, Door
+from tests.process.web.builders import SECRET, Door, done
 from worker import protocol
 
 SLACK = 4.0  # times linear growth
@@ -51,9 +53,62 @@ def test_too_many_nodes_are_refused_before_the_parse(many: bytes) -> None:
         parsed(b"[" + b",".join([many] * (MAX_NODES + 1)))
 
 
+HALF = str(Context(prec=1_000).multiply(Decimal(sys.float_info.min), Decimal("1.5") / 2**52))  # of the least float
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "why"),
+    [
+        ("9" * 4_299, 1, "more than 1000 characters"),
+        ("0." + "1" * 1_000, 1, "more than 1000 characters"),
+        (HALF, 65, "64 numbers of more than 40 characters"),
+        ("1." + "7" * 49, 65, "64 numbers of more than 40 characters"),
+        ("-" + "7" * 40, 65, "64 numbers of more than 40 characters"),
+        ("1.2345678901234567e-300", 4_001, "4000 numbers with exponents of three digits"),
+        ("1E300", 4_001, "4000 numbers with exponents of three digits"),
+    ],
+)
+def test_numbers_that_cost_more_than_their_bytes_are_refused_before_the_parse(number: str, most: int, why: str) -> None:
+    """The refusal says what to do; one number less, or the same as texts, is accepted."""
+    with pytest.raises(Refusal, match=why) as refused:
+        parsed(f'{{"p_result_data":[{",".join([number] * most)}]}}'.encode())
+    assert (refused.value.status, refused.value.hint) == (
+        413,
+        "write such numbers as texts, or put them into an output file",
+    )
+    parsed(f'{{"p_result_data":[{",".join([number] * (most - 1))}]}}'.encode())
+    texts = [number + "9" * 1_000] * 100 + ["1e300"] * 5_000
+    assert parsed(json.dumps({"p_result_data": texts}).encode()) == {"p_result_data": texts}
+
+
+@pytest.mark.parametrize(
+    "least", [5e-324, 1.7976931348623157e308, -2.2250738585072014e-308, 0.1, 1e22, 2**127, -(2**127)]
+)
+def test_every_float_and_every_long_integer_of_a_usual_size_is_accepted(least: float) -> None:
+    """What Python's json writes of a float has 24 characters at most."""
+    values = [least] * 4_000
+    assert parsed(json.dumps({"p_result_data": values}).encode()) == {"p_result_data": values}
+
+
+async def test_a_worker_is_told_which_numbers_are_too_long(door: Door) -> None:
+    """What, why and how to change it; a number of 600 digits arrives."""
+    worker = await door.worker()
+    (task_id,) = await door.submit(worker.pool)
+    await worker.claim()
+    refused = await worker.call(protocol.COMPLETE, **done(task_id) | {"p_result_data": [9 * 10**1_100]})
+    assert refused.status_code == 413
+    assert refused.json()["message"] == "A number has more than 1000 characters"
+    assert refused.json()["hint"]
+    done_so = await worker.call(protocol.COMPLETE, **done(task_id) | {"p_result_data": [9 * 10**600]})
+    assert done_so.json()["outcome"] == "ok", done_so.text
+
+
 @pytest.mark.parametrize(
     "attack",
     [
+        lambda size: b"1" * size,
+        lambda size: b"[" + b"e-100," * (size // 6),
+        lambda size: b"[" + (b"1" * 40 + b",") * (size // 41),
         lambda size: b"[" * size,
         lambda size: b'"' * size,
         lambda size: b"\\" * size,
