@@ -11,6 +11,7 @@ RUN python -m pip install --disable-pip-version-check --require-hashes --only-bi
 
 COPY orchestrator orchestrator
 COPY worker worker
+COPY gpu_orchestrator gpu_orchestrator
 COPY migrations migrations
 COPY scripts scripts
 COPY examples examples

@@ -7,6 +7,7 @@ is newer than the files is left as it is, and that is no error: a roll-back migr
 """
 
 import hashlib
+import importlib.resources
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from psycopg.types.json import Jsonb
 
 from orchestrator.ports import SchemaMismatch, Unavailable
 
-DIRECTORY = Path(__file__).resolve().parent.parent / "migrations"
+PACKAGE = Path(str(importlib.resources.files("orchestrator")))
+# The wheel has the migrations inside the package; in a checkout they are beside it.
+DIRECTORY = PACKAGE / "migrations" if (PACKAGE / "migrations").is_dir() else PACKAGE.parent / "migrations"
 FILE_NAME = re.compile(r"(\d{14})_([a-z0-9_]+)\.sql")
 LOCK_KEY = 0x6F72_6368_6573_7472  # "orchestr": pg_advisory_xact_lock(bigint)
 LOCK_TIMEOUT_S = 60  # how long to wait for another migrator, or for a table that somebody is using

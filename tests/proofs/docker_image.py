@@ -1,4 +1,4 @@
-"""`./run soak image`: the Dockerfile's steps by hand in a clean root, then what it starts, with nothing but variables.
+"""`./run soak docker_image`: the Dockerfile's steps by hand in a clean root, then the service that it starts.
 
 There need be no container engine for that: each instruction is read from the Dockerfile itself and carried out in an
 empty directory with a fresh virtual environment in place of the base image. What only a container has (another user, a
@@ -17,6 +17,7 @@ import tempfile
 import time
 import tomllib
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,20 @@ def instructions(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def has_index() -> bool:
+    """Whether pip can download a package here: the smallest of the locked ones."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", directory, "sniffio")
+        return subprocess.run(command, check=False, timeout=STEP_TIMEOUT_S, capture_output=True).returncode == 0
+
+
 def ignored(name: str) -> bool:
-    """Whether .dockerignore keeps a top-level name out of the build."""
-    return name in (ROOT / ".dockerignore").read_text().split()
+    """Whether .dockerignore keeps a top-level name out of the build: the last line that matches decides."""
+    out = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if line and not line.startswith("#") and fnmatch(name, line.removeprefix("!")):
+            out = not line.startswith("!")
+    return out
 
 
 def build(root: Path, *, run: bool = True) -> Image:

@@ -1,4 +1,4 @@
-"""`./run soak versions`: an earlier version and this one on one database, as in a rolling deploy and its roll-back.
+"""`./run soak rolling_upgrade`: an earlier version and this one on one database, as in a rolling deploy.
 
 The schema migrates first, as the pre-deploy command does. Then the earlier orchestrator leads with its own agents on
 the pods; this version joins and takes over when the earlier one is stopped; the earlier one joins again, and takes over

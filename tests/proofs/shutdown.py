@@ -1,4 +1,4 @@
-"""`./run soak signals`: end the orchestrator again and again under load, politely and not, and count what came of it.
+"""`./run soak shutdown`: end the orchestrator again and again under load, politely and not, and count what came of it.
 
 Light pods, so that the load fits beside it; everything else is real. Workers come and go all the time, because they
 are idle for a second only. Each round starts the process anew and ends it at a random moment, its start included.

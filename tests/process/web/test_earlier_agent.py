@@ -1,8 +1,8 @@
 """The calls of an agent of protocol 1, as one of commit a07c2d37 made them, against the schema and the door of today.
 
-A written copy and not the agent itself: a clone without history has no earlier files, and this must hold there too. The
-whole earlier version, as processes on one database with this one, is `./run soak versions`. Nothing in here changes
-with the project: an agent that was deployed is not deployed again.
+A written copy and not the agent itself: a clone without history has no earlier files, and this must hold there too.
+`./run soak rolling_upgrade` runs the whole earlier version, as processes on one database with this one. Nothing in here
+changes with the project: an agent that was deployed is not deployed again.
 """
 
 from typing import Any
