@@ -1,56 +1,51 @@
-"""Order, honesty about what cannot run here, and the stack that end-to-end tests share."""
+"""Scheduling of the test run, another PostgreSQL on request, and a list of what this machine cannot run."""
 
 import gc
 import os
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from testbed.services import debian
 from testbed.services.postgres import INSTALLATION, installed
 
-# Cheap tests first: a failure should show early.
-ORDER = (
-    *("unit/house", "unit/core", "unit/diagnostics"),
-    *("process/worker", "process/web", "process/cli", "process/emulator"),
-    *("db/conformance", "db/diagnostics", "db/privilege"),
-    *("proofs/storm", "proofs/model", "proofs/fuzz", "proofs/simulator", "proofs/crash"),
-    *("process/bringup", "process/worker_logs", "process/secrets", "process/guide", "process/incidents"),
-    *("process/e2e", "process/service", "proofs/fault_matrix", "proofs/chaos"),
-)
 TESTS = Path(__file__).parent
-ROOT = TESTS.parent
-gc.set_threshold(50_000, *gc.get_threshold()[1:])  # looking at each 700 is a twentieth of the time
+# The first part of a path that matches names the tests' place in the queue. Tests that mostly wait start first, so that
+# the others fill the processor meanwhile.
+ORDER = (
+    *("proofs/chaos", "process/e2e", "proofs/fault_matrix", "process/packaging", "process/guide", "process/incidents"),
+    *("process/secrets", "process/service", "process/worker_logs", "process/cli", "process/emulator", "proofs/crash"),
+    *("proofs/storm", "proofs/simulator", "proofs/model", "proofs/fuzz", "process/web", "process/worker"),
+    *("process/bringup", "db", "unit"),
+)
+# Directories whose files go to different worker processes. In every other directory the tests stay in one worker
+# process, because their session fixtures (servers, whole stacks) cost more than the distribution gains.
+BY_FILE = ("unit", "db/conformance", "process/cli", "process/e2e", "process/bringup", "process/worker")
+BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py")  # long tests, each with its own processes
+GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
 NOT_RUN = pytest.StashKey[dict[str, int]]()
-EXTRA_PATH = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/local/sbin"))  # where sshd is, for people who are not root
+
+gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the whole of tests/process/e2e can be run over, and another PostgreSQL for tests of the database."""
+    """Add the transport of tests/process/e2e and the version of PostgreSQL."""
     parser.addoption(
         "--transport", choices=["direct", "supabase"], help="run tests/process/e2e over this transport alone"
     )
-    parser.addoption("--postgres", metavar="VERSION", help="use this version of Debian's, e.g. 15")
+    parser.addoption("--postgres", metavar="VERSION", help="use this version of Debian's PostgreSQL, for example 15")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Select the installation in the environment, from which the processes that tests start inherit it."""
+    """Select the PostgreSQL in the environment, which the processes that tests start inherit."""
+    config.stash[NOT_RUN] = {}
     if version := config.getoption("--postgres"):
-        os.environ.update(debian_postgres(version))
-
-
-def debian_postgres(version: str) -> dict[str, str]:
-    """Return the environment that selects this version, installed or unpacked by .ci/postgres."""
-    place = Path("usr/lib/postgresql") / version
-    unpacked = ROOT / f".postgres-{version}"
-    for root in (Path("/"), unpacked):
-        if (root / place / "bin/postgres").exists():
-            # Unpacked programs find their own files by relative paths, but not the libraries of other packages.
-            libraries = sorted({str(file.parent) for file in unpacked.glob("usr/lib/*/*.so*")})
-            return {INSTALLATION: str(root / place)} | (
-                {"LD_LIBRARY_PATH": os.pathsep.join(libraries)} if root == unpacked else {}
-            )
-    raise pytest.UsageError(f"PostgreSQL {version} is not installed: run .ci/postgres {version} (Debian or Ubuntu)")
+        try:
+            found = debian.postgres(version)
+        except debian.NotInstalled as error:
+            raise pytest.UsageError(str(error)) from error
+        os.environ.update(found.environment | {INSTALLATION: str(found.path)})
 
 
 def pytest_report_header() -> str:
@@ -58,34 +53,37 @@ def pytest_report_header() -> str:
     return f"PostgreSQL: {installed()}"
 
 
-def program(name: str) -> str | None:
-    """Where a program is, looking also where root's programs are."""
-    return shutil.which(name) or shutil.which(name, path=EXTRA_PATH)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort by part; take out what needs a program that this machine lacks, and remember it."""
-    missing: dict[str, int] = {}
+    """Order the tests, assign them to groups, and leave out those whose program this machine lacks."""
     kept, dropped = [], []
     for item in items:
         marker = item.get_closest_marker("needs_program")
-        if marker is not None and program(marker.args[0]) is None:
+        if marker is not None and debian.find(*marker.args) is None:
             name, package = marker.args
             reason = f"{name} is not installed (Debian: apt-get install {package})"
-            missing[reason] = missing.get(reason, 0) + 1
+            config.stash[NOT_RUN][reason] = config.stash[NOT_RUN].get(reason, 0) + 1
             dropped.append(item)
         else:
             kept.append(item)
+            if item.get_closest_marker("xdist_group") is None and (group := _group(item)):
+                item.add_marker(pytest.mark.xdist_group(group))
     kept.sort(key=_rank)  # stable: the order within a file stays
     items[:] = kept
-    config.stash[NOT_RUN] = missing
     if dropped:
         config.hook.pytest_deselected(items=dropped)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take over what a worker process of pytest-xdist could not run; each of them collects all tests."""
+    output: Mapping[str, Mapping[str, int]] = getattr(node, "workeroutput", {})
+    config: pytest.Config = node.config  # type: ignore[attr-defined]  # WorkerController, known to pytest-xdist alone
+    config.stash[NOT_RUN].update(output.get("not_run", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name at the end what was not run and why."""
-    missing = config.stash.get(NOT_RUN, {})
+    missing = config.stash[NOT_RUN]
     if missing:
         terminalreporter.section("not run on this machine")
         for reason, count in sorted(missing.items()):
@@ -93,12 +91,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Where packages can be installed (CI), a gap is a failure."""
-    if session.config.stash.get(NOT_RUN, {}) and os.environ.get("CI") == "true" and exitstatus == 0:
+    """Report what a worker process could not run; in CI, where packages can be installed, a gap is a failure."""
+    missing = session.config.stash[NOT_RUN]
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["not_run"] = missing
+    elif missing and os.environ.get("CI") == "true" and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def _place(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Return the name of the tests that share a worker process with this one, or None for a test of its own."""
+    place = _place(item)
+    if place in BY_TEST:
+        return None
+    if place.startswith(BY_FILE):
+        return place
+    return "/".join(place.split("/")[:2])
+
+
 def _rank(item: pytest.Item) -> int:
-    inside = item.path.is_relative_to(TESTS)
-    part = "/".join(item.path.relative_to(TESTS).parts[:2]) if inside else ""
-    return ORDER.index(part) if part in ORDER else len(ORDER)
+    place = _place(item)
+    return next((rank for rank, prefix in enumerate(ORDER) if place.startswith(prefix)), len(ORDER))

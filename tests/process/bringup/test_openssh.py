@@ -3,7 +3,6 @@
 import asyncio
 import getpass
 import os
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
 from orchestrator.pods import agent_commands
 from orchestrator.ports import AuthFailed, HostKeyChanged, PortError, Unavailable
+from testbed.services import debian
 from tests.process.bringup.sshd import pem_of
 
 pytestmark = pytest.mark.needs_program("sshd", "openssh-server")
@@ -44,12 +44,15 @@ class OpenSsh:
         (self.directory / "sshd_config").write_text("\n".join(lines) + "\n")
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # where its unprivileged part lives; systemd would make it
-        program = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin:/sbin:/usr/local/sbin")
+        program = debian.find("sshd", "openssh-server")
         assert program is not None
-        command = ("/bin/sh", "-c", '"$@" & cat; kill $!; wait', "sh", program, "-D", "-e", "-f")
+        command = ("/bin/sh", "-c", '"$@" & cat; kill $!; wait', "sh", str(program.path), "-D", "-e", "-f")
         with (self.directory / "log").open("wb") as log:
             return await asyncio.create_subprocess_exec(
-                *command, str(self.directory / "sshd_config"), stdin=asyncio.subprocess.PIPE, stderr=log
+                *(*command, str(self.directory / "sshd_config")),
+                stdin=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=os.environ | program.environment,
             )
 
     def shell(self, key: asyncssh.SSHKey | None = None) -> AsyncSshShell:

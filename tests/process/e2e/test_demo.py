@@ -23,7 +23,7 @@ async def demo(directory: Path, *options: str) -> asyncio.subprocess.Process:
     )
 
 
-@pytest.mark.parametrize(("transport", "tasks"), [("direct", 6), ("supabase", 3)])
+@pytest.mark.parametrize(("transport", "tasks"), [("direct", 6), pytest.param("supabase", 3, marks=pytest.mark.full)])
 async def test_the_demo_loses_doubles_leaks_and_misses_nothing(tmp_path: Path, transport: str, tasks: int) -> None:
     """Pictures become a film; a pod dies on the way; every figure that must be zero is zero, over both transports."""
     process = await demo(tmp_path / "demo", "--json", "--transport", transport, "--tasks", str(tasks))
@@ -57,6 +57,7 @@ def _working_below(directory: Path) -> list[psutil.Process]:
 
 if sys.platform == "linux":  # elsewhere there is no parent-death signal to rely on
 
+    @pytest.mark.full
     async def test_nothing_outlives_a_killed_demo(tmp_path: Path) -> None:
         """SIGKILL of the demo takes Postgres, S3, the emulator, its pods and the orchestrator with it."""
         process = await demo(tmp_path / "demo", "--keep")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from psycopg import AsyncConnection
 
 from demo.scenario import submit
@@ -62,6 +63,7 @@ async def test_money_stops_spawns_and_then_ends_workers(stack: Stack, sql: Sql, 
     assert await pods(stack) == 2
 
 
+@pytest.mark.full
 async def test_a_pool_that_cannot_come_up_is_tried_one_at_a_time_until_it_can(stack: Stack, until: Until) -> None:
     """Four pods die; then one canary at a time, no storm; when the fault is over a canary closes the breaker."""
     await stack.control("POST", "faults", {"kind": "boot_error"})

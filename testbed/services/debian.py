@@ -1,0 +1,48 @@
+"""Programs of Debian packages: installed on this machine, or unpacked by .ci/debian into .debian/<package>."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+UNPACKED = Path(__file__).resolve().parents[2] / ".debian"
+SYSTEM_PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin")  # not on PATH for users other than root
+
+
+class NotInstalled(Exception):
+    """Neither installed nor unpacked; the text says how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The path of a program, and the environment that it needs to find its libraries."""
+
+    path: Path
+    environment: dict[str, str]
+
+
+def find(name: str, package: str) -> Program | None:
+    """Return a program, the installed one first, or None."""
+    for place in (os.environ.get("PATH", os.defpath), os.pathsep.join(SYSTEM_PLACES)):
+        if found := shutil.which(name, path=place):
+            return Program(Path(found), {})
+    places = os.pathsep.join(str(UNPACKED / package / place) for place in ("usr/bin", "usr/sbin"))
+    found = shutil.which(name, path=places)
+    return Program(Path(found).absolute(), _libraries(package)) if found else None
+
+
+def postgres(version: str) -> Program:
+    """Return the directory of an installation of PostgreSQL (with bin, lib and share). Raises NotInstalled."""
+    place = Path("usr/lib/postgresql") / version
+    package = f"postgresql-{version}"
+    if (Path("/") / place / "bin/postgres").exists():
+        return Program(Path("/") / place, {})
+    if (UNPACKED / package / place / "bin/postgres").exists():
+        return Program(UNPACKED / package / place, _libraries(package))
+    raise NotInstalled(f"PostgreSQL {version} is not installed; fix: .ci/debian {package} (Debian or Ubuntu)")
+
+
+def _libraries(package: str) -> dict[str, str]:
+    """Unpacked programs find their own files by relative paths, but not the libraries of other packages."""
+    places = sorted({str(file.parent) for file in (UNPACKED / package).glob("usr/lib/*/*.so*")})
+    return {"LD_LIBRARY_PATH": os.pathsep.join(places)} if places else {}
