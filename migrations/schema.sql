@@ -3043,7 +3043,8 @@ begin
         exit when v_lock.locked is null;
         v_ended := public.internal_settle_locked(v_lock.locked, v_gone);
         v_gone := '{}';
-        if v_ended <> '{}' and v_behind is not null then
+        exit when v_ended = '{}';
+        if v_behind is not null then
             v_behind := public.internal_fail_behind(v_ended);
         end if;
         v_ids := public.internal_dependants(v_ended || v_behind);

@@ -132,6 +132,23 @@ async def test_what_waits_for_a_task_that_a_users_trigger_keeps_from_failing_goe
     assert await broken(owner) == {}
 
 
+async def test_a_cascade_ends_at_a_task_that_a_users_trigger_does_not_let_change(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """Also where that task comes after as many as fail with one statement: it is not tried again and again."""
+    keep = "if new.task_type = 'kept' then return null; end if; return new;"
+    chain = """insert into tasks (id, task_type, depends_on)
+               select md5(g::text)::uuid, case when g = %(kept)s then 'kept' else 't' end,
+                      case when g > 0 then array[md5((g - 1)::text)::uuid] else '{}' end
+                 from generate_series(0, %(kept)s + 2) g"""
+    await owner.execute(chain, {"kept": 2002})  # the first of them is settled by itself, then 2000 at once
+    await installed(owner, keep, "before update on tasks for each row")
+    await owner.execute("set statement_timeout = '30s'")
+    await owner.execute("select task_cancel(md5('0')::uuid)")
+    rows = await (await owner.execute("select status, count(*) as n from tasks group by 1 order by 1")).fetchall()
+    assert {row["status"]: row["n"] for row in rows} == {"Cancelled": 1, "Failed": 2001, "Queued": 3}
+
+
 async def test_a_call_leaves_no_clock_behind_for_the_users_next_statement(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
