@@ -25,7 +25,7 @@ HOLDS = "select 1 from tasks where status = 'In Progress' and worker_id = %s"
 
 
 @dataclass(frozen=True, slots=True)
-class Mischief:
+class PodKill:
     """Who was killed, and what it was doing."""
 
     worker: str
@@ -35,9 +35,9 @@ class Mischief:
 
 async def kill_a_busy_pod(
     stack: Stack, sql: AsyncConnection[dict[str, Any]], after_done: int, tell: Callable[[str, str], None]
-) -> list[Mischief]:
+) -> list[PodKill]:
     """Once `after_done` tasks are done, make busy pods vanish until one took an unfinished task with it."""
-    killed: list[Mischief] = []
+    killed: list[PodKill] = []
     while len(killed) < TRIES:
         await _until_done(sql, after_done)
         victim = await (await sql.execute(VICTIM, [FRAMES_LEFT])).fetchone()
@@ -48,7 +48,7 @@ async def kill_a_busy_pod(
             continue
         await stack.control("POST", f"pods/{victim['pod_id']}/kill", {"how": "vanish"})
         tell("kill", f"pod {victim['pod_id']} of {victim['worker']} vanishes in the middle of a {victim['task_type']}")
-        killed.append(Mischief(victim["worker"], victim["pod_id"], victim["task"]))
+        killed.append(PodKill(victim["worker"], victim["pod_id"], victim["task"]))
         if await (await sql.execute(HOLDS, [victim["worker"]])).fetchone():
             return killed
     return killed

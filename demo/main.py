@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from demo.scenario import Options, play
+from demo.scenario import Options, run_scenario
 from demo.summary import show
 from testbed.services.processes import ChildFailed
 from testbed.stack import ROOT, Transport
@@ -65,7 +65,7 @@ def main(
     options = Options(images, tasks, seed, keep, directory.absolute(), transport)
     try:
         with only_demo(options.directory):
-            summary = asyncio.run(_interruptible(play(options)))
+            summary = asyncio.run(_interruptible(run_scenario(options)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(INTERRUPTED)
     except (ChildFailed, ValueError) as error:

@@ -35,7 +35,7 @@ ENDED = """
 COUNTS = "select status::text as status, count(*) as n from tasks group by status"
 
 
-class Story:
+class Narrator:
     """Tells on stderr what has happened since the last look; `follow` looks until cancelled."""
 
     def __init__(self, sql: AsyncConnection[dict[str, Any]], tasks: int) -> None:
@@ -91,7 +91,7 @@ class Story:
         if row["from_state"] is None:
             self.tell("spawn", f"{worker}: {row['reason']}")
         elif row["from_state"] == "spawning" and to_state == "active":
-            self.tell("bring-up", f"{worker} is proven: {_ladder(await self._rows(LADDER, worker))}")
+            self.tell("bring-up", f"{worker} is proven: {_stages(await self._rows(LADDER, worker))}")
         elif to_state in {"terminating", "terminated"}:
             self.tell("worker", f"{worker} {row['from_state']} -> {to_state}: {row['reason']}")
 
@@ -111,10 +111,10 @@ class Story:
                 self.tell("task", f"{name} {row['outcome']}{code} on {row['worker_id']}; now {row['status']}")
 
 
-def _ladder(rungs: Sequence[Mapping[str, Any]]) -> str:
+def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
     """Every stage in order, with its seconds where there were any to speak of, and the tries that failed."""
     steps = []
-    for rung in rungs:
+    for rung in stages:
         seconds = f" {rung['seconds']:.1f} s" if rung["seconds"] >= WORTH_TELLING_S else ""
         steps.append(f"{rung['stage']}{seconds}" + (f" ({rung['failures']} failed tries)" if rung["failures"] else ""))
     return " · ".join(steps)

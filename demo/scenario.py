@@ -9,10 +9,10 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from demo.kill_pod import Mischief, kill_a_busy_pod
-from demo.narrator import Story
+from demo.kill_pod import PodKill, kill_a_busy_pod
+from demo.narrator import Narrator
 from demo.sample_images import found, paint
-from demo.video import NotAFilm, fetch
+from demo.video import NotAVideo, fetch
 from demo.workload import Job, plan_job, upload
 from orchestrator.adapters.store import SqlStore
 from orchestrator.ports import NotFound
@@ -47,31 +47,33 @@ class Options:
     transport: Transport = "direct"
 
 
-async def play(options: Options) -> dict[str, Any]:
+async def run_scenario(options: Options) -> dict[str, Any]:
     """The whole run; its summary, with `ok` and what was `wrong`."""
     began_s = time.monotonic()
     async with Stack(options.directory, seed=options.seed, transport=options.transport) as stack:
         job = await _prepare(stack, options)
         async with await stack.connect() as sql, await stack.connect() as other:
-            story = Story(sql, len(job.tasks))
+            narrator = Narrator(sql, len(job.tasks))
             parts = "PostgreSQL, PostgREST" if options.transport == "supabase" else "PostgreSQL"
-            story.tell("demo", f"{parts}, S3 and the RunPod emulator are up, in {stack.directory}")
+            narrator.tell("demo", f"{parts}, S3 and the RunPod emulator are up, in {stack.directory}")
             orchestrator = await stack.start_orchestrator()
-            story.tell("demo", f"python -m orchestrator run is process {orchestrator.pid}, at {stack.url}")
+            narrator.tell("demo", f"python -m orchestrator run is process {orchestrator.pid}, at {stack.url}")
             if options.keep:
-                _explain(story, stack, orchestrator)
+                _explain(narrator, stack, orchestrator)
             ids = await submit(stack, job.tasks)
-            story.tell("submit", f"{job.segments} travel_segment, and a travel_stitch that depends on them all")
-            harm = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, story.tell))
-            killed = await _watch(story, sql, stack, harm, None if options.keep else orchestrator)
+            narrator.tell("submit", f"{job.segments} travel_segment, and a travel_stitch that depends on them all")
+            harm = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, narrator.tell))
+            killed = await _watch(narrator, sql, stack, harm, None if options.keep else orchestrator)
             summary = await count(sql, await stack.control("GET", "ledger"), stack.blobs(), len(ids))
-            summary |= await _film(sql, stack, ids[-1], job.seconds)
+            summary |= await _video(sql, stack, ids[-1], job.seconds)
             summary |= await _consequences(sql, killed)
-            summary = _verdict(summary, options.seed, time.monotonic() - began_s)
+            summary = _result(summary, options.seed, time.monotonic() - began_s)
             if options.keep:
-                story.tell("demo", f"{'all is well' if summary['ok'] else summary['wrong']}; staying up until Ctrl-C")
+                narrator.tell(
+                    "demo", f"{'all is well' if summary['ok'] else summary['wrong']}; staying up until Ctrl-C"
+                )
                 with contextlib.suppress(asyncio.CancelledError):
-                    await story.follow()
+                    await narrator.follow()
     return summary
 
 
@@ -94,9 +96,9 @@ async def _prepare(stack: Stack, options: Options) -> Job:
     return plan_job(await upload(stack.blobs(), images), options.tasks)
 
 
-def _explain(story: Story, stack: Stack, orchestrator: Child) -> None:
+def _explain(narrator: Narrator, stack: Stack, orchestrator: Child) -> None:
     env = stack.write_env()
-    story.tell("keep", "in another terminal:")
+    narrator.tell("keep", "in another terminal:")
     for line in (
         f"source {env}",
         "./run list --watch · ./run status <worker> · ./run logs -f <worker> · ./run plan · ./run tasks list",
@@ -104,48 +106,52 @@ def _explain(story: Story, stack: Stack, orchestrator: Child) -> None:
         "./run spawn · ./run terminate <worker> · ./run explain <worker|task|scaling> · ./run top",
         "docs/handlers.md     # work of your own",
     ):
-        story.tell("keep", f"    {line}")
+        narrator.tell("keep", f"    {line}")
 
 
 async def _watch(
-    story: Story, sql: Sql, stack: Stack, harm: "asyncio.Task[list[Mischief]]", orchestrator: Child | None
-) -> list[Mischief]:
+    narrator: Narrator, sql: Sql, stack: Stack, harm: "asyncio.Task[list[PodKill]]", orchestrator: Child | None
+) -> list[PodKill]:
     """Tell the story until every task has ended and every pod is gone, or the time is up; who was killed."""
     deadline = time.monotonic() + LIMIT_S
     try:
         while time.monotonic() < deadline:
-            await story.look()
+            await narrator.look()
             if orchestrator is not None and not orchestrator.alive:
                 raise ChildFailed(f"the orchestrator ended{orchestrator.last_words()}")
             row = await (await sql.execute(REST)).fetchone()
             if row is not None and row["rest"] and (await stack.control("GET", "ledger"))["alive"] == 0:
-                await story.look()
+                await narrator.look()
                 return harm.result() if harm.done() else []
             await asyncio.sleep(POLL_S)
-        story.tell("demo", f"not finished after {LIMIT_S:.0f} s")
+        narrator.tell("demo", f"not finished after {LIMIT_S:.0f} s")
         return harm.result() if harm.done() else []
     finally:
         harm.cancel()
         await asyncio.gather(harm, return_exceptions=True)
 
 
-async def _film(sql: Sql, stack: Stack, stitch: str, expected_s: float) -> dict[str, Any]:
+async def _video(sql: Sql, stack: Stack, stitch: str, expected_s: float) -> dict[str, Any]:
     """The video of the joining task, on this disk, decoded to its end."""
     row = await (await sql.execute("select output_location from tasks where id = %s", [stitch])).fetchone()
     nothing = {"video": None, "video_seconds": None, "video_expected_seconds": round(expected_s, 2)}
     if row is None or row["output_location"] is None:
         return {**nothing, "video_problem": "the joining task left no output_location"}
     try:
-        film = await fetch(stack.blobs(), row["output_location"], stack.directory / "travel.mp4")
-    except (NotAFilm, NotFound) as error:
+        video = await fetch(stack.blobs(), row["output_location"], stack.directory / "travel.mp4")
+    except (NotAVideo, NotFound) as error:
         return {**nothing, "video_problem": str(error)}
-    facts = {"video_seconds": film.seconds, "video_frames": film.frames, "video_size": f"{film.width}x{film.height}"}
-    if abs(film.seconds - expected_s) > 0.5 + 0.02 * expected_s:  # half a second, and rounding per segment
-        return {**nothing, **facts, "video_problem": f"{film.seconds} s long, not {expected_s:.1f} s"}
-    return {**nothing, **facts, "video": str(film.path)}
+    facts = {
+        "video_seconds": video.seconds,
+        "video_frames": video.frames,
+        "video_size": f"{video.width}x{video.height}",
+    }
+    if abs(video.seconds - expected_s) > 0.5 + 0.02 * expected_s:  # half a second, and rounding per segment
+        return {**nothing, **facts, "video_problem": f"{video.seconds} s long, not {expected_s:.1f} s"}
+    return {**nothing, **facts, "video": str(video.path)}
 
 
-async def _consequences(sql: Sql, killed: list[Mischief]) -> dict[str, Any]:
+async def _consequences(sql: Sql, killed: list[PodKill]) -> dict[str, Any]:
     """Whether the task that lost its pod was done by another worker."""
     elsewhere = False
     if killed:
@@ -154,7 +160,7 @@ async def _consequences(sql: Sql, killed: list[Mischief]) -> dict[str, Any]:
     return {"pods_killed": len(killed), "killed_task_done_elsewhere": elsewhere}
 
 
-def _verdict(summary: dict[str, Any], seed: int, seconds: float) -> dict[str, Any]:
+def _result(summary: dict[str, Any], seed: int, seconds: float) -> dict[str, Any]:
     wrong = faults(summary)
     if not summary["video"]:
         wrong.append("video")

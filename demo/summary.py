@@ -30,7 +30,7 @@ def _lines(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     tasks += f"{_zero(s, 'tasks_lost')} lost, {_zero(s, 'tasks_doubled')} done twice; {s['tasks_requeued']} requeued"
     logs = f"{s['log_bytes_produced']:,} produced, {s['log_bytes_shipped']:,} in S3 byte for byte, "
     logs += f"{s['log_bytes_declared_lost']:,} declared lost with their host, {_zero(s, 'log_bytes_missing')} missing"
-    film = s["video"] or f"[red]{s.get('video_problem')}[/red]"
+    video = s["video"] or f"[red]{s.get('video_problem')}[/red]"
     length = f" ({s['video_seconds']:.1f} s, {s['video_frames']} frames)" if s["video"] else ""
     first = "never" if s["first_claim_s"] is None else f"{s['first_claim_s']:.1f} s after the insert"
     return [
@@ -40,7 +40,7 @@ def _lines(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("pod-seconds", seconds),
         ("dollars", f"{s['dollars']:.4f} billed, {s['dollars_booked']:.4f} booked"),
         ("log bytes", logs),
-        ("video", f"{film}{length}"),
+        ("video", f"{video}{length}"),
         ("time", f"{s['seconds']:.0f} s in all"),
     ]
 

@@ -12,12 +12,12 @@ from orchestrator.ports import Blobs
 MEASURE_TIMEOUT_S = 60.0
 
 
-class NotAFilm(Exception):
+class NotAVideo(Exception):
     """The object is missing, or not a video that can be decoded to its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class Video:
     """What a player would show."""
 
     path: Path
@@ -27,16 +27,16 @@ class Film:
     height: int
 
 
-async def fetch(blobs: Blobs, location: str, path: Path) -> Film:
+async def fetch(blobs: Blobs, location: str, path: Path) -> Video:
     """Download what lies at an `s3://` location and decode every frame of it."""
     key = blobs.key_of(location)
     if key is None:
-        raise NotAFilm(f"{location} is not in this bucket")
+        raise NotAVideo(f"{location} is not in this bucket")
     path.write_bytes(await blobs.get(key))
     return await measure(path)
 
 
-async def measure(path: Path) -> Film:
+async def measure(path: Path) -> Video:
     """Decode a video to its end, as ffprobe -count_frames would."""
     process = await asyncio.create_subprocess_exec(
         imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-hide_banner", "-xerror", "-i", str(path), "-f", "null", "-",
@@ -51,9 +51,9 @@ async def measure(path: Path) -> Film:
     size = re.search(r"Video: .*?\b(\d{2,5})x(\d{2,5})\b", text)
     frames = re.findall(r"frame=\s*(\d+)", text)
     if process.returncode != 0 or not (duration and size and frames):
-        raise NotAFilm(f"{path} cannot be decoded: {text.strip()[-300:]}")
+        raise NotAVideo(f"{path} cannot be decoded: {text.strip()[-300:]}")
     hours, minutes, seconds = duration.groups()
-    return Film(
+    return Video(
         path=path,
         seconds=int(hours) * 3600 + int(minutes) * 60 + float(seconds),
         frames=int(frames[-1]),

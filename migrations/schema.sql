@@ -2773,6 +2773,20 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_needing(p_ids uuid[]) RETURNS uuid[]
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+    select array_agg(distinct w.id)
+      from (select array_agg(e.id) as ids from unnest(p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+     cross join lateral (
+           select t.id from public.tasks t
+            where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && s.ids) w
+$$;
+
 CREATE FUNCTION public.internal_now() RETURNS timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -3071,10 +3085,10 @@ begin
     select * into v_lock from public.internal_lock_queued(v_ids, 0);
     v_needed := array(
         select d.id from public.tasks d
-         where d.status in ('Queued', 'In Progress')
+         where d.status in ('Queued', 'In Progress', 'Complete')
            and d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (v_lock.locked))));
     select count(*) into v_still from (
-        select from public.tasks d where d.id = any (v_needed) and d.status in ('Queued', 'In Progress')
+        select from public.tasks d where d.id = any (v_needed) and d.status in ('Queued', 'In Progress', 'Complete')
          order by d.id for share skip locked) s;
     if v_still < cardinality(v_needed) and p_waits and public.internal_lock_briefly(v_needed, true) then
         v_still := cardinality(v_needed);
@@ -3239,12 +3253,25 @@ CREATE FUNCTION public.internal_settle_new(p_ids uuid[]) RETURNS void
     AS $$
 declare
     v_waiting uuid[];
+    v_ready uuid[];
+    v_needed uuid[];
+    v_kept int;
 begin
     perform public.internal_settle(p_ids, '{}');
     v_waiting := array(select t.id from public.tasks t where t.id = any (p_ids) and t.blocked and t.status = 'Queued');
     if v_waiting <> '{}' then
         perform public.internal_settle_cycles(v_waiting);
         insert into public.tasks_unsettled (task_ids) values (v_waiting);
+    end if;
+    v_ready := array(select t.id from public.tasks t
+                      where t.id = any (p_ids) and not t.blocked and t.status = 'Queued' and t.depends_on <> '{}');
+    v_needed := array(select d.id from public.tasks d where d.id = any (array(
+                          select unnest(t.depends_on) from public.tasks t where t.id = any (v_ready))));
+    select count(*) into v_kept from (
+        select from public.tasks d where d.id = any (v_needed) and d.status = 'Complete'
+         order by d.id for share skip locked) k;
+    if v_kept < cardinality(v_needed) then
+        insert into public.tasks_unsettled (task_ids) values (v_ready);
     end if;
 end
 $$;
@@ -3595,6 +3622,7 @@ CREATE FUNCTION public.internal_tasks_added() RETURNS trigger
 declare
     v_waiting uuid[];
     v_ended uuid[];
+    v_again uuid[];
 begin
     select array_agg(a.id) filter (where a.depends_on <> '{}' and a.status = 'Queued'),
            array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled'))
@@ -3608,6 +3636,11 @@ begin
     end if;
     if v_ended is not null then
         perform public.internal_settle(public.internal_dependants(v_ended), '{}');
+    end if;
+    -- Of a task with this id that was Complete when it was deleted, the result is kept.
+    v_again := array(select r.id from added a join public.task_results r on r.id = a.id where a.status <> 'Complete');
+    if v_again <> '{}' then
+        perform public.internal_settle(public.internal_needing(v_again), '{}');
     end if;
     perform pg_notify('orchestrator_tasks', p.pool)
        from (select distinct a.pool from added a
@@ -3625,6 +3658,7 @@ CREATE FUNCTION public.internal_tasks_changed() RETURNS trigger
     AS $$
 declare
     v_ended uuid[];
+    v_taken_back uuid[];
     v_waiting uuid[];
     v_pools text[];
     v_workers text[];
@@ -3646,8 +3680,9 @@ begin
            array_agg(b.id) filter (where b.status = 'In Progress'
                                      and (a.status = 'In Progress' and a.attempts = b.attempts
                                           and a.worker_id = b.worker_id) is not true),
-           count(*) filter (where a.status = 'Queued' or b.status = 'Queued')
-      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_queued
+           count(*) filter (where a.status = 'Queued' or b.status = 'Queued'),
+           array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete')
+      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_queued, v_taken_back
       from changed a full join was b on b.id = a.id;
     if v_left is not null then
         perform public.internal_close_attempts(v_left, false);
@@ -3655,6 +3690,9 @@ begin
     if v_ended is not null
        and current_setting('orchestrator.settling', true) is distinct from (pg_trigger_depth() - 1)::text then
         perform public.internal_settle(public.internal_dependants(v_ended), '{}');
+    end if;
+    if v_taken_back is not null then
+        perform public.internal_settle(public.internal_needing(v_taken_back), '{}');
     end if;
     if v_waiting is not null then
         perform public.internal_settle_new(v_waiting);
@@ -5506,6 +5544,8 @@ REVOKE ALL ON FUNCTION public.internal_lock_briefly(p_ids uuid[], p_share boolea
 REVOKE ALL ON FUNCTION public.internal_lock_queued(p_ids uuid[], INOUT p_waits integer, OUT locked uuid[], OUT missed uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_mark(p_pool text, p_now timestamp with time zone, OUT place integer, OUT created_at timestamp with time zone, OUT id uuid, OUT lowered integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_needing(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_now() FROM PUBLIC;
 

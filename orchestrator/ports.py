@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import (
     Demand,
@@ -23,7 +24,7 @@ from orchestrator.core.model import (
     TaskType,
     Worker,
 )
-from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.core.states import Stage, State
 
 
 class PortError(Exception):

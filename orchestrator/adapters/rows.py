@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Demand, EndedClimb, HeldBack, OfferState, Worker
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.ports import LogRange
 from worker.protocol import DISK
 

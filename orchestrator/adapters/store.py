@@ -20,9 +20,10 @@ from orchestrator.adapters.rows import (
     storable,
     worker_of,
 )
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import Pause, Spent, StoreAway, TaskType, Worker
-from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.core.states import Stage, State
 from orchestrator.observability.redaction import redact
 from orchestrator.ports import Attempt, DatabaseHalf, Db, Lease, LogRange, SchemaMismatch
 

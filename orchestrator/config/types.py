@@ -10,9 +10,12 @@ from pydantic_settings import NoDecode
 
 from orchestrator.config.pools import Seconds
 from orchestrator.core.model import ID_PATTERN
-from orchestrator.core.states import RUNGS, Stage
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage
 
-STAGES = tuple(stage for stage in RUNGS if stage not in {Stage.INTENT, Stage.POD_CREATED})  # what a climb may take
+STAGES = tuple(
+    stage for stage in STAGE_SPECS if stage not in {Stage.INTENT, Stage.POD_CREATED}
+)  # what a climb may take
 QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1", re.DOTALL)
 URL_START = re.compile(r"postgres(?:ql)?://")
 # As written, in a URL's query and among libpq's pairs: there with a backslash before what means something else.

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Offer
-from orchestrator.core.states import ExitCause, FailureCode, State
+from orchestrator.core.states import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,19 +23,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from orchestrator.core.exit_causes import FAILURES, ExitCause
+from orchestrator.core.failures import UNTRIED, Breaker, codes_where
 from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapshot
-from orchestrator.core.states import FAILURES, ExitCause, FailureCode
 
 PACE_S = 10.0  # between two spawns after a failure, and at least between a failed canary and the next
 CANARY_SHARE = 0.5  # of the time that this release has been tried in vain: the pause before the next canary
 CANARY_MAX_S = 300.0  # and no longer
 HALT_S = 30.0  # after a refusal that somebody must mend; doubles
 HALT_MAX_S = 600.0
-OF_THE_ACCOUNT = frozenset({FailureCode.QUOTA, FailureCode.BALANCE, FailureCode.API_AUTH})  # hold for every pool
-OF_THE_MARKET = frozenset({FailureCode.NO_CAPACITY, FailureCode.INTENT_STALE, FailureCode.HOST_AVOIDED})
+OF_THE_ACCOUNT, OF_THE_SPEC = codes_where(breaker=Breaker.ACCOUNT), codes_where(breaker=Breaker.SPEC)
+UNPACED = UNTRIED - codes_where(breaker=Breaker.HOST)  # cool-downs and halts delay the next spawn after these
 # A stuck task says something about the task, and nothing about image, code or hosts.
 COUNTED = FAILURES - {ExitCause.TASK_STUCK}
-UNTRIED = OF_THE_ACCOUNT | OF_THE_MARKET | {FailureCode.BAD_SPEC}  # say nothing of image, code or hosts
 
 
 class Brakes(StrEnum):
@@ -153,10 +153,10 @@ def _halt(pool: Pool, snapshot: Snapshot) -> Brake | None:
     """Wait after a refusal that will be repeated until somebody mends something: longer with each in a row."""
     refused: list[EndedClimb] = []
     for climb in snapshot.ended:
-        bad_spec = climb.failure_code == FailureCode.BAD_SPEC and climb.pool == pool.name
+        refused_here = climb.failure_code in OF_THE_SPEC and climb.pool == pool.name
         if climb.promoted or climb.failure_code not in UNTRIED:
             refused.clear()
-        elif climb.failure_code in OF_THE_ACCOUNT or bad_spec:
+        elif climb.failure_code in OF_THE_ACCOUNT or refused_here:
             refused.append(climb)
     if not refused:
         return None
@@ -180,8 +180,8 @@ def _pace(pool: Pool, snapshot: Snapshot, climbs: Sequence[EndedClimb], policy: 
     recent = timedelta(seconds=policy.failure_window_s)
     if not climbs or climbs[-1].promoted or snapshot.now - climbs[-1].at > recent:
         return None
-    if climbs[-1].failure_code in UNTRIED - {FailureCode.HOST_AVOIDED}:
-        return None  # the offers' own cool-down paces these
+    if climbs[-1].failure_code in UNPACED:
+        return None
     last = climbs[-1]
     failed = "bring-up failed" if last.ending_since is None else "promoted worker failed on probation"
     why = f"the last {failed} ({last.failure_code or last.exit_cause}), one spawn in {PACE_S:g} s"

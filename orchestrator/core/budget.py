@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator.core.actions import Terminate
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State
+from orchestrator.core.states import Stage, State
 
 SLACK_S = 180.0  # until a tick has seen it, and until the provider has carried out a delete
 ORDER = (State.SPAWNING, State.IDLE, State.ACTIVE)  # who goes first when an hour costs too much

@@ -18,8 +18,10 @@ Each task that a replaced worker failed since its last success gets one attempt 
 from datetime import timedelta
 
 from orchestrator.core.actions import Terminate
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import HeldBack, Policy, Snapshot, Worker
-from orchestrator.core.states import READY, ExitCause, FailureCode, State
+from orchestrator.core.states import READY, State
 
 DISK_FULL_S = 30.0  # an agent that has just cleaned up reports it with its next heartbeats
 REMEMBERED = timedelta(hours=1)  # an earlier worker of the release that was replaced without a second opinion

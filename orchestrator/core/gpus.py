@@ -8,19 +8,18 @@ import itertools
 import re
 from dataclasses import dataclass
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.gpu_profiles import PROFILES
 from orchestrator.core.machine_checks import NOTHING, Section, Sections, Verdict
-from orchestrator.core.states import FailureCode
+from orchestrator.core.xids import XidClass, numbers
 
 MEMORY_SHARE = 0.98  # of the type's memory, at least
 BUSY_MIB = 1024  # in use by nobody on the pod
 XID_AGE_S = 24 * 3_600.0  # older ones were somebody else's, and the machine has been rented since
 REPEATED = 2  # times that make a repeatable Xid fatal
-# U22 of the guards, after NVIDIA's Xid catalogue: the GPU, its memory, its bus, its firmware or its links have failed.
-FATAL_XIDS = frozenset({48, 62, 64, 79, 95, 109, 119, 120, 140, 143, 158})
-REPEATABLE_XIDS = frozenset({74})  # NVLink errors: one recovers, a second one does not
-WARNING_XIDS = frozenset({13, 31, 43, 45, 69, 94})  # an application's doing, mostly
-RECOVERY_XID = 154  # what the driver logs when a GPU's recovery action changes
+FATAL_XIDS, REPEATABLE_XIDS = numbers(XidClass.FATAL), numbers(XidClass.REPEATABLE)
+WARNING_XIDS = numbers(XidClass.PROGRAM)
+(RECOVERY_XID,) = numbers(XidClass.RECOVERY)
 ABSENT = re.compile(r"gpu is lost|requires reset", re.IGNORECASE)
 NO_ANSWER = re.compile(r"\[.*\]|ERR!|N/A|", re.IGNORECASE)
 XID = re.compile(

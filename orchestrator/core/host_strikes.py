@@ -7,44 +7,14 @@ is avoided for half an hour, once two of its machines failed within an hour: one
 
 from dataclasses import dataclass
 
-from orchestrator.core.gpus import FATAL_XIDS, RECOVERY_XID, REPEATABLE_XIDS
+from orchestrator.core.failures import Blames, FailureCode
 from orchestrator.core.model import Worker
-from orchestrator.core.states import FailureCode
 
 MACHINE_AVOID_S = 24 * 3_600.0
 SUSPECT_AVOID_S = 3_600.0
 PLACE_AVOID_S = 30 * 60.0
 PLACE_STRIKES = 2
 PLACE_MEMORY_S = 3_600.0  # strikes further apart than this are not added up
-
-# What a machine showed that it is not as rented, or not well.
-FAULTS = frozenset(
-    {
-        FailureCode.DISK,
-        FailureCode.INODES,
-        FailureCode.CLOCK_SKEW,
-        FailureCode.GPU_NOT_ATTACHED,
-        FailureCode.GPU_COUNT,
-        FailureCode.GPU_TYPE,
-        FailureCode.GPU_MEMORY,
-        FailureCode.ECC,
-        FailureCode.GPU_BUSY,
-        FailureCode.DRIVER_TOO_OLD,
-        FailureCode.NVLINK_INACTIVE,
-        FailureCode.NVLINK_DEGRADED,
-        *map(FailureCode.xid, FATAL_XIDS | REPEATABLE_XIDS | {RECOVERY_XID}),
-    }
-)
-# What may be the machine's doing, or the image's, or the network's.
-SUSPICIONS = frozenset(
-    {
-        FailureCode.NO_RUNTIME,
-        FailureCode.POD_ERROR,
-        FailureCode.SSH_DETAILS_MISSING,
-        FailureCode.TCP_TIMEOUT,
-        FailureCode.TASKS_FAIL_HERE,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +38,14 @@ def place_key(data_center: str, gpu_type: str) -> str:
 
 
 def strikes(worker: Worker, code: FailureCode | None) -> tuple[Strike, ...]:
-    """What a worker's end says about where it ran; nothing, unless the code blames the machine."""
+    """What a worker's end says about where it ran; nothing, unless the code blames the machine or the place."""
     found = []
-    if worker.machine_id and code in FAULTS | SUSPICIONS:
-        avoid_s = MACHINE_AVOID_S if code in FAULTS else SUSPECT_AVOID_S
+    blames = code.row.blames if code else Blames.NOTHING
+    if worker.machine_id and blames in (Blames.FAULT, Blames.SUSPICION):
+        avoid_s = MACHINE_AVOID_S if blames is Blames.FAULT else SUSPECT_AVOID_S
         found.append(Strike(machine_key(worker.machine_id), avoid_s, 1, MACHINE_AVOID_S))
-    # A machine that is met again is no new failure of the machine; that it is met again tells of the place.
-    if worker.data_center and worker.gpu_type and (code in FAULTS or code is FailureCode.HOST_AVOIDED):
+    # A second pod on an avoided machine is not a second failure of the machine, but it is one of the place.
+    if worker.data_center and worker.gpu_type and blames in (Blames.FAULT, Blames.PLACE):
         place = place_key(worker.data_center, worker.gpu_type)
         found.append(Strike(place, PLACE_AVOID_S, PLACE_STRIKES, PLACE_MEMORY_S))
     return tuple(found)

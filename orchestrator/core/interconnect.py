@@ -9,10 +9,10 @@ nvmlGpuFabricInfo_t). What cannot be read, and a state that says nothing of eith
 import itertools
 import re
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.gpu_profiles import PROFILES, Profile
 from orchestrator.core.gpus import NO_ANSWER, column
 from orchestrator.core.machine_checks import NOTHING, Section, Sections, Verdict
-from orchestrator.core.states import FailureCode
 
 LINK = re.compile(r"\s+Link \d+: (?P<state>.+)")
 UNDERLINED = re.compile(r"\x1b\[\d*m")  # the head of the topology, also where nobody looks on

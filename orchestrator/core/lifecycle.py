@@ -9,9 +9,12 @@ from datetime import datetime, timedelta
 
 from orchestrator.core import fitness, rollout
 from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
+from orchestrator.core.exit_causes import FAILURES, ExitCause
+from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD, POD_GONE, FailureCode
 from orchestrator.core.model import DATABASE, DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
 from orchestrator.core.pod_tracking import LISTING_LAG_S, fresh_for_s
-from orchestrator.core.states import FAILURES, RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
 LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
@@ -21,25 +24,11 @@ BEAT_SHARE = 0.4  # of the heartbeat timeout: an idle agent beats in each third 
 UNASKED_S = 120.0  # an agent without a task asks for one at once, and again within its long poll
 DELETED_AGE_S = 2.0  # absence after our own delete needs two lists and this age; if it outlived one, that of any pod
 STILL_LISTED = "it is still listed since"  # in what a deleting row waits for
-NEVER_CREATED = frozenset(
-    {
-        FailureCode.INTENT_STALE,
-        FailureCode.NO_CAPACITY,
-        FailureCode.QUOTA,
-        FailureCode.BALANCE,
-        FailureCode.API_AUTH,
-        FailureCode.BAD_SPEC,
-    }
-)  # codes that the provider's clear refusal, or our not asking, gave: there is no pod to look for
-NOT_OUR_POD = frozenset(
-    {FailureCode.POD_MISMATCH, FailureCode.HOST_KEY_UNPROVEN, FailureCode.HOST_KEY_RELAYED}
-)  # nothing of ours lies there
 DEAD = {
     PodStatus.EXITED: FailureCode.POD_EXITED,
     PodStatus.TERMINATED: FailureCode.POD_EXITED,
     PodStatus.ERROR: FailureCode.POD_ERROR,
 }
-LOST = frozenset({FailureCode.POD_MISSING, *DEAD.values()})  # codes that say that the pod no longer runs
 ENDS = (Terminate, Delete, Bury)  # nobody speaks to the pod: a list with another address each time holds none up
 
 
@@ -94,7 +83,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
 def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """The end of a climb that cannot succeed, or took too long: as a whole, or in its stage."""
     climbing_s = (snapshot.now - worker.created_at).total_seconds()
-    code = RUNGS[worker.stage].overdue
+    code = STAGE_SPECS[worker.stage].overdue
     if worker.waiting_on is WaitingOn.CAPACITY:
         code = FailureCode.NO_CAPACITY
     cause = ExitCause.BUDGET if worker.waiting_on is WaitingOn.BUDGET else ExitCause.SPAWN_FAILED
@@ -335,7 +324,7 @@ def _may_run(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy
     """
     if pod is not None and pod.status not in DEAD:
         return pod.status is PodStatus.RUNNING
-    if worker.failure_code in LOST:
+    if worker.failure_code in POD_GONE:
         return False
     if pod is not None:
         return not _ended(worker, pod, snapshot, policy)

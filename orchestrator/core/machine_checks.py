@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 
 HEAD = re.compile(r"=== ([^ ]+) (\d{1,9})")
 TIMED_OUT = 124  # what timeout(1) says of a program that it had to end

@@ -9,12 +9,11 @@ from enum import StrEnum
 
 from orchestrator.core import plan as loop
 from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Readdress, Reap, Rescue, Terminate
-from orchestrator.core.lifecycle import DEAD
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import POD_GONE
 from orchestrator.core.model import Policy, Snapshot
-from orchestrator.core.states import ExitCause, FailureCode
 
 ORPHAN_GRACE_S = 2.0  # a second list; the operator has asked, and a pod's row is there before the pod is asked for
-LOST = frozenset({FailureCode.POD_MISSING, *DEAD.values()})
 FOLLOWING = (Readdress, Flush, Delete, Bury, Rescue)  # the rest of an end that has begun
 
 
@@ -40,5 +39,5 @@ def _belongs(errand: Errand, action: Action) -> bool:
         case Errand.REAP:
             return isinstance(action, Reap)
         case Errand.FORGET:
-            lost = isinstance(action, Terminate) and action.code in LOST
+            lost = isinstance(action, Terminate) and action.code in POD_GONE
             return lost or isinstance(action, FOLLOWING)

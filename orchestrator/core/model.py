@@ -10,8 +10,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import Hearing
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
 DATABASE = "database_id"  # in a row's metadata: the database whose orchestrator asked for its pod

@@ -29,8 +29,9 @@ from orchestrator.core.actions import (
     Verdict,
     Wait,
 )
+from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
-from orchestrator.core.states import FAILURES, State
+from orchestrator.core.states import State
 
 ROWS_PER_TICK = 30  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
 # A create whose reply is lost is found only by a list, and a bring-up reads its pod from one.

@@ -9,8 +9,9 @@ others stay: they do what they can do until such a task comes to them as well.
 from collections.abc import Sequence
 
 from orchestrator.core.actions import Terminate
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import LACKS, Demand, Policy, Pool, Snapshot, Worker
-from orchestrator.core.states import READY, ExitCause
+from orchestrator.core.states import READY
 
 
 def end(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:

@@ -20,9 +20,10 @@ from statistics import median
 
 from orchestrator.core import breaker, rollout
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, StoreAway, Worker
 from orchestrator.core.offers import Market
-from orchestrator.core.states import READY, ExitCause, Stage, State, WaitingOn
+from orchestrator.core.states import READY, Stage, State, WaitingOn
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
 BOOTS = 20  # of the last promoted workers: their median is the usual boot

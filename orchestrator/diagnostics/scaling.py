@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.core.actions import Verdict
-from orchestrator.core.failures import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR, PROVIDER
+from orchestrator.core.meanings import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR, PROVIDER
 from orchestrator.core.model import Policy, Pool
 from orchestrator.diagnostics import causes
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.failures import MORE
-from orchestrator.core.states import READY, RUNGS, Stage, State, WaitingOn
+from orchestrator.core.meanings import MORE
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import READY, Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.collect import CONNECTED
 from orchestrator.diagnostics.early_warnings import unfit
@@ -50,7 +51,7 @@ def _stuck(report: Report) -> Iterator[Recommendation]:
 
 def _unstick(stage: str, told: Mapping[str, Any], names: Sequence[str]) -> str:
     """What to do about a stage that takes too long: what its deadline would say, or another pod."""
-    rung = RUNGS.get(Stage(stage))
+    rung = STAGE_SPECS.get(Stage(stage))
     late = causes.of(rung.overdue) if rung and told["who"] != WaitingOn.ORCHESTRATOR else None
     fix = late.fix if late and not told["code"] else told["fix"]
     if fix in (MORE, MORE.replace("<worker>", names[0])):  # nothing to set here: it is the provider's

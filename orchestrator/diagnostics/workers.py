@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.failures import LOGS, MORE
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.fitness import DISK_FULL_S
+from orchestrator.core.meanings import LOGS, MORE
 from orchestrator.core.model import LOGS_LATE, Policy
-from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.early_warnings import amiss, silent_leader, stalled, unfit
 from orchestrator.diagnostics.evidence import proof
@@ -137,7 +140,7 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
 def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
     code, subcause, since = _trouble(row, found["attempts"])
     cause = causes.of(code, subcause) if code else None
-    rung = RUNGS.get(Stage(row["stage"]))
+    rung = STAGE_SPECS.get(Stage(row["stage"]))
     overdue = f"{rung.overdue}: terminate, respawn" if rung else "terminate, respawn"
     wanted = WANTED.get(Stage(row["stage"])) or row["waiting_for"] or row["stage"]
     wanted += stalled(row, found["attempts"], now)
@@ -309,7 +312,7 @@ def _subcause(code: str | None, attempts: Sequence[Row]) -> str | None:
 def _possible(row: Row, made: int, now: datetime) -> int | None:
     """How many attempts at the stage there can be by its deadline, those made included."""
     stage = Stage(row["stage"]) if row["stage"] else None
-    if stage not in RUNGS or stage in WITHOUT_END or row["status"] != State.SPAWNING:
+    if stage not in STAGE_SPECS or stage in WITHOUT_END or row["status"] != State.SPAWNING:
         return None
     possible = max(made, 1)
     if stage in TRIED_ONCE:

@@ -9,8 +9,9 @@ from typing import Any
 import structlog
 
 from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
+from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.model import Snapshot
-from orchestrator.core.states import FAILURES, READY, State
+from orchestrator.core.states import READY, State
 from orchestrator.observability import log_phrases
 from orchestrator.ports import Store
 

@@ -13,8 +13,10 @@ import structlog
 
 from orchestrator.core import actions as act
 from orchestrator.core import budget
+from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.model import UNREACHED, Policy, Snapshot, Worker
-from orchestrator.core.states import FAILURES, RUNGS, Stage, State
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State
 from orchestrator.observability import log_phrases
 from orchestrator.pods.create import Renter
 from orchestrator.pods.host_strikes import remember
@@ -216,7 +218,7 @@ class Executor:
             "heartbeat_s": self._terms.heartbeat_s,
             "lease_s": self._terms.lease_s,
             "own_program": self._terms.own_program,
-            "deadline_s": RUNGS[Stage.INTENT].deadline_s,
+            "deadline_s": STAGE_SPECS[Stage.INTENT].deadline_s,
             "actor": "orchestrator",
             "reason": action.reason,
             "metadata": {"offer": action.offer.key},
@@ -226,7 +228,7 @@ class Executor:
         log.info("worker_intended", worker=action.worker_id, pool=action.pool, reason=action.reason)
 
     async def _adopt(self, term: int, action: act.Adopt) -> None:
-        rung = RUNGS[Stage.POD_RUNNING]
+        rung = STAGE_SPECS[Stage.POD_RUNNING]
         await self._move(
             term,
             action.worker_id,

@@ -13,13 +13,15 @@ from prometheus_client.process_collector import ProcessCollector
 
 from orchestrator.core.actions import Plan, Terminate
 from orchestrator.core.breaker import Brakes, brake
-from orchestrator.core.failures import TASKS
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot
-from orchestrator.core.states import RUNGS, FailureCode, Stage, State
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State
+from orchestrator.core.task_failures import TaskFailure
 from orchestrator.ports import PortError
 
 OTHER = "other"
-CODES = frozenset(FailureCode) | frozenset(TASKS)
+CODES = frozenset[str](FailureCode) | frozenset[str](TaskFailure)
 XID = "XID"  # all of NVIDIA's numbers
 FAST_S = (0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2, 15)  # a database call
 TICK_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 30)
@@ -166,7 +168,7 @@ class Metrics:
             self._opened[int(answer["id"])] = (Stage(args["p_stage"]), time.monotonic())
         elif function == "fleet_attempt_close":
             stage, began_s = self._opened.pop(int(args["p_id"]), (None, 0.0))
-            if stage is not None and stage in RUNGS:
+            if stage is not None and stage in STAGE_SPECS:
                 self.stage_s.labels(stage, args["p_outcome"]).observe(time.monotonic() - began_s)
                 if args["p_failure_code"] is not None:
                     self.stage_failures.labels(stage, code_of(args["p_failure_code"])).inc()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.model import Worker
-from orchestrator.core.states import Rung
+from orchestrator.core.stages import StageSpec
 from orchestrator.pods.bundle import Bundle
 from orchestrator.ports import Completed
 from worker.protocol import BASE_DIR
@@ -46,7 +46,7 @@ class LaunchConfig:
     pool_env: Mapping[str, Sequence[str]] = field(default_factory=dict)  # pool -> its names of `env`; else all
     renewal_key_for: Callable[[str, str], str | None] = lambda *_: None  # worker id, jti -> what opens its next token
 
-    def deadline_s(self, rung: Rung) -> float:
+    def deadline_s(self, rung: StageSpec) -> float:
         """What a stage may take."""
         return self.deadlines_s.get(rung.stage, rung.deadline_s)
 

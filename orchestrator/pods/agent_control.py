@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from orchestrator.pods import agent_commands
 from orchestrator.ports import Completed, PortError, Session, Unavailable
 

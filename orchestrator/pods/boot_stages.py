@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import is_pulling
 from orchestrator.core.model import SSH_USER, Pod, PodStatus, Worker
-from orchestrator.core.states import FailureCode
 from orchestrator.pods.agent_control import Unproven
 from orchestrator.pods.bringup_context import Ascent, Evidence
 from orchestrator.pods.latest import PodView

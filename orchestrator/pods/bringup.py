@@ -19,8 +19,11 @@ from typing import Any
 
 import structlog
 
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
-from orchestrator.core.states import RUNGS, ExitCause, FailureCode, Rung, Stage, State, WaitingOn
+from orchestrator.core.stages import STAGE_SPECS, StageSpec
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.observability import log_phrases
 from orchestrator.pods.agent_commands import LaunchConfig
 from orchestrator.pods.agent_control import Unproven
@@ -95,7 +98,7 @@ class BringUp:
                 await self._stage(ascent, clock, rung, prove)
             clock.passed(rung.stage)
 
-    async def _stage(self, ascent: Ascent, clock: "_Clock", rung: Rung, prove: Proof) -> None:
+    async def _stage(self, ascent: Ascent, clock: "_Clock", rung: StageSpec, prove: Proof) -> None:
         stage = rung.stage
         setting_up = stage is Stage.PROCESS and self._config.setup_command is not None
         own_s = None if setting_up else self._config.deadline_s(rung)  # setting up has only the hard cap
@@ -146,7 +149,7 @@ class BringUp:
             "failure_code": no.code,
             "waiting_on": WaitingOn.ORCHESTRATOR,
             "waiting_for": "its logs and its pod's end",
-            "deadline_s": RUNGS[Stage.DEPLOY].deadline_s,
+            "deadline_s": STAGE_SPECS[Stage.DEPLOY].deadline_s,
             "next_attempt_s": 0,
         }
         reason = f"{no.code}: {no}"[:500]
@@ -207,7 +210,7 @@ class _Clock:
         if self._lost is not None and self._lost[0] is stage:
             self._lost = None
 
-    def overdue(self, rung: Rung) -> FailureCode:
+    def overdue(self, rung: StageSpec) -> FailureCode:
         """What running out of time is called: on the way back after a loss, it was the loss."""
         return FailureCode.CONNECTION_LOST if self._lost is not None else rung.overdue
 
@@ -229,7 +232,7 @@ async def _no_log(pod_id: str) -> str:
     raise Unavailable(f"nobody can read the log of pod {pod_id} here")
 
 
-async def _timed(prove: Proof, ascent: Ascent, rung: Rung, limit_s: float, overdue: FailureCode) -> Evidence:
+async def _timed(prove: Proof, ascent: Ascent, rung: StageSpec, limit_s: float, overdue: FailureCode) -> Evidence:
     """The stage's proof; its deadline becomes Unproven with the best code there is."""
     try:
         async with asyncio.timeout(limit_s):

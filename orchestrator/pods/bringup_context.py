@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.machine_checks import Sections
 from orchestrator.core.model import Worker
-from orchestrator.core.states import FailureCode
 from orchestrator.pods import agent_commands
 from orchestrator.ports import PortError
 

@@ -11,8 +11,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
-from orchestrator.core.states import RUNGS, FailureCode, Rung, Stage
+from orchestrator.core.stages import STAGE_SPECS, StageSpec
+from orchestrator.core.states import Stage
 from orchestrator.pods import agent_commands, agent_control, host_identity
 from orchestrator.pods.agent_control import Unproven
 from orchestrator.pods.boot_stages import Boot
@@ -58,7 +60,7 @@ class Proofs:
         self._boot, self._checks = boot, Checks(lines, config)
         self._workers, self._config, self._token_for = workers, config, token_for
 
-    def ladder(self, worker: Worker) -> tuple[tuple[Rung, Proof], ...]:
+    def ladder(self, worker: Worker) -> tuple[tuple[StageSpec, Proof], ...]:
         """The stages in their order; what a pod has not got, it need not prove."""
         checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
         steps = (
@@ -76,7 +78,7 @@ class Proofs:
             (Stage.PROCESS, self.process, True),
             (Stage.HEARTBEAT, self.heartbeat, True),
         )
-        return tuple((RUNGS[stage], proof) for stage, proof, needed in steps if needed)
+        return tuple((STAGE_SPECS[stage], proof) for stage, proof, needed in steps if needed)
 
     async def tcp(self, ascent: Ascent) -> Evidence:
         """Something that speaks SSH answers there."""

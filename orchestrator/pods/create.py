@@ -11,9 +11,11 @@ from typing import Any
 import structlog
 
 from orchestrator.core import budget
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of
 from orchestrator.core.model import DATABASE, MAX_FAILURES, Offer, Pod, PodSpec, Policy, Pool
-from orchestrator.core.states import RUNGS, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.observability import log_phrases
 from orchestrator.pods import host_identity
 from orchestrator.pods.provider_cache import Catalog
@@ -80,7 +82,7 @@ class Renter:
 
     async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> float:
         """Write down what is asked for; the seconds that remain of the whole climb."""
-        rung = RUNGS[Stage.POD_CREATED]
+        rung = STAGE_SPECS[Stage.POD_CREATED]
         fields: dict[str, Any] = {
             "waiting_on": rung.waiting_on,
             "waiting_for": f"a pod from {offer.key}",
@@ -107,7 +109,7 @@ class Renter:
         return self._policy.spawning_timeout_s - (asking.stage_since - asking.created_at).total_seconds()
 
     async def _created(self, term: int, worker_id: str, offer: Offer, pod: Pod) -> None:
-        rung = RUNGS[Stage.POD_RUNNING]
+        rung = STAGE_SPECS[Stage.POD_RUNNING]
         fields: dict[str, Any] = {
             "pod_id": pod.id,
             "machine_id": pod.machine_id,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from orchestrator.pods import probe_scripts
 
 VARIABLE = "BOOTSTRAP_NONCE"  # in the pod's environment

@@ -5,9 +5,9 @@ from typing import Any
 
 import structlog
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import strikes
 from orchestrator.core.model import Worker
-from orchestrator.core.states import FailureCode
 from orchestrator.ports import Store
 
 log = structlog.get_logger()

@@ -10,9 +10,9 @@ import itertools
 import time
 
 from orchestrator.core import gpus, interconnect
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of
 from orchestrator.core.machine_checks import NOTHING, Sections, Verdict, platform, sections
-from orchestrator.core.states import FailureCode
 from orchestrator.pods import agent_control, probe_scripts
 from orchestrator.pods.agent_commands import LaunchConfig
 from orchestrator.pods.agent_control import Unproven

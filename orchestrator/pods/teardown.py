@@ -11,9 +11,10 @@ from typing import Any
 import structlog
 
 from orchestrator.core import actions as act
+from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.model import DELETES, UNREACHED, Policy, Worker
 from orchestrator.core.pod_tracking import LISTING_LAG_S
-from orchestrator.core.states import FAILURES, ExitCause, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.pods import final_snapshot
 from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
 

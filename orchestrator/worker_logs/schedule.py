@@ -11,8 +11,9 @@ from typing import Any
 
 import structlog
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import LOGS_LATE, Worker
-from orchestrator.core.states import READY, FailureCode, Stage, State
+from orchestrator.core.states import READY, Stage, State
 from orchestrator.ports import Attempt, HostKeyChanged, PortError, Store
 from orchestrator.worker_logs.budget import Round
 from orchestrator.worker_logs.shipper import Shipper

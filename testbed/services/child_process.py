@@ -18,7 +18,7 @@ LAST_WORDS = 2_000  # characters
 WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
 
-def leash(death_signal: signal.Signals) -> Callable[[], None] | None:
+def die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
     """On Linux, what the child does before exec; it runs after a change of user, which would clear the signal."""
     if sys.platform != "linux":
         return None
@@ -33,7 +33,7 @@ def leash(death_signal: signal.Signals) -> Callable[[], None] | None:
     return ask_for_the_signal
 
 
-class Leashed:
+class ChildProcess:
     """One server process; what it writes is appended to a file."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Leashed:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,  # the terminal's Ctrl-C is for its clients, which end first
-                preexec_fn=leash(death_signal),  # noqa: PLW1509  one system call, nothing that takes a lock
+                preexec_fn=die_with_parent(death_signal),  # noqa: PLW1509  one system call, nothing that takes a lock
                 **options,
             )
         self._watcher = _watch(self._process, death_signal)

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 import psycopg
 from psycopg import sql
 
-from testbed.services.child_process import Leashed
+from testbed.services.child_process import ChildProcess
 from testbed.services.free_port import free_port
 
 UNPRIVILEGED_USERS = ("nobody", "daemon")  # the first that exists runs the server where we are root
@@ -58,7 +58,7 @@ class EmbeddedPostgres:
         self._keep = keep
         self._account = _unprivileged() if os.geteuid() == 0 else None
         self._copied_binaries: Path | None = None
-        self._server: Leashed | None = None
+        self._server: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -145,7 +145,7 @@ class EmbeddedPostgres:
         if done.returncode != 0:
             raise PostgresFailed(f"initdb failed: {done.stderr.decode(errors='replace')[-2000:]}")
 
-    def _spawn(self, binaries: Path) -> Leashed:
+    def _spawn(self, binaries: Path) -> ChildProcess:
         options = {
             "listen_addresses": "127.0.0.1",
             "port": str(self._port),
@@ -161,9 +161,9 @@ class EmbeddedPostgres:
         command = [str(binaries / "postgres"), "-D", str(self._real)]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
-        return Leashed(command, self.log_file, death_signal=signal.SIGINT, cwd="/", **_as_user(self._account))
+        return ChildProcess(command, self.log_file, death_signal=signal.SIGINT, cwd="/", **_as_user(self._account))
 
-    async def _until_ready(self, server: Leashed) -> None:
+    async def _until_ready(self, server: ChildProcess) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             if server.pid is None:

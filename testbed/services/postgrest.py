@@ -28,7 +28,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from testbed.services.child_process import Leashed
+from testbed.services.child_process import ChildProcess
 from testbed.services.free_port import HOST
 from testbed.services.postgrest_binary import program
 from testbed.services.supabase_roles import create_roles
@@ -73,7 +73,7 @@ class EmbeddedPostgrest:
         self.service_role_key = self.issue("service_role")
         self._keys |= {self.publishable_key: self.anon_key, self.secret_key: self.service_role_key}
         self._directory = Path()
-        self._program: Leashed | None = None
+        self._program: ChildProcess | None = None
         self._upstream: httpx.AsyncClient | None = None
         self._door: asyncio.Server | None = None
         self._state = ServerState()
@@ -123,7 +123,7 @@ class EmbeddedPostgrest:
         binary = await asyncio.to_thread(program)
         self._socket.unlink(missing_ok=True)  # a killed server leaves it behind
         environment = {"PATH": os.environ.get("PATH", ""), **self._configuration()}
-        self._program = Leashed([str(binary)], self._directory / "server.log", env=environment)
+        self._program = ChildProcess([str(binary)], self._directory / "server.log", env=environment)
         try:
             await self._until_ready(self._program)
         except BaseException:
@@ -157,7 +157,7 @@ class EmbeddedPostgrest:
             "PGRST_LOG_LEVEL": "error",
         }
 
-    async def _until_ready(self, server: Leashed) -> None:
+    async def _until_ready(self, server: ChildProcess) -> None:
         assert self._upstream is not None  # noqa: S101  _open made it
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:

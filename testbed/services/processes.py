@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from testbed.services.child_process import leash
+from testbed.services.child_process import die_with_parent
 
 STOP_GRACE_S = 20.0
 QUOTED_LINES = 20
@@ -46,7 +46,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE if piped else sink,
                 stderr=sink,
                 start_new_session=True,  # the terminal's Ctrl-C is ours; children are stopped in order
-                preexec_fn=leash(death_signal),
+                preexec_fn=die_with_parent(death_signal),
             )
         return cls(name, process, log)
 

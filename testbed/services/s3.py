@@ -20,7 +20,7 @@ from tempfile import gettempdir
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.services.child_process import Leashed
+from testbed.services.child_process import ChildProcess
 from testbed.services.free_port import free_port
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class EmbeddedS3:
         self.access_key = secrets.token_hex(10)
         self.secret_key = secrets.token_hex(20)
         self._ports: dict[str, int] = {}
-        self._server: Leashed | None = None
+        self._server: ChildProcess | None = None
 
     @property
     def endpoint_url(self) -> str:
@@ -83,7 +83,7 @@ class EmbeddedS3:
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ports = self._ports or _free_ports()
         self._write_config()
-        self._server = Leashed(
+        self._server = ChildProcess(
             list(self._command()),
             self.log_file,
             cwd=self._data_dir,
@@ -134,7 +134,7 @@ class EmbeddedS3:
         yield from (f"-master.volumeSizeLimitMB={VOLUME_SIZE_MB}", f"-volume.max={VOLUMES}")
         yield from ("-master.telemetry=false", "-volume.preStopSeconds=0")
 
-    async def _until_ready(self, server: Leashed) -> None:
+    async def _until_ready(self, server: ChildProcess) -> None:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - slow to import, see blobs.py
 
         client = await asyncio.to_thread(self._client)

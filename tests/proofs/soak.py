@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from demo.main import only_demo
-from demo.scenario import Options, play
+from demo.scenario import Options, run_scenario
 from testbed.stack import ROOT
 from tests.proofs import docker_image, rolling_upgrade
 from tests.proofs import shutdown as ends
@@ -38,7 +38,7 @@ def demo(rounds: int, tasks: int, seed: int) -> None:
     for number in range(seed, seed + rounds):
         directory: Path = ROOT / ".demo-soak"
         with only_demo(directory):
-            summary = asyncio.run(play(Options(None, tasks, number, keep=False, directory=directory)))
+            summary = asyncio.run(run_scenario(Options(None, tasks, number, keep=False, directory=directory)))
         print(json.dumps(summary, sort_keys=True), flush=True)
         if not summary["ok"]:
             sys.exit(1)

@@ -13,7 +13,8 @@ from orchestrator.cli.output import Output, ago, clock, json_option, one_line, s
 from orchestrator.cli.progress import leave
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for
 from orchestrator.cli.tables import STYLES, table
-from orchestrator.core.states import RUNGS, Stage, State
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State
 from orchestrator.observability.redaction import plain
 
 MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
@@ -64,7 +65,7 @@ async def verify(output: Output, worker: str, *, at_once: bool) -> int:
 def _climb(row: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[Proof]:
     """The last attempt at each rung."""
     last = {attempt["stage"]: attempt for attempt in attempts}
-    for stage in RUNGS:
+    for stage in STAGE_SPECS:
         if stage == Stage.INTENT:
             yield Proof(stage, True, f"recorded at {clock(row['created_at'])}")
             continue

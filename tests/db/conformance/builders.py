@@ -10,7 +10,8 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import Db
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

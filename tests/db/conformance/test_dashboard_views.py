@@ -9,7 +9,8 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import Stage, State
 from orchestrator.migrate import migrate
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import FLEET, Agent, Fleet

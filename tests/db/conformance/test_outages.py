@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import StoreAway
-from orchestrator.core.states import ExitCause, State
+from orchestrator.core.states import State
 from orchestrator.ports import BadArgument, Db, NotLeader
 from tests.db.conformance.builders import FLEET, Fleet
 

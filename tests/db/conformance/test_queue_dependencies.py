@@ -219,6 +219,82 @@ async def test_a_dependency_that_nobody_inserts_within_an_hour_fails_its_dependa
     assert (await fleet.task(row["id"]))["failure_code"] == "DEPENDENCY_DELETED"
 
 
+TAKES_BACK = {
+    "an update": ("update tasks set status = 'Queued', worker_id = null where id = %(id)s",),
+    "an update to In Progress": ("update tasks set status = 'In Progress' where id = %(id)s",),
+    "a deletion": (
+        "delete from tasks where id = %(id)s",
+        "insert into tasks (id, task_type) values (%(id)s, 't')",
+    ),
+    "a truncation": (
+        "create temporary table kept on commit drop as select * from tasks",
+        "truncate tasks",
+        "insert into tasks select * from kept",
+        "update tasks set status = 'Queued', worker_id = null where id = %(id)s",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", TAKES_BACK)
+async def test_a_task_waits_again_when_a_user_takes_back_the_complete_task_that_it_needs(
+    fleet: Fleet, hand: AsyncConnection[DictRow], way: str
+) -> None:
+    """At once, and it is no demand; a task that runs already goes on, and waits if it comes back."""
+    first, ready, running = await fleet.submit({}, {"depends_on": ["#0"]}, {"depends_on": ["#0"], "priority": 9})
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await agent.complete(task)
+    (task,) = await agent.claim()
+    assert task["id"] == running
+    async with hand.transaction():
+        for statement in TAKES_BACK[way]:
+            await hand.execute(statement.encode(), {"id": first})
+    assert [(await fleet.task(i))["blocked"] for i in (ready, running)] == [True, False]
+    if way != "a truncation":
+        assert await agent.release(task) == "ok"
+        assert (await fleet.task(running))["blocked"]
+    (demand,) = (await fleet.snapshot())["demand"]
+    assert demand["claimable"] == (way != "an update to In Progress")
+    assert [task["id"] for task in await agent.claim(batch=9)] == [first] * demand["claimable"]
+    rules = await broken(hand)
+    assert rules == {}
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (first,))
+    assert not (await fleet.task(ready))["blocked"]
+
+
+@pytest.mark.parametrize("status", ["Failed", "Cancelled"])
+@pytest.mark.parametrize("way", ["an update", "a deletion"])
+async def test_a_user_who_fails_a_complete_task_fails_what_has_not_run_yet(
+    fleet: Fleet, hand: AsyncConnection[DictRow], way: str, status: str
+) -> None:
+    """Ready tasks too, and those that wait for them in turn."""
+    first, second, third = await fleet.submit({}, {"depends_on": ["#0"]}, {"depends_on": ["#1"]})
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (first,))
+    if way == "an update":
+        await hand.execute("update tasks set status = %s where id = %s", (status, first))
+    else:
+        await hand.execute("delete from tasks where id = %s", (first,))
+        insert = "insert into tasks (id, task_type, status) values (%s, 't', %s)"
+        await hand.execute(insert, (first, status))
+    rows = [await fleet.task(task_id) for task_id in (second, third)]
+    assert [(row["status"], row["failure_code"]) for row in rows] == [("Failed", "DEPENDENCY_FAILED")] * 2
+    assert f"{first} (t) ended as {status}" in rows[0]["error_message"]
+    assert await broken(hand) == {}
+
+
+async def test_tasks_that_wait_for_each_other_because_a_user_takes_one_back_end_with_that_reason(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """The one that was Complete needed the one that needs it."""
+    rows = [{"id": numbered(1), "needs": []}, {"id": numbered(2), "needs": [numbered(1)]}]
+    await hand.execute(NEEDS, (Jsonb(rows),))
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (numbered(1),))
+    await hand.execute("update tasks set depends_on = array[%s::uuid] where id = %s", (numbered(2), numbered(1)))
+    assert not (await fleet.task(numbered(2)))["blocked"]
+    await hand.execute("update tasks set status = 'Queued' where id = %s", (numbered(1),))
+    assert [(await fleet.task(numbered(n)))["failure_code"] for n in (1, 2)] == ["DEPENDENCY_CYCLE"] * 2
+
+
 NEEDS = """insert into tasks (id, task_type, depends_on)
            select n.id::uuid, 't', n.needs::uuid[] from jsonb_to_recordset(%s) n (id text, needs text[])"""
 

@@ -10,7 +10,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument
 from tests.db.conformance.builders import FLEET, Fleet, result, rows_read
 

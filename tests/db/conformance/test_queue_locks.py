@@ -84,6 +84,46 @@ async def test_an_open_end_does_not_hide_the_dependant_that_was_inserted_meanwhi
     assert await broken(hand) == {}
 
 
+@pytest.mark.parametrize("status", ["Queued", "Failed"])
+async def test_a_dependant_that_comes_while_a_user_takes_back_a_complete_task_waits_for_it(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], status: str
+) -> None:
+    """Inserted, or given back by its worker: neither of the two transactions sees the other's change."""
+    agent = await fleet.agent()
+    first, second = await fleet.submit({}, {"depends_on": ["#0"]})
+    (task,) = await agent.claim()
+    await agent.complete(task)
+    (task,) = await agent.claim()
+    await other.execute("update tasks set status = %s where id = %s", (status, first))
+    async with asyncio.timeout(PATIENCE_S):
+        (row,) = await (await hand.execute(INSERT, (first,))).fetchall()
+        assert await agent.release(task) == "ok"
+        await fleet.snapshot()
+    await other.commit()
+    await fleet.snapshot()
+    expected = [("Queued", True)] * 2 if status == "Queued" else [("Failed", False)] * 2
+    assert [await state(fleet, task_id) for task_id in (second, row["id"])] == expected
+    assert await broken(hand) == {}
+
+
+async def test_an_open_insertion_of_a_dependant_is_seen_by_who_takes_its_complete_dependency_back(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
+) -> None:
+    """That change waits until the insertion is over."""
+    (first,) = await fleet.submit()
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (first,))
+    (row,) = await (await other.execute(INSERT, (first,))).fetchall()
+    change = asyncio.create_task(hand.execute("update tasks set status = 'Queued' where id = %s", (first,)))
+    async with asyncio.timeout(PATIENCE_S):
+        while not await (await other.execute("select from pg_locks where not granted")).fetchall():
+            pass
+    await other.commit()
+    await change
+    await fleet.snapshot()
+    assert await state(fleet, row["id"]) == ("Queued", True)
+    assert await broken(hand) == {}
+
+
 async def test_an_open_change_of_a_dependant_does_not_hold_up_the_end_of_its_dependency(
     fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
 ) -> None:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import Stage, State
 from tests.db.conformance.builders import FLEET, Agent, Fleet, result
 
 FAILURE = {"code": "HANDLER_ERROR", "message": "no CUDA device", "exit_class": "exception"}

@@ -10,8 +10,9 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EndedClimb, Pause, Spent, TaskType
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
 from tests.db.conformance.builders import FLEET, Fleet
 

@@ -14,7 +14,8 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.postgres import JSON_ARGS, PostgresDb
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.states import TRANSITIONS, ExitCause, Stage, State, WaitingOn
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import TRANSITIONS, Stage, State, WaitingOn
 from orchestrator.migrate import DIRECTORY, migrate, read_migrations
 from orchestrator.ports import Db, SchemaMismatch, Unavailable
 from testbed.services.postgres import EmbeddedPostgres

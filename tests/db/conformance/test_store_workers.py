@@ -11,8 +11,10 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Pause
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.ports import Attempt, BadArgument, Db, LogRange, LostRace, NotLeader, UnknownWorker
 from tests.db.conformance.builders import FLEET, START, Agent, Fleet, rows_read
 

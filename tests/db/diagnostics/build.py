@@ -10,8 +10,10 @@ from rich.console import Console, RenderableType
 
 from orchestrator.cli import explain_view
 from orchestrator.config.settings import Settings
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy
-from orchestrator.core.states import RUNGS, FailureCode, Stage, State
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import tasks, workers
 from tests.db.conformance.builders import FLEET, Fleet
 
@@ -31,7 +33,7 @@ async def climb(fleet: Fleet, stage: Stage, **fields: Any) -> str:
     if stage is not Stage.INTENT:
         await fleet.move(worker, State.SPAWNING, stage=Stage.POD_RUNNING, waiting_on="provider", **POD)
         await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=120, pod_id="pod-1")
-    rung = RUNGS[stage]
+    rung = STAGE_SPECS[stage]
     told: dict[str, Any] = {
         "waiting_on": rung.waiting_on,
         "waiting_for": str(stage),

@@ -7,7 +7,8 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics.cost import lines, reconciled
 from orchestrator.ports import BadArgument, Bill
 from tests.db.conformance.builders import FLEET, START, Fleet, rows_read

@@ -8,7 +8,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.cli import explain_view
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.tasks import FEW
 from tests.db.conformance.builders import START, Fleet, result

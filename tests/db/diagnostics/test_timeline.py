@@ -8,7 +8,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.cli.commands import timeline
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics.timeline import Entry, by_state, entries
 from tests.db.conformance.builders import FLEET, Agent, Fleet, result
 from tests.db.diagnostics.build import POD, attempt, lines

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.failures import SILENCES
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.model import LOGS_LATE
-from orchestrator.core.states import LADDER, RUNGS, ExitCause, FailureCode, Rung, Stage, State
+from orchestrator.core.stages import BRING_UP, STAGE_SPECS, StageSpec
+from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, EARLY_S, STALLED
 from orchestrator.diagnostics.workers import WANTED
@@ -53,17 +55,17 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
     ]
 
 
-@pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.stage)
-async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: Rung) -> None:
+@pytest.mark.parametrize("rung", BRING_UP, ids=lambda rung: rung.stage)
+async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: StageSpec) -> None:
     """At each stage, although nothing has gone wrong yet."""
     stage = rung.stage
     worker = await climb(fleet, stage)
     said = await explained(fleet, worker)
-    assert (said.who, said.code) == (RUNGS[stage].waiting_on, None)
+    assert (said.who, said.code) == (STAGE_SPECS[stage].waiting_on, None)
     assert said.what == WANTED[stage]
-    assert said.then == f"{RUNGS[stage].overdue}: terminate, respawn"
+    assert said.then == f"{STAGE_SPECS[stage].overdue}: terminate, respawn"
     assert said.deadline is not None
-    assert times([said.deadline]) == [fleet.now + timedelta(seconds=RUNGS[stage].deadline_s)]
+    assert times([said.deadline]) == [fleet.now + timedelta(seconds=STAGE_SPECS[stage].deadline_s)]
 
 
 @pytest.mark.parametrize("code", FailureCode)

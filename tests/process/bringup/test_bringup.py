@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.core.states import READY, RUNGS, FailureCode, Stage, State
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import READY, Stage, State
 from orchestrator.pods import agent_commands
 from orchestrator.pods.bringup import WorkerView
 from orchestrator.ports import LostRace
@@ -220,4 +222,4 @@ async def test_the_hard_cap_ends_a_climb_whatever_its_stages_may_take(rig: Rig) 
     await asyncio.wait_for(rig.bring_up(spawning_timeout_s=0.5).climb(rig.term, worker), DEADLINE_S)
     row = await rig.row(worker.id)
     assert (row["status"], row["failure_code"]) == ("terminating", FailureCode.SSH_DETAILS_MISSING)
-    assert RUNGS[Stage.SSH_DETAILS].deadline_s > 1
+    assert STAGE_SPECS[Stage.SSH_DETAILS].deadline_s > 1

@@ -8,7 +8,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from orchestrator.core.states import READY, FailureCode, Stage
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import READY, Stage
 from orchestrator.pods import host_identity
 from testbed.runpod.fake_tools import write_host_keys, write_programs
 from tests.process.bringup.relay import relaying

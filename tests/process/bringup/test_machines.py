@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.model import Worker
-from orchestrator.core.states import READY, RUNGS, Stage
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import READY, Stage
 from tests.process.bringup.rig import DEADLINE_S, GPU, Rig
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
@@ -196,8 +197,8 @@ async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
     for stage, (worker, _) in hanging:
         await rig.reaches(worker.id, stage)
         row = next(w for w in (await rig.store.snapshot()).workers if w.id == worker.id)
-        assert (row.waiting_on, row.waiting_for) == (RUNGS[stage].waiting_on, str(stage))
-        assert 0 < (row.deadline_at - row.stage_since).total_seconds() <= RUNGS[stage].deadline_s + 1
+        assert (row.waiting_on, row.waiting_for) == (STAGE_SPECS[stage].waiting_on, str(stage))
+        assert 0 < (row.deadline_at - row.stage_since).total_seconds() <= STAGE_SPECS[stage].deadline_s + 1
         assert row.next_attempt_at <= row.deadline_at
     for climb in climbs:
         climb.cancel()

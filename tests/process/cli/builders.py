@@ -16,7 +16,8 @@ from typing import Any
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import Attempt, LogRange
 
 ROOT = Path(__file__).resolve().parents[3]

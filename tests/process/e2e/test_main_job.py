@@ -8,7 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from demo.scenario import submit
-from orchestrator.core.states import RUNGS
+from orchestrator.core.stages import STAGE_SPECS
 from testbed.audit import compare_logs
 from testbed.stack import Stack
 from tests.process.e2e.conftest import Until
@@ -132,7 +132,7 @@ async def test_an_operator_spawns_and_terminates(stack: Stack, until: Until) -> 
     status, out, err = await stack.run("verify", "gpu-by-hand", "--now", "--json")
     assert status == 0, out + err
     proofs = {one["what"]: (one["holds"], one["said"]) for one in json.loads(out)["proofs"]}
-    assert set(RUNGS) | {"heartbeat now", "ssh now", "code now", "process now"} == set(proofs)
+    assert set(STAGE_SPECS) | {"heartbeat now", "ssh now", "code now", "process now"} == set(proofs)
     assert proofs["ssh now"][1].endswith("its host key is the pinned one")
     assert proofs["process now"][1].startswith("running, process ")
     status, out, err = await stack.run("terminate", "--worker-id", "gpu-by-hand", "--force")

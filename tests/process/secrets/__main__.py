@@ -10,12 +10,12 @@ import click
 
 from tests.process.secrets.canaries import SECRETS, SETUP_FAILS, over_supabase, searched
 from tests.proofs.fault_matrix.__main__ import SIDE_BY_SIDE, TRIALS
-from tests.proofs.fault_matrix.runner import Trial
-from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.runner import Case
+from tests.proofs.fault_matrix.shared_services import SharedServices
 
 OVER_SUPABASE = ("agent_killed", "unauthorized", "ssh_refused")
-AGAIN = (over_supabase(trial) for trial in TRIALS if trial.name in OVER_SUPABASE)
-EVERY = {trial.name: trial for trial in (SETUP_FAILS, *TRIALS, *AGAIN)}
+AGAIN = (over_supabase(case) for case in TRIALS if case.name in OVER_SUPABASE)
+EVERY = {case.name: case for case in (SETUP_FAILS, *TRIALS, *AGAIN)}
 
 
 @click.command()
@@ -31,23 +31,23 @@ def main(only: tuple[str, ...], at_once: int) -> None:
     sys.exit(1 if bad else 0)
 
 
-async def _all(trials: list[Trial], at_once: int) -> dict[str, list[str]]:
+async def _all(cases: list[Case], at_once: int) -> dict[str, list[str]]:
     gate, wrong = asyncio.Semaphore(at_once), dict[str, list[str]]()
 
-    async def one(trial: Trial) -> None:
+    async def one(case: Case) -> None:
         async with gate:
             try:
-                found = await searched(trial, ground, Path(directory) / trial.name)
+                found = await searched(case, shared, Path(directory) / case.name)
             except Exception as error:  # noqa: BLE001  whatever it is, the other trials have nothing to do with it
                 found = [f"{type(error).__name__}: {error}"]
-            wrong[trial.name] = found
-        sys.stdout.write(f"{'BAD ' if found else 'ok  '} {trial.name:24} {'; '.join(found)}\n")
+            wrong[case.name] = found
+        sys.stdout.write(f"{'BAD ' if found else 'ok  '} {case.name:24} {'; '.join(found)}\n")
         sys.stdout.flush()
 
     with tempfile.TemporaryDirectory() as directory:
-        async with Ground(Path(directory) / "ground") as ground, asyncio.TaskGroup() as group:
-            for trial in trials:
-                group.create_task(one(trial))
+        async with SharedServices(Path(directory) / "ground") as shared, asyncio.TaskGroup() as group:
+            for case in cases:
+                group.create_task(one(case))
     return wrong
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.proofs.fault_matrix.environment import Scene
-from tests.proofs.fault_matrix.runner import Trial, run
+from tests.proofs.fault_matrix.environment import Environment
+from tests.proofs.fault_matrix.runner import Case, run
 from tests.proofs.fault_matrix.secret_scan import (
     CONFIG,
     KEY,
@@ -23,11 +23,11 @@ from tests.proofs.fault_matrix.secret_scan import (
     PASSWORD,
     PODS,
     TOKEN,
-    Canaries,
+    SecretScan,
     of_stack,
     search_what_stayed,
 )
-from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.shared_services import SharedServices
 
 LOOK_EVERY_S = 0.3
 SECRETS = 12
@@ -38,42 +38,42 @@ SINKS = ("argv", "S3", "HTTP", "commands", OUTPUT, PODS)
 EXIT_3 = "echo fetching https://user:CANARY@packages.example/simple; env; cat ~/.orchestrator/run/*/config.json; exit 3"
 
 
-async def setup_failed(scene: Scene) -> None:
+async def setup_failed(fleet_env: Environment) -> None:
     """Wait until a worker ended because its set-up command did."""
-    await scene.until("select 1 from workers where failure_code = 'SETUP_FAILED' or exit_cause = 'spawn_failed'")
-    scene.strike()
-    await scene.rows("update tasks set status = 'Cancelled' where status = 'Queued' returning 1")
+    await fleet_env.until("select 1 from workers where failure_code = 'SETUP_FAILED' or exit_cause = 'spawn_failed'")
+    fleet_env.strike()
+    await fleet_env.rows("update tasks set status = 'Cancelled' where status = 'Queued' returning 1")
 
 
-SETUP_FAILS = Trial(
+SETUP_FAILS = Case(
     "setup_fails", "the set-up command fails and says too much", "", "", setup_failed,
     settings={"WORKER_SETUP_COMMAND": EXIT_3}, tasks=2, keeps_logs=False, limit_s=60,
 )  # fmt: skip
 
 
-def over_supabase(trial: Trial) -> Trial:
+def over_supabase(case: Case) -> Case:
     """The same harm to a stack whose orchestrators and pods know no database but PostgREST."""
-    return replace(trial, name=f"{trial.name}_over_supabase", transport="supabase")
+    return replace(case, name=f"{case.name}_over_supabase", transport="supabase")
 
 
-async def searched(trial: Trial, ground: Ground, directory: Path) -> list[str]:
+async def searched(case: Case, shared: SharedServices, directory: Path) -> list[str]:
     """Run a trial with secrets in it; what leaked, and what was not looked at or would not have been found.
 
     Output, rows, objects, command lines, pods, commands and HTTP are searched; then one is planted in each sink, to be
     found.
     """
-    canaries, planted, leaks = Canaries(), dict[str, str](), None
+    canaries, planted, leaks = SecretScan(), dict[str, str](), None
 
     @contextlib.asynccontextmanager
-    async def around(scene: Scene) -> AsyncIterator[None]:
+    async def around(fleet_env: Environment) -> AsyncIterator[None]:
         nonlocal leaks
-        async with released(scene, canaries):
+        async with released(fleet_env, canaries):
             yield
         leaks = sorted(canaries.hits)
-        planted.update(await plant(scene, canaries))
-        await search_what_stayed(scene, canaries, users_may=USERS_MAY)
+        planted.update(await plant(fleet_env, canaries))
+        await search_what_stayed(fleet_env, canaries, users_may=USERS_MAY)
 
-    result = await run(replace(trial, name=f"canary_{trial.name}"), ground, directory, around)
+    result = await run(replace(case, name=f"canary_{case.name}"), shared, directory, around)
     if leaks is None or result.recovered_s is None:
         return ["the harm never struck", *result.wrong]
     wrong = [f"{name} is in {sink}" for name, sink in leaks]
@@ -86,25 +86,25 @@ async def searched(trial: Trial, ground: Ground, directory: Path) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def released(scene: Scene, canaries: Canaries) -> AsyncIterator[Canaries]:
+async def released(fleet_env: Environment, canaries: SecretScan) -> AsyncIterator[SecretScan]:
     """Give the stack its secrets; watch what passes by; at the end search what stayed."""
-    give(scene, canaries)
-    watching = asyncio.create_task(_watch(scene, canaries))
+    give(fleet_env, canaries)
+    watching = asyncio.create_task(_watch(fleet_env, canaries))
     try:
         yield canaries
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-    await _ask(scene, canaries)
-    await search_what_stayed(scene, canaries, users_may=USERS_MAY)
+    await _ask(fleet_env, canaries)
+    await search_what_stayed(fleet_env, canaries, users_may=USERS_MAY)
 
 
-def give(scene: Scene, canaries: Canaries) -> None:
+def give(fleet_env: Environment, canaries: SecretScan) -> None:
     """The secrets that the stack has anyway, and others beside them.
 
     Over Supabase's transport the service key is the real one, and there is no password of a database.
     """
-    env, mark = scene.stack.environment, secrets.token_hex(4)
+    env, mark = fleet_env.stack.environment, secrets.token_hex(4)
     made = {
         name: f"canary/{name[:6]}+{mark}={secrets.token_hex(12)}"
         for name in ("SUPABASE_SERVICE_ROLE_KEY", "ADMIN_TOKEN", "AWS_SESSION_TOKEN", "RAILWAY_TOKEN", "GITHUB_TOKEN")
@@ -112,18 +112,18 @@ def give(scene: Scene, canaries: Canaries) -> None:
     # The store in these tests refuses a session token that it did not give: what the process inherits is enough.
     made["ORIGINAL_AWS_SESSION_TOKEN"] = made.pop("AWS_SESSION_TOKEN")
     setup = f"canary-pip-{secrets.token_hex(12)}"
-    if scene.stack.transport == "supabase":
+    if fleet_env.stack.transport == "supabase":
         made |= {"SUPABASE_SERVICE_ROLE_KEY": env["SUPABASE_SERVICE_ROLE_KEY"], PASSWORD: secrets.token_hex(12)}
     env |= {name: value for name, value in made.items() if name != PASSWORD}
     command = env.get("WORKER_SETUP_COMMAND") or "true https://user:CANARY@packages.example/simple"
     env["WORKER_SETUP_COMMAND"] = command.replace("CANARY", setup)
     canaries.known |= {name: {value} for name, value in {**made, SETUP: setup}.items()}
-    canaries.known |= of_stack(scene.stack)
+    canaries.known |= of_stack(fleet_env.stack)
 
 
-async def _watch(scene: Scene, canaries: Canaries) -> None:
+async def _watch(fleet_env: Environment, canaries: SecretScan) -> None:
     """Command lines of all processes, pods as the provider shows them, and workers' tokens as they are born."""
-    env = scene.stack.environment
+    env = fleet_env.stack.environment
     headers = {"Authorization": f"Bearer {env['RUNPOD_API_KEY']}"}
     async with httpx.AsyncClient(base_url=env["RUNPOD_API_BASE_URL"], headers=headers, trust_env=False) as client:
         while True:
@@ -133,7 +133,7 @@ async def _watch(scene: Scene, canaries: Canaries) -> None:
                     "the pods as RunPod shows them", (await client.get("/v2/pods")).text, but=["RUNPOD_API_KEY"]
                 )
             with contextlib.suppress(httpx.HTTPError):
-                for pod in (await scene.stack.control("GET", "ledger"))["pods"]:
+                for pod in (await fleet_env.stack.control("GET", "ledger"))["pods"]:
                     for config in Path(pod["home"]).glob(CONFIG):
                         with contextlib.suppress(OSError, ValueError):  # written, or deleted, at this moment
                             canaries.learn(config)
@@ -148,20 +148,20 @@ def _command_lines() -> str:
     return "\n".join(found)
 
 
-async def _ask(scene: Scene, canaries: Canaries) -> None:
+async def _ask(fleet_env: Environment, canaries: SecretScan) -> None:
     """What commands and HTTP answer, to those who may ask and to those who may not."""
-    workers = await scene.rows("select id from workers order by created_at limit 1")
+    workers = await fleet_env.rows("select id from workers order by created_at limit 1")
     told = [f"{verb} {row['id']}" for row in workers for verb in ("explain", "timeline", "status --json")]
-    for ended in await asyncio.gather(*(scene.stack.run(*command.split()) for command in (*ASKED, *told))):
+    for ended in await asyncio.gather(*(fleet_env.stack.run(*command.split()) for command in (*ASKED, *told))):
         canaries.search("commands", f"{ended[1]}\n{ended[2]}")
     wrong = {"RUNPOD_API_KEY": "rpa_" + "x" * 20, "AWS_SECRET_ACCESS_KEY": "y" * 40}
-    where = "DATABASE_URL" if scene.stack.transport == "direct" else "SUPABASE_URL"
-    elsewhere = scene.stack.environment[where].replace("127.0.0.1", "nowhere.invalid")
+    where = "DATABASE_URL" if fleet_env.stack.transport == "direct" else "SUPABASE_URL"
+    elsewhere = fleet_env.stack.environment[where].replace("127.0.0.1", "nowhere.invalid")
     for changes in (wrong, {where: elsewhere}):
-        _, out, err = await scene.stack.run("doctor", overrides=changes)
+        _, out, err = await fleet_env.stack.run("doctor", overrides=changes)
         canaries.search("commands", f"{out}\n{err}")
     token = next(iter(canaries.known.get(TOKEN, {"none"})))
-    address = f"http://127.0.0.1:{scene.ports[0]}"
+    address = f"http://127.0.0.1:{fleet_env.ports[0]}"
     async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=10) as client:
         for path in ("/", "/healthz", "/readyz", "/metrics", "/rest/v1/rpc/worker_claim", "/rest/v1/workers"):
             for headers in ({}, {"Authorization": "Bearer x.y.z"}, {"Authorization": f"Bearer {token}"}):
@@ -170,16 +170,16 @@ async def _ask(scene: Scene, canaries: Canaries) -> None:
                     canaries.search("HTTP", f"{dict(reply.headers)}\n{reply.text}")
 
 
-async def plant(scene: Scene, canaries: Canaries) -> Mapping[str, str]:
+async def plant(fleet_env: Environment, canaries: SecretScan) -> Mapping[str, str]:
     """Leak one secret into each sink, each in another encoding: sink -> whose."""
     name = "GITHUB_TOKEN"
     (value,) = canaries.known[name]
     encoded = base64.b64encode(f"ab{value}cd".encode()).decode()
-    with (scene.stack.directory / "orchestrator.log").open("a") as log:
+    with (fleet_env.stack.directory / "orchestrator.log").open("a") as log:
         log.write(json.dumps({"message": urllib.parse.quote(value, safe="")}) + "\n")
-    await scene.rows("update tasks set result_data = jsonb_build_object('x', %s::text) returning 1", encoded)
-    await scene.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
-    homes = [Path(pod["home"]) for pod in (await scene.stack.control("GET", "ledger"))["pods"]]
+    await fleet_env.rows("update tasks set result_data = jsonb_build_object('x', %s::text) returning 1", encoded)
+    await fleet_env.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
+    homes = [Path(pod["home"]) for pod in (await fleet_env.stack.control("GET", "ledger"))["pods"]]
     (next(home for home in homes if home.exists()) / "left.txt").write_text(encoded)  # one that never ran has none
     sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(20)", value)
     try:

@@ -7,20 +7,20 @@ import pytest
 
 from tests.process.secrets.canaries import SETUP_FAILS, over_supabase, searched
 from tests.proofs.fault_matrix.__main__ import TRIALS
-from tests.proofs.fault_matrix.runner import Trial
-from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.runner import Case
+from tests.proofs.fault_matrix.shared_services import SharedServices
 
-QUICK = (SETUP_FAILS, *(over_supabase(trial) for trial in TRIALS if trial.name == "agent_killed"))
+QUICK = (SETUP_FAILS, *(over_supabase(case) for case in TRIALS if case.name == "agent_killed"))
 
 
 @pytest.fixture(scope="session")
-async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedServices]:
     """Postgres and S3 for all of them."""
-    async with Ground(tmp_path_factory.mktemp("canaries")) as ground:
-        yield ground
+    async with SharedServices(tmp_path_factory.mktemp("canaries")) as shared:
+        yield shared
 
 
-@pytest.mark.parametrize("trial", QUICK, ids=lambda trial: trial.name)
-async def test_no_secret_is_left_anywhere(ground: Ground, tmp_path: Path, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", QUICK, ids=lambda case: case.name)
+async def test_no_secret_is_left_anywhere(shared: SharedServices, tmp_path: Path, case: Case) -> None:
     """Both kinds of ends, and both transports; `./run soak secrets` takes every trial there is."""
-    assert not await searched(trial, ground, tmp_path)
+    assert not await searched(case, shared, tmp_path)

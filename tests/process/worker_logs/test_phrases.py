@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Rescue
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from orchestrator.loop.execute import Executor, Terms
 from orchestrator.observability import log_phrases
 from orchestrator.pods.provider_cache import Catalog

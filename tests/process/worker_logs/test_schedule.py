@@ -7,8 +7,9 @@ from typing import cast
 import asyncssh
 import pytest
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
-from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import HostKeyChanged
 from orchestrator.worker_logs.schedule import LogRounds
 from orchestrator.worker_logs.shipper import Shipper

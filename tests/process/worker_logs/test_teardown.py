@@ -14,9 +14,11 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.ssh_pool import SshLines
 from orchestrator.core.actions import Delete, Flush, Terminate
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import UNREACHED, Worker
 from orchestrator.core.pod_tracking import LISTING_LAG_S
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.pods import final_snapshot
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import BadArgument, PortError, Unavailable

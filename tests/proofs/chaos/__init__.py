@@ -1,9 +1,9 @@
-"""`./run soak chaos`: real processes under a seeded shower of harms, then calm, then the reckoning.
+"""`./run soak chaos`: real processes under seeded random faults, then a quiet phase, then the assertions.
 
-line.py       a TCP proxy that delays, cuts, swallows and refuses
-field.py      the stack behind such lines, two orchestrators, and what harms need to know of them
-harms.py      the deck of harms
-run.py        the order of it: set up, feed, harm, calm, rest
-reckoning.py  what must hold in the end, the figures, the table
-restart.py    an orchestrator that comes back to 200 pods
+run.py          the order: set up, feed, break, wait, check
+environment.py  the stack behind TCP proxies, two orchestrators, and what the faults need to know of them
+faults.py       the faults that are drawn at random
+tcp_proxy.py    delays, cuts, swallows and refuses connections
+assertions.py   what must hold in the end, the figures, the table
+restart.py      an orchestrator that returns to 200 pods
 """

@@ -14,7 +14,7 @@ from rich.table import Table
 from orchestrator.core.liveness import RETRY_S
 from orchestrator.ports import Blobs, NotFound
 from testbed.audit import CONCURRENT_READS, count, faults
-from tests.proofs.chaos.environment import BUDGET_USD, Death, Field
+from tests.proofs.chaos.environment import BUDGET_USD, ChaosEnvironment, Death
 from tests.proofs.chaos.faults import GOODBYE, NOBODY
 from tests.proofs.fault_matrix.invariants import REASONLESS, STALE, UNOWNED_S, WORKERS, unowned_s
 
@@ -33,7 +33,7 @@ FILES = """
 
 
 @dataclass(slots=True)
-class Blow:
+class InjectedFault:
     """One harm as it was done."""
 
     name: str
@@ -43,15 +43,15 @@ class Blow:
     what: str = ""
 
 
-async def reckon(field: Field, ids: Sequence[str], blows: Sequence[Blow]) -> dict[str, Any]:
+async def assess(chaos: ChaosEnvironment, ids: Sequence[str], injections: Sequence[InjectedFault]) -> dict[str, Any]:
     """The summary, with `ok` and what was `wrong`."""
-    ledger = await field.stack.control("GET", "ledger")
-    async with await field.stack.connect() as sql:
-        summary = await count(sql, ledger, field.stack.blobs(), len(ids))
-    rows = field.scene.rows
-    wrong = [f"{name}: {summary[name]}" for name in faults(summary)] + field.wrong
+    ledger = await chaos.stack.control("GET", "ledger")
+    async with await chaos.stack.connect() as sql:
+        summary = await count(sql, ledger, chaos.stack.blobs(), len(ids))
+    rows = chaos.env.rows
+    wrong = [f"{name}: {summary[name]}" for name in faults(summary)] + chaos.wrong
     unowned, names = unowned_s(ledger["pods"], await rows(WORKERS)), Counter(pod["name"] for pod in ledger["pods"])
-    files = await _wrong_files(field.stack.blobs(), await rows(FILES))
+    files = await _wrong_files(chaos.stack.blobs(), await rows(FILES))
     for what, bad in {
         f"{unowned:.0f} s of a pod without a live row": unowned > UNOWNED_S,
         f"a worker asked for twice: {names.most_common(1)}": max(names.values(), default=0) > 1,
@@ -62,19 +62,19 @@ async def reckon(field: Field, ids: Sequence[str], blows: Sequence[Blow]) -> dic
     }.items():
         if bad:
             wrong.append(what)
-    wrong += sorted(field.scene.witness.waits) + _said(field)
-    figures, late = _figures(field, blows, await rows(ATTEMPTS))
+    wrong += sorted(chaos.env.observer.waits) + _said(chaos)
+    figures, late = _figures(chaos, injections, await rows(ATTEMPTS))
     wrong += late
-    harms = Counter(blow.name for blow in blows if blow.done)
+    harms = Counter(injected.name for injected in injections if injected.done)
     return {
         "ok": not wrong,
         "wrong": wrong,
         **summary,
         **figures,
-        "killed": dict(field.killed),
+        "killed": dict(chaos.killed),
         "harms": dict(sorted(harms.items())),
         "unowned_pod_s": round(unowned, 1),
-        **{name: [asdict(one) for one in of] for name, of in (("blows", blows), ("deaths", field.deaths))},
+        **{name: [asdict(one) for one in of] for name, of in (("blows", injections), ("deaths", chaos.deaths))},
     }
 
 
@@ -93,9 +93,9 @@ async def _wrong_files(blobs: Blobs, tasks: Sequence[Mapping[str, Any]]) -> int:
     return (await asyncio.gather(*map(right, tasks))).count(False)
 
 
-def _said(field: Field) -> list[str]:
+def _said(chaos: ChaosEnvironment) -> list[str]:
     """What stands in the orchestrators' log and must not."""
-    said = (field.stack.directory / "orchestrator.log").read_bytes().splitlines()
+    said = (chaos.stack.directory / "orchestrator.log").read_bytes().splitlines()
     return [line.decode(errors="replace")[:1000] for line in said if any(word in line for word in REFUSED)][:QUOTED]
 
 
@@ -130,29 +130,33 @@ def _outside(since: float, to: float, deaf: Sequence[tuple[float, float]]) -> fl
     return outside + max(0.0, to - reached)
 
 
-def _leads(field: Field) -> list[float]:
+def _leads(chaos: ChaosEnvironment) -> list[float]:
     """When a lease was taken, in epoch seconds."""
-    said = (field.stack.directory / "orchestrator.log").read_bytes().splitlines()
+    said = (chaos.stack.directory / "orchestrator.log").read_bytes().splitlines()
     taken = (json.loads(line) for line in said if LEASE_TAKEN in line and line.endswith(b"}"))
     return [datetime.fromisoformat(line["timestamp"]).timestamp() for line in taken]
 
 
 def _figures(
-    field: Field, blows: Sequence[Blow], attempts: Sequence[Mapping[str, Any]]
+    chaos: ChaosEnvironment, injections: Sequence[InjectedFault], attempts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
     """How quickly things were mended, and which of it was too slow."""
-    away = [blow for blow in blows if blow.done and blow.name.startswith("postgres")]
-    away += [blow for blow in blows if blow.name.startswith("line") and blow.what.startswith("postgres")]
+    away = [injected for injected in injections if injected.done and injected.name.startswith("postgres")]
+    away += [
+        injected for injected in injections if injected.name.startswith("line") and injected.what.startswith("postgres")
+    ]
     clear = [
         (to - since, after)
-        for since, to, after in field.fail_overs
-        if not any(blow.began_s < to and blow.ended_s > since for blow in away)  # nobody leads without a database
+        for since, to, after in chaos.fail_overs
+        if not any(
+            injected.began_s < to and injected.ended_s > since for injected in away
+        )  # nobody leads without a database
     ]
     fail_overs = sorted(took for took, after in clear if after not in {GOODBYE, NOBODY})
     hand_overs = sorted(took for took, after in clear if after == GOODBYE)
-    gaps = [(blow.began_s, blow.ended_s) for blow in away]
-    gaps += [(b.began_s, b.ended_s) for b in blows if b.name.startswith("line") and b.what.startswith("pods")]
-    again = _again(field.deaths, attempts, _leads(field), [(field.began_at + a, field.began_at + b) for a, b in gaps])
+    gaps = [(injected.began_s, injected.ended_s) for injected in away]
+    gaps += [(b.began_s, b.ended_s) for b in injections if b.name.startswith("line") and b.what.startswith("pods")]
+    again = _again(chaos.deaths, attempts, _leads(chaos), [(chaos.began_at + a, chaos.began_at + b) for a, b in gaps])
     late = [f"a dead worker's task ran again after {took:.0f} s ({how})" for _, took, how in again if took > AGAIN_S]
     if _quantile(fail_overs) > FAIL_OVER_S:
         late.append(f"fail-over took {_quantile(fail_overs):.1f} s")
@@ -161,8 +165,8 @@ def _figures(
         "fail_over_p50_s": _quantile(fail_overs, 0.5),
         "fail_over_p99_s": _quantile(fail_overs),
         "fail_overs_s": [round(took, 2) for took in fail_overs],
-        "fail_overs_without_a_database_too": len(field.fail_overs) - len(clear),
-        "fail_over_longest_s": round(max((to - since for since, to, _ in field.fail_overs), default=0.0), 2),
+        "fail_overs_without_a_database_too": len(chaos.fail_overs) - len(clear),
+        "fail_over_longest_s": round(max((to - since for since, to, _ in chaos.fail_overs), default=0.0), 2),
         "hand_overs": len(hand_overs),
         "hand_over_max_s": _quantile(hand_overs, 1),
         "tasks_run_again": len(again),

@@ -20,8 +20,8 @@ from orchestrator.ports import LEASE_TTL_S
 from testbed.runpod.watchdog import MARK
 from testbed.services.processes import Child
 from testbed.stack import Stack
-from tests.proofs.chaos.tcp_proxy import Line
-from tests.proofs.fault_matrix.environment import Scene
+from tests.proofs.chaos.tcp_proxy import TcpProxy
+from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.runner import cancelled
 
 ORCHESTRATORS = 2
@@ -69,11 +69,13 @@ class Death:
     how: str
 
 
-class Field:
+class ChaosEnvironment:
     """What harms are done to."""
 
-    def __init__(self, scene: Scene, lines: Mapping[str, Line], urls: Sequence[str], ports: Sequence[int]) -> None:
-        self.scene, self.stack, self.lines = scene, scene.stack, lines
+    def __init__(
+        self, env: Environment, lines: Mapping[str, TcpProxy], urls: Sequence[str], ports: Sequence[int]
+    ) -> None:
+        self.env, self.stack, self.lines = env, env.stack, lines
         self._urls, self._ports = urls, ports
         self.orchestrators: list[Child] = []
         self.killed: Counter[str] = Counter()  # SIGKILLs and restarts, by whom they struck
@@ -122,7 +124,7 @@ class Field:
     async def next_leader(self, before: Mapping[str, Any], after: str) -> float:
         """Wait until another process has a later term; how long that took, in seconds. Raises NotWithin."""
         began = self.seconds()
-        await self.scene.until(NEXT_LEADER, before["term"], before["holder"], timeout_s=NEXT_LEADER_S)
+        await self.env.until(NEXT_LEADER, before["term"], before["holder"], timeout_s=NEXT_LEADER_S)
         self.fail_overs.append((began, self.seconds(), after))
         return self.seconds() - began
 
@@ -136,7 +138,7 @@ class Field:
         async with asyncio.timeout(ANSWER_S):
             while True:
                 try:
-                    return await self.scene.rows(query)
+                    return await self.env.rows(query)
                 except psycopg.OperationalError:
                     await asyncio.sleep(ASK_AGAIN_S)
 
@@ -171,7 +173,7 @@ class Field:
         await self.stack.s3.start()
         await self.stack.control("DELETE", "faults")
         # Until here somebody may have been late because nobody led, or nobody answered.
-        self.scene.witness.waits = {wait for wait in self.scene.witness.waits if wait.endswith("for nobody")}
+        self.env.observer.waits = {wait for wait in self.env.observer.waits if wait.endswith("for nobody")}
         for number, child in enumerate(self.orchestrators):
             if child.alive:
                 os.kill(child.pid, signal.SIGCONT)
@@ -181,30 +183,30 @@ class Field:
 
 
 @asynccontextmanager
-async def prepared(directory: Path, seed: int) -> AsyncIterator[Field]:
+async def prepared(directory: Path, seed: int) -> AsyncIterator[ChaosEnvironment]:
     """The stack with a line before everything that is reached over a network, and two orchestrators that are ready."""
     async with AsyncExitStack() as exits:
         stack = await exits.enter_async_context(Stack(directory, seed=seed, boot_s=(0.8, 1.5)))
         await stack.migrate()
         stack.environment |= OPERATOR
-        scene = Scene(stack, SAYS_NOTHING)
-        exits.push_async_callback(scene.close)
-        door = await scene.start(ORCHESTRATORS)
+        env = Environment(stack, SAYS_NOTHING)
+        exits.push_async_callback(env.close)
+        door = await env.start(ORCHESTRATORS)
         assert door is not None
         await exits.enter_async_context(door)
-        lines: dict[str, Line] = {}
+        lines: dict[str, TcpProxy] = {}
 
         async def line(name: str, url: str) -> str:
             port = urlsplit(url).port or 0
-            lines[name] = await exits.enter_async_context(Line(name, port))
+            lines[name] = await exits.enter_async_context(TcpProxy(name, port))
             return url.replace(f":{port}", f":{lines[name].port}")
 
         for name, variable in BEHIND.items():
             stack.environment[variable] = await line(name, stack.environment[variable])
         urls = [await line(f"postgres {number}", stack.database_url) for number in range(ORCHESTRATORS)]
-        field = Field(scene, lines, urls, scene.ports)
-        exits.push_async_callback(cancelled, asyncio.create_task(scene.witness.watch(lambda: False)))
+        chaos = ChaosEnvironment(env, lines, urls, env.ports)
+        exits.push_async_callback(cancelled, asyncio.create_task(env.observer.watch(lambda: False)))
         for number in range(ORCHESTRATORS):
-            await field.begin(number)
-        await field.until_ready()
-        yield field
+            await chaos.begin(number)
+        await chaos.until_ready()
+        yield chaos

@@ -10,7 +10,7 @@ from typing import Literal
 
 from orchestrator.ports import LEASE_TTL_S
 from testbed.runpod.faults import KINDS
-from tests.proofs.chaos.environment import ORCHESTRATORS, Field
+from tests.proofs.chaos.environment import ORCHESTRATORS, ChaosEnvironment
 from tests.proofs.chaos.tcp_proxy import Break
 from tests.proofs.fault_matrix.environment import Row
 
@@ -26,7 +26,7 @@ PATTERNS = {
     "postgres 0": (b"worker_complete", b"worker_claim", b"worker_heartbeat", b"fleet_", b""),
     "postgres 1": (b"worker_complete", b"worker_claim", b"worker_heartbeat", b"fleet_", b""),
 }
-Harmful = Callable[[Field, random.Random], Awaitable[str]]
+Harmful = Callable[[ChaosEnvironment, random.Random], Awaitable[str]]
 
 
 class NobodyThere(Exception):
@@ -43,57 +43,57 @@ class Harm:
     cards: int
 
 
-async def leader_killed(field: Field, dice: random.Random) -> str:
+async def leader_killed(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGKILL of the leader; the standby leads within the bar, and the platform starts the killed one again."""
-    number, before = await _leader(field)
-    await field.kill(number)
-    return await _followed(field, before, number, dice.choice(ABSENT_S), "SIGKILL")
+    number, before = await _leader(chaos)
+    await chaos.kill(number)
+    return await _followed(chaos, before, number, dice.choice(ABSENT_S), "SIGKILL")
 
 
-async def standby_killed(field: Field, dice: random.Random) -> str:
+async def standby_killed(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGKILL of who does not lead."""
-    number = (await _leader(field))[0]
+    number = (await _leader(chaos))[0]
     other = (number + 1) % ORCHESTRATORS
-    await field.kill(other)
+    await chaos.kill(other)
     await asyncio.sleep(dice.choice(ABSENT_S))
-    await field.begin(other)
+    await chaos.begin(other)
     return f"orchestrator {other}"
 
 
-async def both_killed(field: Field, dice: random.Random) -> str:
+async def both_killed(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGKILL of both: nobody is there for a while."""
-    _, before = await _leader(field)
+    _, before = await _leader(chaos)
     for number in range(ORCHESTRATORS):
-        await field.kill(number)
+        await chaos.kill(number)
     away_s = dice.choice(ABSENT_S)
     await asyncio.sleep(away_s)
     for number in range(ORCHESTRATORS):
-        await field.begin(number)
-    took_s = await field.next_leader(before, NOBODY)
+        await chaos.begin(number)
+    took_s = await chaos.next_leader(before, NOBODY)
     return f"away for {away_s:g} s; one led again {took_s:.1f} s later"
 
 
-async def leader_ended(field: Field, dice: random.Random) -> str:
+async def leader_ended(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGTERM to the leader, as at a deploy."""
-    number, before = await _leader(field)
-    ending = asyncio.create_task(field.end(number))
-    took_s = await field.next_leader(before, GOODBYE)
+    number, before = await _leader(chaos)
+    ending = asyncio.create_task(chaos.end(number))
+    took_s = await chaos.next_leader(before, GOODBYE)
     status = await ending
     if status != 0:
-        field.wrong.append(f"SIGTERM ended an orchestrator with {status}")
+        chaos.wrong.append(f"SIGTERM ended an orchestrator with {status}")
     await asyncio.sleep(dice.choice(ABSENT_S))
-    await field.begin(number)
+    await chaos.begin(number)
     return f"the next one led after {took_s:.1f} s"
 
 
-async def leader_frozen(field: Field, dice: random.Random) -> str:
+async def leader_frozen(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGSTOP of the leader, shorter or longer than its lease; it comes back and believes that it leads."""
-    number, before = await _leader(field)
-    pid, frozen_s = field.orchestrators[number].pid, dice.choice((4.0, LEASE_TTL_S - 1, LEASE_TTL_S + 6))
+    number, before = await _leader(chaos)
+    pid, frozen_s = chaos.orchestrators[number].pid, dice.choice((4.0, LEASE_TTL_S - 1, LEASE_TTL_S + 6))
     os.kill(pid, signal.SIGSTOP)
     try:
         if frozen_s > LEASE_TTL_S:
-            await field.next_leader(before, "SIGSTOP")
+            await chaos.next_leader(before, "SIGSTOP")
         else:
             await asyncio.sleep(frozen_s)
     finally:
@@ -101,81 +101,81 @@ async def leader_frozen(field: Field, dice: random.Random) -> str:
     return f"for {frozen_s:g} s"
 
 
-async def leader_cut_off(field: Field, dice: random.Random) -> str:
+async def leader_cut_off(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """What the leader says to Postgres is swallowed until another one leads; then it all arrives."""
     del dice
-    number, before = await _leader(field)
-    line = field.lines[f"postgres {number}"]
+    number, before = await _leader(chaos)
+    line = chaos.lines[f"postgres {number}"]
     line.swallow()
     try:
-        took_s = await field.next_leader(before, "cut off")
+        took_s = await chaos.next_leader(before, "cut off")
     finally:
         line.open()
     return f"the next one led after {took_s:.1f} s"
 
 
-async def agent_killed(field: Field, dice: random.Random) -> str:
+async def agent_killed(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGKILL of the agent of a busy worker."""
-    busy = await _busy(field, dice)
-    if not field.signal_agent(busy, signal.SIGKILL):
+    busy = await _busy(chaos, dice)
+    if not chaos.signal_agent(busy, signal.SIGKILL):
         raise NobodyThere
-    field.killed["agents"] += 1
-    field.died(busy, "agent killed")
+    chaos.killed["agents"] += 1
+    chaos.died(busy, "agent killed")
     return str(busy["worker"])
 
 
-async def agent_frozen(field: Field, dice: random.Random) -> str:
+async def agent_frozen(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """SIGSTOP of a busy agent: for a moment, until its leases are over, or for good."""
-    busy, frozen_s = await _busy(field, dice), dice.choice((3.0, 40.0, None))
-    if not field.signal_agent(busy, signal.SIGSTOP):
+    busy, frozen_s = await _busy(chaos, dice), dice.choice((3.0, 40.0, None))
+    if not chaos.signal_agent(busy, signal.SIGSTOP):
         raise NobodyThere
     if frozen_s is None:
-        field.died(busy, "agent frozen")
+        chaos.died(busy, "agent frozen")
         return f"{busy['worker']} for good"
     await asyncio.sleep(frozen_s)
-    field.signal_agent(busy, signal.SIGCONT)  # unless it is gone by now
+    chaos.signal_agent(busy, signal.SIGCONT)  # unless it is gone by now
     return f"{busy['worker']} for {frozen_s:g} s"
 
 
-async def pod_lost(field: Field, dice: random.Random) -> str:
+async def pod_lost(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """A busy pod vanishes, ends, or stands still."""
-    busy, how = await _busy(field, dice), dice.choice(("vanish", "exit", "freeze"))
-    await field.stack.control("POST", f"pods/{busy['pod']}/kill", {"how": how})
-    field.died(busy, f"pod: {how}")
+    busy, how = await _busy(chaos, dice), dice.choice(("vanish", "exit", "freeze"))
+    await chaos.stack.control("POST", f"pods/{busy['pod']}/kill", {"how": how})
+    chaos.died(busy, f"pod: {how}")
     return f"{busy['worker']}: {how}"
 
 
 def postgres(mode: Literal["fast", "immediate"]) -> Harmful:
     """Postgres ends and starts again."""
 
-    async def act(field: Field, dice: random.Random) -> str:
+    async def act(chaos: ChaosEnvironment, dice: random.Random) -> str:
         down_s = dice.choice(DOWN_S)
-        await field.stack.postgres.stop(mode)
+        await chaos.stack.postgres.stop(mode)
         try:
             await asyncio.sleep(down_s)
         finally:
-            await field.stack.postgres.start()
-        field.killed["postgres"] += 1
+            await chaos.stack.postgres.start()
+        chaos.killed["postgres"] += 1
         return f"down for {down_s:g} s"
 
     return act
 
 
-async def s3_restarted(field: Field, dice: random.Random) -> str:
+async def s3_restarted(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """S3 ends and starts again."""
-    await field.stack.s3.stop()
+    await chaos.stack.s3.stop()
     try:
         await asyncio.sleep(dice.choice(DOWN_S))
     finally:
-        await field.stack.s3.start()
+        await chaos.stack.s3.start()
     return ""
 
 
 def line(how: Literal["slow", "swallows", "refuses"]) -> Harmful:
     """One of the lines misbehaves for some seconds."""
 
-    async def act(field: Field, dice: random.Random) -> str:
-        harmed = field.lines[dice.choice(sorted(field.lines))]
+    async def act(chaos: ChaosEnvironment, dice: random.Random) -> str:
+        harmed = chaos.lines[dice.choice(sorted(chaos.lines))]
         for_s = dice.uniform(3, 12)
         if how == "slow":
             harmed.delay_s = dice.uniform(0.05, 0.5)
@@ -192,9 +192,9 @@ def line(how: Literal["slow", "swallows", "refuses"]) -> Harmful:
     return act
 
 
-async def line_broken(field: Field, dice: random.Random) -> str:
+async def line_broken(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """A line breaks at a message of a certain kind: before it arrives, or after, with its answer lost."""
-    harmed = field.lines[dice.choice(sorted(field.lines))]
+    harmed = chaos.lines[dice.choice(sorted(chaos.lines))]
     pattern, after = dice.choice(PATTERNS[harmed.name]), dice.random() < 0.6
     breaks = harmed.breaks = Break(pattern, after)
     what = f"{harmed.name} {'after' if after else 'before'} {pattern.decode() or 'any message'}"
@@ -208,10 +208,10 @@ async def line_broken(field: Field, dice: random.Random) -> str:
     return what
 
 
-async def provider_fault(field: Field, dice: random.Random) -> str:
+async def provider_fault(chaos: ChaosEnvironment, dice: random.Random) -> str:
     """Any fault that the emulator knows, once or twice."""
     kind, times = dice.choice(sorted(KINDS)), dice.choice((1, 1, 2))
-    await field.stack.control("POST", "faults", {"kind": kind, "times": times, "seconds": round(dice.uniform(1, 8), 1)})
+    await chaos.stack.control("POST", "faults", {"kind": kind, "times": times, "seconds": round(dice.uniform(1, 8), 1)})
     return f"{kind} x {times}"
 
 
@@ -240,32 +240,32 @@ DECK: tuple[Harm, ...] = (
 )
 
 
-async def _leader(field: Field) -> tuple[int, Row]:
-    found = await field.leader()
-    if found is None or not all(child.alive for child in field.orchestrators):
+async def _leader(chaos: ChaosEnvironment) -> tuple[int, Row]:
+    found = await chaos.leader()
+    if found is None or not all(child.alive for child in chaos.orchestrators):
         raise NobodyThere
     return found
 
 
-async def _busy(field: Field, dice: random.Random) -> Row:
-    until_s = field.seconds() + BUSY_WITHIN_S
-    while (busy := await field.busy(dice)) is None:
-        if field.seconds() > until_s:
+async def _busy(chaos: ChaosEnvironment, dice: random.Random) -> Row:
+    until_s = chaos.seconds() + BUSY_WITHIN_S
+    while (busy := await chaos.busy(dice)) is None:
+        if chaos.seconds() > until_s:
             raise NobodyThere
         await asyncio.sleep(LOOK_EVERY_S)
     return busy
 
 
-async def _followed(field: Field, before: Row, number: int, away_s: float, after: str) -> str:
+async def _followed(chaos: ChaosEnvironment, before: Row, number: int, away_s: float, after: str) -> str:
     """Somebody else leads; meanwhile the killed one starts again."""
 
     async def back() -> None:
         await asyncio.sleep(away_s)
-        await field.begin(number)
+        await chaos.begin(number)
 
     coming = asyncio.create_task(back())
     try:
-        took_s = await field.next_leader(before, after)
+        took_s = await chaos.next_leader(before, after)
     finally:
         await coming
     return f"the next one led after {took_s:.1f} s; it was away for {away_s:g} s"

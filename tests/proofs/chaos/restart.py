@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.stack import Stack
-from tests.proofs.fault_matrix.environment import NotWithin, Scene
+from tests.proofs.fault_matrix.environment import Environment, NotWithin
 
 RECONCILED_S = 5.0  # the bar
 UP_S = 240.0  # for all pods to be proven
@@ -29,9 +29,9 @@ async def measure(directory: Path, pods: int, seed: int) -> dict[str, Any]:
     async with Stack(directory, seed=seed, light=True) as stack:
         await stack.migrate()
         await stack.control("POST", "settings", UNLIMITED)
-        scene = Scene(stack, "$^")
+        env = Environment(stack, "$^")
         child = await stack.start_orchestrator(operator)
-        await scene.until(READY, pods, timeout_s=UP_S)
+        await env.until(READY, pods, timeout_s=UP_S)
         before = await _alive(stack)
         await child.stop()
         child, graceful_s = await _back(stack, operator, pods, from_lease=False)
@@ -42,9 +42,9 @@ async def measure(directory: Path, pods: int, seed: int) -> dict[str, Any]:
             wrong.append(f"{len(before ^ await _alive(stack))} pod(s) came or went")
         await child.stop()
         child = await stack.start_orchestrator(operator | {"MIN_ACTIVE_GPUS": "0"})
-        await scene.until(GONE, timeout_s=DOWN_S)
+        await env.until(GONE, timeout_s=DOWN_S)
         leaked = (await stack.control("GET", "ledger"))["alive"]
-        await scene.close()
+        await env.close()
     for how, took_s in (("SIGTERM", graceful_s), ("SIGKILL", killed_s)):
         if took_s > RECONCILED_S:
             wrong.append(f"reconciled {took_s:.1f} s after {how}")

@@ -15,8 +15,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from testbed.services.processes import ChildFailed
-from tests.proofs.chaos.assertions import Blow, reckon
-from tests.proofs.chaos.environment import Field, prepared
+from tests.proofs.chaos.assertions import InjectedFault, assess
+from tests.proofs.chaos.environment import ChaosEnvironment, prepared
 from tests.proofs.chaos.faults import DECK, Harm, NobodyThere
 from tests.proofs.fault_matrix.environment import NotWithin
 from tests.proofs.fault_matrix.runner import until_rest
@@ -46,35 +46,35 @@ class Options:
 
 async def run(options: Options) -> dict[str, Any]:
     """The whole soak; its summary, with `ok` and what was `wrong`."""
-    async with prepared(options.directory, options.seed) as field:
-        blows: list[Blow] = []
-        feeding = asyncio.create_task(_feed(field, options))
-        await _struck(field, options, blows)
+    async with prepared(options.directory, options.seed) as chaos:
+        injections: list[InjectedFault] = []
+        feeding = asyncio.create_task(_feed(chaos, options))
+        await _struck(chaos, options, injections)
         ids = await feeding
-        _tell(field, "the harms are over")
+        _tell(chaos, "the harms are over")
         try:
-            await field.calm()
-            left = (await field.scene.rows(QUEUED))[0]["n"]
+            await chaos.calm()
+            left = (await chaos.env.rows(QUEUED))[0]["n"]
             began_s = time.monotonic()
-            await until_rest(field.scene, REST_S + TASK_REST_S * left)
+            await until_rest(chaos.env, REST_S + TASK_REST_S * left)
             rest_s = time.monotonic() - began_s
-            _tell(field, f"at rest after {rest_s:.0f} s, {left} tasks included")
+            _tell(chaos, f"at rest after {rest_s:.0f} s, {left} tasks included")
         except (NotWithin, ChildFailed) as error:
-            field.wrong.append(str(error))
+            chaos.wrong.append(str(error))
             rest_s = None
-        await field.look_for_crashes()
-        summary = await reckon(field, ids, blows)
+        await chaos.look_for_crashes()
+        summary = await assess(chaos, ids, injections)
     about = {"seed": options.seed, "minutes": options.minutes, "rest_s": rest_s and round(rest_s, 1)}
     return {**about, **summary}
 
 
-async def _struck(field: Field, options: Options, blows: list[Blow]) -> None:
+async def _struck(chaos: ChaosEnvironment, options: Options, injections: list[InjectedFault]) -> None:
     """Deal harms until the time is up, and wait for the last of them."""
     dice, busy, under_way = random.Random(f"harms:{options.seed}"), set[str](), set[asyncio.Task[None]]()
     hand, cards = list[Harm](), _deal(options.deck, dice)
-    until_s = field.seconds() + options.minutes * 60
+    until_s = chaos.seconds() + options.minutes * 60
     async with asyncio.TaskGroup() as group:
-        while field.seconds() < until_s:
+        while chaos.seconds() < until_s:
             await asyncio.sleep(min(dice.expovariate(1 / options.every_s), 3 * options.every_s))
             while len(under_way) >= AT_ONCE:
                 await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
@@ -84,39 +84,41 @@ async def _struck(field: Field, options: Options, blows: list[Blow]) -> None:
                     await asyncio.sleep(DEAL_AGAIN_S)
             hand.remove(card)
             busy |= set(card.subjects)
-            blows.append(Blow(card.name, round(field.seconds(), 2)))
-            harming = _strike(field, card, blows[-1], random.Random(f"{options.seed}:{len(blows)}"), busy)
+            injections.append(InjectedFault(card.name, round(chaos.seconds(), 2)))
+            harming = _strike(chaos, card, injections[-1], random.Random(f"{options.seed}:{len(injections)}"), busy)
             under_way.add(task := group.create_task(harming))
             task.add_done_callback(under_way.discard)
-            await field.look_for_crashes()
+            await chaos.look_for_crashes()
 
 
 def _deal(deck: Sequence[Harm], dice: random.Random) -> Iterator[Harm]:
     """The deck, shuffled again and again."""
     while True:
-        cards = [harm for harm in deck for _ in range(harm.cards)]
+        cards = [description for description in deck for _ in range(description.cards)]
         dice.shuffle(cards)
         yield from cards
 
 
-async def _strike(field: Field, harm: Harm, blow: Blow, dice: random.Random, busy: set[str]) -> None:
+async def _strike(
+    chaos: ChaosEnvironment, description: Harm, injected: InjectedFault, dice: random.Random, busy: set[str]
+) -> None:
     """Do one harm, write down what came of it, and free what it harmed."""
     try:
         async with asyncio.timeout(HARM_S):
-            blow.what = await harm.act(field, dice)
+            injected.what = await description.act(chaos, dice)
     except NobodyThere:
-        blow.done, blow.what = False, "nobody was there"
+        injected.done, injected.what = False, "nobody was there"
     except (psycopg.OperationalError, httpx.HTTPError) as error:
-        blow.done, blow.what = False, f"not done: {type(error).__name__}"  # another harm was quicker
+        injected.done, injected.what = False, f"not done: {type(error).__name__}"  # another harm was quicker
     except (NotWithin, ChildFailed, TimeoutError) as error:
-        blow.done, blow.what = False, f"{type(error).__name__}: {error}"
-        field.wrong.append(f"{harm.name}: {blow.what}")
-    busy.difference_update(harm.subjects)
-    blow.ended_s = round(field.seconds(), 2)
-    _tell(field, f"{harm.name}: {blow.what}")
+        injected.done, injected.what = False, f"{type(error).__name__}: {error}"
+        chaos.wrong.append(f"{description.name}: {injected.what}")
+    busy.difference_update(description.subjects)
+    injected.ended_s = round(chaos.seconds(), 2)
+    _tell(chaos, f"{description.name}: {injected.what}")
 
 
-async def _feed(field: Field, options: Options) -> list[str]:
+async def _feed(chaos: ChaosEnvironment, options: Options) -> list[str]:
     """Submit the tasks evenly over the time of the harms; their ids. The same batch is sent until it is answered."""
     dice, ids = random.Random(f"tasks:{options.seed}"), list[str]()
     began_s = time.monotonic()
@@ -126,7 +128,7 @@ async def _feed(field: Field, options: Options) -> list[str]:
         batch = [_task(dice, ids) for _ in range(due - len(ids))]
         while batch:
             try:
-                await field.scene.rows("select task_submit(%s)", Jsonb(batch))
+                await chaos.env.rows("select task_submit(%s)", Jsonb(batch))
             except psycopg.OperationalError:  # away, or gone with the answer: by its ids it is the same batch again
                 await asyncio.sleep(FEED_EVERY_S)
                 continue
@@ -145,5 +147,5 @@ def _task(dice: random.Random, before: Sequence[str]) -> dict[str, Any]:
     return {"id": task_id, "task_type": "toil", "params": params, "max_attempts": 100, "depends_on": waits}
 
 
-def _tell(field: Field, text: str) -> None:
-    print(f"{field.seconds():7.1f} s  {text}", file=sys.stderr, flush=True)
+def _tell(chaos: ChaosEnvironment, text: str) -> None:
+    print(f"{chaos.seconds():7.1f} s  {text}", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ class _Call:
             writer.transport.abort()
 
 
-class Line:
+class TcpProxy:
     """An async context manager; `port` is where clients are to come instead of the server's own."""
 
     def __init__(self, name: str, target_port: int) -> None:

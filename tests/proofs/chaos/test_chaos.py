@@ -9,7 +9,7 @@ from tests.proofs.chaos.faults import DECK
 from tests.proofs.chaos.run import Options, run
 
 LONG = {"leader_frozen", "leader_cut_off", "both_killed", "agent_frozen"}  # what they take is mostly waiting
-ONE_OF_EACH = tuple(dataclasses.replace(harm, cards=1) for harm in DECK if harm.name not in LONG)
+ONE_OF_EACH = tuple(dataclasses.replace(description, cards=1) for description in DECK if description.name not in LONG)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.proofs.chaos.tcp_proxy import Break, Line
+from tests.proofs.chaos.tcp_proxy import Break, TcpProxy
 
 PATIENCE_S = 5.0
 SILENCE_S = 0.2
@@ -27,11 +27,11 @@ class Echo:
 
 
 @asynccontextmanager
-async def reached() -> AsyncIterator[tuple[Echo, Line, asyncio.StreamReader, asyncio.StreamWriter]]:
+async def reached() -> AsyncIterator[tuple[Echo, TcpProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
     """An echo behind a line, and a connection to it through the line."""
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
-    async with server, Line("echo", server.sockets[0].getsockname()[1]) as line, asyncio.timeout(PATIENCE_S):
+    async with server, TcpProxy("echo", server.sockets[0].getsockname()[1]) as line, asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", line.port)
         yield echo, line, reader, writer
         writer.close()

@@ -11,7 +11,8 @@ from typing import Any, Self
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from orchestrator.adapters.postgres import PostgresDb
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import LostRace, Unavailable
 from tests.db.conformance.builders import Agent, Fleet, result
 

@@ -15,8 +15,8 @@ from tests.proofs.fault_matrix.failure_codes import CODES
 from tests.proofs.fault_matrix.infrastructure import HARMS
 from tests.proofs.fault_matrix.provider import KINDS
 from tests.proofs.fault_matrix.report import document, show
-from tests.proofs.fault_matrix.runner import Result, Trial, run
-from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.runner import Case, Result, run
+from tests.proofs.fault_matrix.shared_services import SharedServices
 from tests.proofs.fault_matrix.sick_workers import SICK_WORKERS
 
 SIDE_BY_SIDE = 4  # most of a trial is waiting
@@ -33,13 +33,13 @@ DOCUMENT = ROOT / "docs" / "faults.md"
 @click.option("--list", "listing", is_flag=True, help="Name the trials, and run none.")
 def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write: bool, listing: bool) -> None:
     """Do every kind of harm to a running stack, and judge what came of it; exit 1 if anything is wrong."""
-    unknown = sorted(set(only) - {trial.name for trial in TRIALS})
+    unknown = sorted(set(only) - {case.name for case in TRIALS})
     if unknown:
         raise click.ClickException(f"no such trial: {', '.join(unknown)}; see --list")
     chosen = [t for t in TRIALS if (t.name in only if only else t.quick or not quick)]
     if listing:
-        for trial in chosen:
-            print(f"{trial.name:24} {trial.harm}")
+        for case in chosen:
+            print(f"{case.name:24} {case.description}")
         return
     directory = ROOT / ".demo-faults"
     try:
@@ -57,20 +57,20 @@ def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write:
     sys.exit(0 if all(result.ok for result in results) else 1)
 
 
-async def run_all(trials: Sequence[Trial], directory: Path, at_once: int) -> list[Result]:
+async def run_all(cases: Sequence[Case], directory: Path, at_once: int) -> list[Result]:
     """Run trials side by side on common servers, the long ones first; results in the order given."""
     gate = asyncio.Semaphore(at_once)
     results: dict[str, Result] = {}
 
-    async def one(trial: Trial) -> None:
+    async def one(case: Case) -> None:
         async with gate:
-            results[trial.name] = result = await run(trial, ground, directory / trial.name)
-        print(f"{'ok  ' if result.ok else 'BAD '} {trial.name:24} {result.seconds:6.1f} s", file=sys.stderr, flush=True)
+            results[case.name] = result = await run(case, shared, directory / case.name)
+        print(f"{'ok  ' if result.ok else 'BAD '} {case.name:24} {result.seconds:6.1f} s", file=sys.stderr, flush=True)
 
-    async with Ground(directory / "ground") as ground, asyncio.TaskGroup() as group:
-        for trial in sorted(trials, key=lambda trial: -trial.limit_s):
-            group.create_task(one(trial))
-    return [results[trial.name] for trial in trials]
+    async with SharedServices(directory / "ground") as shared, asyncio.TaskGroup() as group:
+        for case in sorted(cases, key=lambda case: -case.limit_s):
+            group.create_task(one(case))
+    return [results[case.name] for case in cases]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from testbed.services.free_port import free_port
 from testbed.services.processes import Child
 from testbed.stack import FLEET, Stack
 from tests.proofs.fault_matrix.load_balancer import Door
-from tests.proofs.fault_matrix.observer import Witness
+from tests.proofs.fault_matrix.observer import Observer
 
 POLL_S = 0.1
 UNTIL_S = 60.0
@@ -42,13 +42,13 @@ class NotWithin(Exception):
     """A condition did not come in time."""
 
 
-class Scene:
+class Environment:
     """What a trial's act works with."""
 
     def __init__(self, stack: Stack, says: str) -> None:
         self.stack = stack
         self.orchestrators: list[Child] = []
-        self.witness = Witness(self.rows, self.explain, self.explain_workers, says)
+        self.observer = Observer(self.rows, self.explain, self.explain_workers, says)
         self.struck_at = 0.0  # epoch seconds
         self.seen_at = 0.0  # when the first fault first struck, where the emulator knows: sooner nobody could tell
         self.figures: list[tuple[str, float, float]] = []  # name, seconds, the most it may be
@@ -165,6 +165,6 @@ class Scene:
         """Wait until some row names the cause."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self.witness.named.wait()
+                await self.observer.named.wait()
         except TimeoutError:
             raise NotWithin(f"no row named the cause within {timeout_s:.0f} s") from None

@@ -3,11 +3,11 @@
 import asyncio
 import time
 
-from orchestrator.core.states import FailureCode
-from tests.proofs.fault_matrix.environment import NotWithin, Scene
+from orchestrator.core.failures import FailureCode
+from tests.proofs.fault_matrix.environment import Environment, NotWithin
 from tests.proofs.fault_matrix.infrastructure import ASKING
 from tests.proofs.fault_matrix.provider import MENDED_LATER, REPLACED, WAVE, until_named
-from tests.proofs.fault_matrix.runner import Trial
+from tests.proofs.fault_matrix.runner import Case
 
 SPAWNING_S = 12  # SPAWNING_TIMEOUT_SEC where it is to pass
 NAMED_AGAIN_S = 10.0  # the bar for what a new leader finds
@@ -18,64 +18,64 @@ ENDED = "select 1 from workers where failure_code = %s"
 OLDER = "select 1 from workers where stage = 'intent' and created_at < now() - %s * interval '1 s'"
 
 
-async def unasked(scene: Scene) -> None:
+async def unasked(env: Environment) -> None:
     """An operator records a worker while nobody leads, and nobody does for longer than a climb may take."""
-    await scene.under_way()
-    await scene.orchestrators[0].kill()
-    await scene.stack.run("spawn")
-    scene.strike()
-    await scene.named()
-    await scene.until(OLDER, SPAWNING_S)
-    await scene.start_orchestrator()
+    await env.under_way()
+    await env.orchestrators[0].kill()
+    await env.stack.run("spawn")
+    env.strike()
+    await env.named()
+    await env.until(OLDER, SPAWNING_S)
+    await env.start_orchestrator()
     began = time.monotonic()
-    await scene.until(ENDED, FailureCode.INTENT_STALE)
-    scene.figure("called INTENT_STALE", time.monotonic() - began, NAMED_AGAIN_S)
+    await env.until(ENDED, FailureCode.INTENT_STALE)
+    env.figure("called INTENT_STALE", time.monotonic() - began, NAMED_AGAIN_S)
 
 
-async def misconfigured(scene: Scene) -> None:
+async def misconfigured(env: Environment) -> None:
     """Every worker's set-up fails, until an operator has mended the command."""
-    scene.strike()
-    await scene.named()
-    await scene.orchestrators[0].stop()
-    scene.stack.environment["WORKER_SETUP_COMMAND"] = "true"
-    await scene.start_orchestrator()
+    env.strike()
+    await env.named()
+    await env.orchestrators[0].stop()
+    env.stack.environment["WORKER_SETUP_COMMAND"] = "true"
+    await env.start_orchestrator()
 
 
-async def dry(scene: Scene) -> None:
+async def dry(env: Environment) -> None:
     """No offer has stock, for longer than a worker may wait for it."""
-    await scene.named()
-    await scene.until(ENDED, FailureCode.NO_CAPACITY)
-    await asyncio.sleep(max(0.0, scene.struck_at + DRY_S - time.time()))
-    calls = (await scene.stack.control("GET", "ledger"))["calls"]["POST /v2/pods"]
+    await env.named()
+    await env.until(ENDED, FailureCode.NO_CAPACITY)
+    await asyncio.sleep(max(0.0, env.struck_at + DRY_S - time.time()))
+    calls = (await env.stack.control("GET", "ledger"))["calls"]["POST /v2/pods"]
     if calls > DRY_CALLS:
         raise NotWithin(f"{calls} create calls in {DRY_S:.0f} s of a dry market, more than {DRY_CALLS}")
 
 
-async def met_again(scene: Scene) -> None:
+async def met_again(env: Environment) -> None:
     """A machine shows that its memory is bad, and the next pods come up on it too."""
-    await scene.until(ENDED, FailureCode.ECC)
-    await scene.stack.control("DELETE", "faults")
-    await scene.fault("same_machine", detail=MACHINE, times=WAVE)
-    await scene.struck()
-    await scene.named()
+    await env.until(ENDED, FailureCode.ECC)
+    await env.stack.control("DELETE", "faults")
+    await env.fault("same_machine", detail=MACHINE, times=WAVE)
+    await env.struck()
+    await env.named()
 
 
-CODES: tuple[Trial, ...] = (
-    Trial("intent_unasked", "a worker is asked for while nobody leads", "given up by the next leader; the work goes on",
+CODES: tuple[Case, ...] = (
+    Case("intent_unasked", "a worker is asked for while nobody leads", "given up by the next leader; the work goes on",
           "WAITING ON orchestrator: its pod to be asked for", unasked, ends_as=(FailureCode.INTENT_STALE,),
           may_end_as=ASKING,
           settings={"SPAWNING_TIMEOUT_SEC": str(SPAWNING_S)}),
-    Trial("create_unauthorized", "401 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
+    Case("create_unauthorized", "401 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
           faults=({"kind": "unauthorized", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
-    Trial("create_forbidden", "403 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
+    Case("create_forbidden", "403 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
           faults=({"kind": "forbidden", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
-    Trial("setup_command", "WORKER_SETUP_COMMAND=false", "mended, redeployed, and on it goes", "SETUP_FAILED",
+    Case("setup_command", "WORKER_SETUP_COMMAND=false", "mended, redeployed, and on it goes", "SETUP_FAILED",
           misconfigured, settings={"WORKER_SETUP_COMMAND": "false"}, ends_as=(FailureCode.SETUP_FAILED,),
           may_end_as=ASKING, pods=8),
-    Trial("dry_market", "no stock of either GPU type for 20 s", "few calls; rented when there is stock", "NO_CAPACITY",
+    Case("dry_market", "no stock of either GPU type for 20 s", "few calls; rented when there is stock", "NO_CAPACITY",
           dry, faults=({"kind": "no_capacity"},), ends_as=(FailureCode.NO_CAPACITY,), limit_s=180,
           settings={"RUNPOD_GPU_TYPE": "NVIDIA GeForce RTX 4090,NVIDIA L40S", "SPAWNING_TIMEOUT_SEC": str(SPAWNING_S)}),
-    Trial("same_machine", "bad memory, and the same machine once more", "given back; " + REPLACED, "HOST_AVOIDED",
+    Case("same_machine", "bad memory, and the same machine once more", "given back; " + REPLACED, "HOST_AVOIDED",
           met_again, faults=({"kind": "ecc_errors", "times": WAVE},
                              {"kind": "same_machine", "detail": MACHINE, "times": WAVE}),
           ends_as=(FailureCode.ECC, FailureCode.HOST_AVOIDED), pods=8),

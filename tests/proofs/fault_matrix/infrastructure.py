@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import httpx
 
-from orchestrator.core.states import ExitCause, FailureCode
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.errors import NO_DATABASE
 from orchestrator.ports import LEASE_TTL_S
-from tests.proofs.fault_matrix.environment import NotWithin, Row, Scene
+from tests.proofs.fault_matrix.environment import Environment, NotWithin, Row
 from tests.proofs.fault_matrix.invariants import NAMED_S
-from tests.proofs.fault_matrix.runner import TASKS, Act, Trial
+from tests.proofs.fault_matrix.runner import TASKS, Act, Case
 
 OUTAGE_S = 8.0
 STORE_AWAY_S = 30.0  # for thirty minutes, scaled like every other time here; uploads used to give up after 17 s
@@ -39,9 +40,9 @@ OUTLIVED = "agents wait, nothing is lost or done twice"
 def killed(how: str) -> Act:
     """A pod in the middle of a task."""
 
-    async def act(scene: Scene) -> None:
-        await scene.kill_pod((await scene.busy())["pod"], how)
-        await scene.named()
+    async def act(env: Environment) -> None:
+        await env.kill_pod((await env.busy())["pod"], how)
+        await env.named()
 
     return act
 
@@ -49,225 +50,223 @@ def killed(how: str) -> Act:
 def ssh(mode: str) -> Act:
     """A busy pod's sshd changes its ways for OUTAGE_S; standing connections are cut."""
 
-    async def act(scene: Scene) -> None:
-        pod = (await scene.busy())["pod"]
-        scene.strike()
-        await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": mode, "cut": True, "seconds": 0.2})
+    async def act(env: Environment) -> None:
+        pod = (await env.busy())["pod"]
+        env.strike()
+        await env.stack.control("POST", f"pods/{pod}/ssh", {"mode": mode, "cut": True, "seconds": 0.2})
         await asyncio.sleep(OUTAGE_S)
         with contextlib.suppress(httpx.HTTPStatusError):  # it may have been deleted meanwhile
-            await scene.stack.control("POST", f"pods/{pod}/ssh", {"mode": "normal"})
+            await env.stack.control("POST", f"pods/{pod}/ssh", {"mode": "normal"})
 
     return act
 
 
-async def moved(scene: Scene) -> None:
+async def moved(env: Environment) -> None:
     """A busy pod's SSH moves to another port, as after a restart; its worker must be told of there."""
-    busy = await scene.busy()
-    scene.strike()
-    port = (await scene.stack.control("POST", f"pods/{busy['pod']}/ports", {}))["port"]
+    busy = await env.busy()
+    env.strike()
+    port = (await env.stack.control("POST", f"pods/{busy['pod']}/ports", {}))["port"]
     followed = "select 1 from workers where id = %s and ssh_port = %s"
     began = time.monotonic()
-    await scene.until(followed, busy["worker"], port)
-    scene.figure("followed", time.monotonic() - began, NAMED_S)
-    await scene.named()
+    await env.until(followed, busy["worker"], port)
+    env.figure("followed", time.monotonic() - began, NAMED_S)
+    await env.named()
 
 
 def agent(number: signal.Signals) -> Act:
     """A signal to the agent of a busy pod, and to nobody else there."""
 
-    async def act(scene: Scene) -> None:
-        busy = await scene.busy()
-        [pod] = [p for p in (await scene.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
+    async def act(env: Environment) -> None:
+        busy = await env.busy()
+        [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
         [recorded] = Path(pod["home"]).glob(".orchestrator/run/*/agent.pid")
-        scene.strike()
+        env.strike()
         os.kill(int(recorded.read_text().split()[0].strip('{",')), number)
-        await scene.named()
+        await env.named()
 
     return act
 
 
-async def calm(scene: Scene) -> None:
+async def calm(env: Environment) -> None:
     """Nothing happens."""
-    scene.strike()
+    env.strike()
 
 
-async def for_long(scene: Scene) -> None:
+async def for_long(env: Environment) -> None:
     """Lists that are well-formed, empty and false, for longer than an absence needs."""
-    await scene.under_way()
-    await scene.fault("empty_list")
+    await env.under_way()
+    await env.fault("empty_list")
     await asyncio.sleep(LIE_S)
 
 
-async def poisoned(scene: Scene) -> None:
+async def poisoned(env: Environment) -> None:
     """Whichever pod takes the task dies of it, as long as the task is tried."""
     for _ in range(3):
-        [row] = await scene.until(
+        [row] = await env.until(
             """select t.attempts, w.pod_id as pod from tasks t join workers w on w.id = t.worker_id
                 where t.task_type = 'hang' and t.status = 'In Progress' and w.status = 'active'"""
         )
-        await scene.kill_pod(row["pod"], "exit")
-        await scene.until(
+        await env.kill_pod(row["pod"], "exit")
+        await env.until(
             "select 1 from tasks where task_type = 'hang' and (status = 'Failed' or attempts > %s)",
             row["attempts"],
             timeout_s=BACKED_OFF_S,
         )
-    await scene.named()
+    await env.named()
 
 
-async def stuck(scene: Scene) -> None:
+async def stuck(env: Environment) -> None:
     """A task has begun, and will never make progress."""
-    await scene.until("select 1 from tasks where task_type = 'hang' and status = 'In Progress'")
-    scene.strike()
-    await scene.named()
+    await env.until("select 1 from tasks where task_type = 'hang' and status = 'In Progress'")
+    env.strike()
+    await env.named()
 
 
-async def broke(scene: Scene) -> None:
+async def broke(env: Environment) -> None:
     """At $0 the provider deletes every pod; there is money again after a while."""
-    await scene.under_way()
-    scene.strike()
-    await scene.stack.control("POST", "settings", {"balance_usd": 0})
-    await scene.named()
+    await env.under_way()
+    env.strike()
+    await env.stack.control("POST", "settings", {"balance_usd": 0})
+    await env.named()
     await asyncio.sleep(OUTAGE_S)
-    await scene.stack.control("POST", "settings", {"balance_usd": 1000})
+    await env.stack.control("POST", "settings", {"balance_usd": 1000})
 
 
-async def restarted(scene: Scene) -> None:
+async def restarted(env: Environment) -> None:
     """SIGKILL at three moments chosen by the trial's seed, and a new process each time."""
-    dice = random.Random(scene.stack.seed)
-    scene.strike()
+    dice = random.Random(env.stack.seed)
+    env.strike()
     for _ in range(3):
         await asyncio.sleep(dice.uniform(0.3, 4))
-        await scene.orchestrators[0].kill()
+        await env.orchestrators[0].kill()
         began = time.monotonic()
-        await scene.start_orchestrator()
-        scene.figure("ready again", time.monotonic() - began, 15)
+        await env.start_orchestrator()
+        env.figure("ready again", time.monotonic() - began, 15)
 
 
-async def redeployed(scene: Scene) -> None:
+async def redeployed(env: Environment) -> None:
     """SIGTERM in the middle, and a new process."""
-    await scene.under_way()
-    scene.strike()
+    await env.under_way()
+    env.strike()
     began = time.monotonic()
-    await scene.orchestrators[0].stop()
-    scene.figure("SIGTERM to exit", time.monotonic() - began, 5)
-    await scene.start_orchestrator()
+    await env.orchestrators[0].stop()
+    env.figure("SIGTERM to exit", time.monotonic() - began, 5)
+    await env.start_orchestrator()
 
 
-def _leads(scene: Scene, row: Row) -> int:
+def _leads(env: Environment, row: Row) -> int:
     """Which of the orchestrators holds the lease."""
-    return next(n for n, child in enumerate(scene.orchestrators) if f":{child.pid}:" in row["holder"])
+    return next(n for n, child in enumerate(env.orchestrators) if f":{child.pid}:" in row["holder"])
 
 
-async def _next_leader(scene: Scene, before: Row) -> float:
+async def _next_leader(env: Environment, before: Row) -> float:
     """Wait for another term by another holder; how long that took, in seconds."""
     began = time.monotonic()
     other = "select 1 from fleet_lease where holder <> %s and term > %s"
-    await scene.until(other, before["holder"], before["term"], timeout_s=LEASE_TTL_S * 3)
+    await env.until(other, before["holder"], before["term"], timeout_s=LEASE_TTL_S * 3)
     return time.monotonic() - began
 
 
-async def deposed(scene: Scene) -> None:
+async def deposed(env: Environment) -> None:
     """SIGKILL of the leader while a standby runs; the platform starts it again."""
-    await scene.under_way()
-    [before] = await scene.rows(LEADER)
-    number = _leads(scene, before)
-    scene.strike()
-    await scene.orchestrators[number].kill()
-    scene.figure("fail-over", await _next_leader(scene, before), FAIL_OVER_S)
-    await scene.start_orchestrator(number)
+    await env.under_way()
+    [before] = await env.rows(LEADER)
+    number = _leads(env, before)
+    env.strike()
+    await env.orchestrators[number].kill()
+    env.figure("fail-over", await _next_leader(env, before), FAIL_OVER_S)
+    await env.start_orchestrator(number)
 
 
-async def handed_over(scene: Scene) -> None:
+async def handed_over(env: Environment) -> None:
     """SIGTERM to the leader while a standby runs."""
-    await scene.under_way()
-    [before] = await scene.rows(LEADER)
-    number = _leads(scene, before)
-    scene.strike()
-    stopping = asyncio.create_task(scene.orchestrators[number].stop())
-    scene.figure("hand-over", await _next_leader(scene, before), HAND_OVER_S)
+    await env.under_way()
+    [before] = await env.rows(LEADER)
+    number = _leads(env, before)
+    env.strike()
+    stopping = asyncio.create_task(env.orchestrators[number].stop())
+    env.figure("hand-over", await _next_leader(env, before), HAND_OVER_S)
     await stopping
-    await scene.start_orchestrator(number)
+    await env.start_orchestrator(number)
 
 
-async def frozen(scene: Scene) -> None:
+async def frozen(env: Environment) -> None:
     """SIGSTOP of the leader for longer than its lease; it comes back with a term that is over."""
-    await scene.under_way()
-    [before] = await scene.rows(LEADER)
-    child = scene.orchestrators[_leads(scene, before)]
-    scene.strike()
+    await env.under_way()
+    [before] = await env.rows(LEADER)
+    child = env.orchestrators[_leads(env, before)]
+    env.strike()
     os.kill(child.pid, signal.SIGSTOP)
     try:
-        scene.figure("fail-over", await _next_leader(scene, before), FAIL_OVER_S)
+        env.figure("fail-over", await _next_leader(env, before), FAIL_OVER_S)
         await asyncio.sleep(2)
     finally:
         os.kill(child.pid, signal.SIGCONT)
     await asyncio.sleep(OUTAGE_S)  # long enough for whatever it had in mind
-    [after] = await scene.rows(LEADER)
-    if _leads(scene, after) == _leads(scene, {"holder": f":{child.pid}:"}):
+    [after] = await env.rows(LEADER)
+    if _leads(env, after) == _leads(env, {"holder": f":{child.pid}:"}):
         raise NotWithin("the leader that had been frozen leads again")
 
 
-async def dazed(scene: Scene) -> None:
+async def dazed(env: Environment) -> None:
     """SIGSTOP of the only orchestrator for longer than its lease and than a worker may be silent."""
-    await scene.under_way()
-    scene.strike()
-    os.kill(scene.orchestrators[0].pid, signal.SIGSTOP)
+    await env.under_way()
+    env.strike()
+    os.kill(env.orchestrators[0].pid, signal.SIGSTOP)
     await asyncio.sleep(LEASE_TTL_S + 3)
-    os.kill(scene.orchestrators[0].pid, signal.SIGCONT)
+    os.kill(env.orchestrators[0].pid, signal.SIGCONT)
 
 
 def postgres(mode: Literal["fast", "immediate"]) -> Act:
     """Postgres ends, and comes back after OUTAGE_S."""
 
-    async def act(scene: Scene) -> None:
-        await scene.under_way()
-        scene.strike()
-        await scene.stack.postgres.stop(mode)
+    async def act(env: Environment) -> None:
+        await env.under_way()
+        env.strike()
+        await env.stack.postgres.stop(mode)
         await asyncio.sleep(OUTAGE_S)
-        await scene.stack.postgres.start()
+        await env.stack.postgres.start()
 
     return act
 
 
-async def without_s3(scene: Scene) -> None:
+async def without_s3(env: Environment) -> None:
     """S3 ends, and comes back after OUTAGE_S."""
-    await scene.under_way()
-    scene.strike()
-    await scene.stack.s3.stop()
+    await env.under_way()
+    env.strike()
+    await env.stack.s3.stop()
     await asyncio.sleep(OUTAGE_S)
-    await scene.stack.s3.start()
+    await env.stack.s3.start()
 
 
-async def store_away(scene: Scene) -> None:
+async def store_away(env: Environment) -> None:
     """S3 ends while outputs are on their way, for longer than agents may be out of reach; nobody claims meanwhile."""
-    await scene.under_way()
-    scene.strike()
-    await scene.stack.s3.stop()
-    await scene.named()
-    [before] = await scene.rows(CLAIMS)
+    await env.under_way()
+    env.strike()
+    await env.stack.s3.stop()
+    await env.named()
+    [before] = await env.rows(CLAIMS)
     await asyncio.sleep(STORE_AWAY_S)
-    [after] = await scene.rows(CLAIMS)
-    await scene.stack.s3.start()
+    [after] = await env.rows(CLAIMS)
+    await env.stack.s3.start()
     if after["n"] != before["n"]:
         raise NotWithin(f"{after['n'] - before['n']} task(s) were claimed while the store was away")
-    [counted] = await scene.rows(
-        "select count(*) as n from task_attempts where outcome not in ('complete', 'released')"
-    )
+    [counted] = await env.rows("select count(*) as n from task_attempts where outcome not in ('complete', 'released')")
     if counted["n"]:
         raise NotWithin(f"{counted['n']} attempt(s) were lost to the outage")
 
 
-async def provider_away(scene: Scene) -> None:
+async def provider_away(env: Environment) -> None:
     """Every call to RunPod is cut while a pod's agent dies: its task must be rescued all the same."""
-    busy = await scene.busy()
-    await scene.fault("cut_before_commit", operation="any")
-    await scene.named()
-    await agent(signal.SIGKILL)(scene)
+    busy = await env.busy()
+    await env.fault("cut_before_commit", operation="any")
+    await env.named()
+    await agent(signal.SIGKILL)(env)
     lost = "select 1 from task_attempts where outcome = 'lost'"
     began = time.monotonic()
-    await scene.until(lost, timeout_s=60)
-    scene.figure("rescued", time.monotonic() - began, 30)
-    ended = await scene.rows("select id from workers where status in ('terminating', 'terminated')")
+    await env.until(lost, timeout_s=60)
+    env.figure("rescued", time.monotonic() - began, 30)
+    ended = await env.rows("select id from workers where status in ('terminating', 'terminated')")
     others = [row["id"] for row in ended if row["id"] != busy["worker"]]
     if others:
         raise NotWithin(f"{len(others)} worker(s) with a living agent ended while nothing was known of pods")
@@ -279,21 +278,23 @@ STORING = {
 }
 
 
-def _pod(name: str, harm: str, says: str, act: Act, **more: Any) -> Trial:
+def _pod(name: str, description: str, says: str, act: Act, **more: Any) -> Case:
     more = {"keeps_logs": False, "ends_as": (FailureCode.NO_HEARTBEAT,), **more}
-    return Trial(name, harm, RESCUED, says, act, **more)
+    return Case(name, description, RESCUED, says, act, **more)
 
 
-def _ssh(mode: str, harm: str, outcome: str = "the work goes on, the log comes later", says: str = LATE_LOGS) -> Trial:
-    return Trial(f"ssh_{mode}_later", harm, outcome, says, ssh(mode), keeps_logs=False, tasks=TASKS * 2)
+def _ssh(
+    mode: str, description: str, outcome: str = "the work goes on, the log comes later", says: str = LATE_LOGS
+) -> Case:
+    return Case(f"ssh_{mode}_later", description, outcome, says, ssh(mode), keeps_logs=False, tasks=TASKS * 2)
 
 
-def _unled(name: str, harm: str, outcome: str, says: str, act: Act, *, count: int = 1, **more: Any) -> Trial:
-    return Trial(name, harm, outcome, says, act, orchestrators=count, may_end_as=ASKING, **more)
+def _unled(name: str, description: str, outcome: str, says: str, act: Act, *, count: int = 1, **more: Any) -> Case:
+    return Case(name, description, outcome, says, act, orchestrators=count, may_end_as=ASKING, **more)
 
 
-HARMS: tuple[Trial, ...] = (
-    Trial("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
+HARMS: tuple[Case, ...] = (
+    Case("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
     _pod("pod_vanishes", "a busy pod's machine is gone", f"POD_MISSING|{UNSHOWN}", killed("vanish"), quick=True,
          ends_as=(FailureCode.POD_MISSING,), settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
     _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit"),
@@ -307,19 +308,19 @@ HARMS: tuple[Trial, ...] = (
     _ssh("silent", "a busy pod's sshd says nothing for 8 s"),
     _ssh("dropped", "a busy pod's commands are cut after 0.2 s, for 8 s", "none is run there: its logs come by SFTP",
          "verified"),
-    Trial("ports_change", "a busy pod's SSH moves to another port", "followed there: the work and its log go on",
+    Case("ports_change", "a busy pod's SSH moves to another port", "followed there: the work and its log go on",
           "SSH moved from", moved, tasks=TASKS * 2),
-    Trial("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
+    Case("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
           "WORKER_LOST|LEASE_EXPIRED", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
           ends_as=(FailureCode.POD_EXITED,), keeps_logs=False, pods=8, quick=True, limit_s=180),
-    Trial("stuck", "a task that makes no progress", "ended by the clock; the others are done",
+    Case("stuck", "a task that makes no progress", "ended by the clock; the others are done",
           "task_stuck", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
           others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1,
           ends_as=(ExitCause.TASK_STUCK,)),
-    Trial("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
+    Case("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
           "BALANCE", broke, ends_as=(FailureCode.NO_HEARTBEAT, FailureCode.BALANCE), keeps_logs=False, pods=8,
           limit_s=180),
-    Trial("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
+    Case("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
           UNSHOWN, for_long, tasks=TASKS * 3, pods=4),
     _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted,
            quick=True),
@@ -332,15 +333,15 @@ HARMS: tuple[Trial, ...] = (
            LEADERLESS, frozen, count=2),
     _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "nobody is blamed for the silence",
            LEADERLESS, dazed, tasks=TASKS * 2),
-    Trial("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
+    Case("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
           own_servers=True, tasks=TASKS * 2),
-    Trial("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),
+    Case("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),
           own_servers=True, tasks=TASKS * 2, quick=True),
-    Trial("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
-    Trial("store_away", "S3 is away for 30 s while outputs are on their way",
+    Case("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
+    Case("store_away", "S3 is away for 30 s while outputs are on their way",
           "results wait, nobody claims, no attempt is used up", "the store is away since|waits for the store",
           store_away, own_servers=True, tasks=TASKS * 2, settings=STORING, limit_s=180),
-    Trial("provider_away", "RunPod cut off while an agent dies", "the task is rescued; no living worker ends",
+    Case("provider_away", "RunPod cut off while an agent dies", "the task is rescued; no living worker ends",
           "no list of pods.*no connection, or it was cut", provider_away, ends_as=(FailureCode.NO_HEARTBEAT,),
           tasks=TASKS * 2),
 )  # fmt: skip

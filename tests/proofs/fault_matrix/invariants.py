@@ -7,11 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.states import FAILURES, ExitCause, FailureCode
+from orchestrator.core.exit_causes import FAILURES, ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.diagnostics.workers import UNEXPLAINED
 from orchestrator.ports import Blobs
 from testbed.audit import compare_logs
-from tests.proofs.fault_matrix.environment import EVER_S, Scene
+from tests.proofs.fault_matrix.environment import EVER_S, Environment
 from tests.proofs.fault_matrix.secret_scan import leaks
 
 UNOWNED_S = 120.0  # I1: the longest that a pod may live without a live row
@@ -48,8 +49,8 @@ BOOKED = """
 WORKERS = "select id, pod_id, extract(epoch from terminated_at)::float as ended from workers"
 
 
-async def judge(
-    scene: Scene,
+async def check(
+    env: Environment,
     ledger: Mapping[str, Any],
     blobs: Blobs,
     *,
@@ -57,14 +58,14 @@ async def judge(
     may_end_as: Codes,
     meets: Codes,
     keeps_logs: bool,
-) -> "Judged":
+) -> "Findings":
     """Every invariant, and that what happened to workers has its name; `keeps_logs` is asked where no host was lost."""
-    tasks, [doubled] = (await scene.rows(TASKS))[0], await scene.rows(DOUBLED)
-    [reasonless], [stale] = await scene.rows(REASONLESS), await scene.rows(STALE)
+    tasks, [doubled] = (await env.rows(TASKS))[0], await env.rows(DOUBLED)
+    [reasonless], [stale] = await env.rows(REASONLESS), await env.rows(STALE)
     homes = [Path(pod["home"]) for pod in ledger["pods"]]
-    async with await scene.stack.connect() as sql:
+    async with await env.stack.connect() as sql:
         logs = await compare_logs(sql, homes, blobs)
-    unowned = unowned_s(ledger["pods"], await scene.rows(WORKERS))
+    unowned = unowned_s(ledger["pods"], await env.rows(WORKERS))
     names = Counter(pod["name"] for pod in ledger["pods"])
     wrong = {
         f"{tasks['lost']} task(s) lost": tasks["lost"],
@@ -78,24 +79,24 @@ async def judge(
     }
     if keeps_logs:
         wrong[f"{logs.declared_lost} log byte(s) declared lost, and no host was"] = logs.declared_lost
-    failed, met = await scene.rows(FAILED_WORKERS, sorted(FAILURES)), await scene.rows(MET)
+    failed, met = await env.rows(FAILED_WORKERS, sorted(FAILURES)), await env.rows(MET)
     failed_as = {row["id"]: row["code"] for row in failed}
     wrong |= dict.fromkeys(misnamed(failed_as, ends_as, may_end_as), True)
-    wrong |= dict.fromkeys(unexplained(failed_as, await scene.explain_workers(EVER_S)), True)
+    wrong |= dict.fromkeys(unexplained(failed_as, await env.explain_workers(EVER_S)), True)
     wrong |= {f"no attempt met {code}": code not in {row["code"] for row in met} for code in meets}
-    hourly_usd, daily_usd = committed(await scene.rows(RESERVED), await scene.rows(BOOKED))
+    hourly_usd, daily_usd = committed(await env.rows(RESERVED), await env.rows(BOOKED))
     for name, usd in (("MAX_HOURLY_COST_USD", hourly_usd), ("DAILY_BUDGET_USD", daily_usd)):
-        wrong[f"${usd:.4f} committed, {name}={scene.stack.environment[name]}"] = (
-            usd > float(scene.stack.environment[name]) + ROUNDING_USD
+        wrong[f"${usd:.4f} committed, {name}={env.stack.environment[name]}"] = (
+            usd > float(env.stack.environment[name]) + ROUNDING_USD
         )
-    wrong |= dict.fromkeys(await leaks(scene), True)
-    wrong |= dict.fromkeys(sorted(scene.witness.waits), True)
-    wrong |= {f"{name} took {took_s:g} s, not {most_s:g} s": took_s > most_s for name, took_s, most_s in scene.figures}
+    wrong |= dict.fromkeys(await leaks(env), True)
+    wrong |= dict.fromkeys(sorted(env.observer.waits), True)
+    wrong |= {f"{name} took {took_s:g} s, not {most_s:g} s": took_s > most_s for name, took_s, most_s in env.figures}
     said = [name for name, bad in wrong.items() if bad]
-    return Judged(tasks, len(ledger["pods"]), unowned, logs.declared_lost, said)
+    return Findings(tasks, len(ledger["pods"]), unowned, logs.declared_lost, said)
 
 
-class Judged:
+class Findings:
     """What the rows, the ledger and the bytes say."""
 
     def __init__(

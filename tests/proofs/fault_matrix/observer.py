@@ -37,7 +37,7 @@ WAITS = """
 """
 
 
-class Witness:
+class Observer:
     """Runs beside the trial; `named` is set once a sentence of `explain` names the cause."""
 
     def __init__(self, rows: Rows, explain: Explain, explain_workers: ExplainWorkers, says: str) -> None:

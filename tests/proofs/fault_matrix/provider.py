@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.states import FailureCode
-from tests.proofs.fault_matrix.environment import Scene
+from orchestrator.core.failures import FailureCode
+from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.infrastructure import SILENT, UNSHOWN
-from tests.proofs.fault_matrix.runner import BOOT_S, Act, Trial
+from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case
 
 HOLD_S = 6.0  # a fault of the list lasts for three lists
 WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of trial.SETTINGS
@@ -30,36 +30,36 @@ UNTOUCHED = "nothing decided about pods; the work goes on"
 UNNOTICED = "nobody is harmed, nothing is done"
 
 
-async def until_named(scene: Scene) -> None:
+async def until_named(env: Environment) -> None:
     """The faults were injected before the work; they last until a row names the cause."""
-    await scene.named()
+    await env.named()
 
 
-async def until_struck(scene: Scene) -> None:
+async def until_struck(env: Environment) -> None:
     """… or until they have struck, and that was said."""
-    await scene.struck()
-    await scene.named()
+    await env.struck()
+    await env.named()
 
 
 def during(kind: str, **fields: Any) -> Act:
     """Inject a fault in the middle of the work; it lasts for HOLD_S, and until a row names the cause."""
 
-    async def act(scene: Scene) -> None:
-        await scene.under_way()
-        await scene.fault(kind, **fields)
-        await scene.struck()
+    async def act(env: Environment) -> None:
+        await env.under_way()
+        await env.fault(kind, **fields)
+        await env.struck()
         await asyncio.sleep(HOLD_S)
-        await scene.named()
+        await env.named()
 
     return act
 
 
-async def other_key(scene: Scene) -> None:
+async def other_key(env: Environment) -> None:
     """Another machine seems to answer at a busy pod's address."""
-    busy = await scene.busy()
-    scene.strike()
-    await scene.stack.control("POST", f"pods/{busy['pod']}/ssh", {"mode": "wrong_key", "cut": True})
-    await scene.named()
+    busy = await env.busy()
+    env.strike()
+    await env.stack.control("POST", f"pods/{busy['pod']}/ssh", {"mode": "wrong_key", "cut": True})
+    await env.named()
 
 
 def _boots(shown: str) -> str:
@@ -69,18 +69,18 @@ def _boots(shown: str) -> str:
 
 def _born(
     kind: str,
-    harm: str,
+    description: str,
     ends_as: FailureCode,
     says: str | None = None,
     *,
     settings: Mapping[str, str] | None = None,
     quick: bool = False,
     **fields: Any,
-) -> Trial:
+) -> Case:
     """A whole wave of pods is born with a fault that ends it; `says`: where more than the code may be said."""
-    return Trial(
+    return Case(
         name=kind,
-        harm=harm,
+        description=description,
         outcome=REPLACED,
         says=says or rf"\b{ends_as}\b",
         act=until_named,
@@ -93,69 +93,69 @@ def _born(
     )
 
 
-def _odd(kind: str, harm: str, says: str, **fields: Any) -> Trial:
+def _odd(kind: str, description: str, says: str, **fields: Any) -> Case:
     """A pod is born odd, and must be taken as it is."""
     fault = {"kind": kind, "times": WAVE, **fields}
-    return Trial(kind, harm, UNNOTICED, says, until_struck, faults=(fault,), pods=WAVE + 2)
+    return Case(kind, description, UNNOTICED, says, until_struck, faults=(fault,), pods=WAVE + 2)
 
 
-def _listed(kind: str, harm: str, says: str, *, quick: bool = False, **fields: Any) -> Trial:
+def _listed(kind: str, description: str, says: str, *, quick: bool = False, **fields: Any) -> Case:
     """The provider's list is unreadable in the middle of the work; what is said must say in what way."""
     fields = {"operation": "list", **fields}
-    return Trial(kind, harm, UNTOUCHED, UNLISTED + says, during(kind, **fields), pods=WAVE + 2, quick=quick)
+    return Case(kind, description, UNTOUCHED, UNLISTED + says, during(kind, **fields), pods=WAVE + 2, quick=quick)
 
 
-def _false(kind: str, harm: str, says: str, **fields: Any) -> Trial:
+def _false(kind: str, description: str, says: str, **fields: Any) -> Case:
     """The provider's list is well-formed and untrue for a moment."""
-    return Trial(kind, harm, UNNOTICED, says, during(kind, **fields), pods=WAVE + 2)
+    return Case(kind, description, UNNOTICED, says, during(kind, **fields), pods=WAVE + 2)
 
 
-def _lost_reply(kind: str, harm: str, *, quick: bool = False, **more: Any) -> Trial:
+def _lost_reply(kind: str, description: str, *, quick: bool = False, **more: Any) -> Case:
     """The pod exists, the answer to the create call does not arrive."""
     says = "the reply to the create call was lost|RunPod has not answered the create call"
     fault = {"kind": kind, "times": WAVE}
-    return Trial(kind, harm, ADOPTED, says, until_named, faults=(fault,), pods=WAVE + 2, quick=quick, **more)
+    return Case(kind, description, ADOPTED, says, until_named, faults=(fault,), pods=WAVE + 2, quick=quick, **more)
 
 
-KINDS: tuple[Trial, ...] = (
-    Trial(
+KINDS: tuple[Case, ...] = (
+    Case(
         "no_capacity", "the first GPU type has no stock", "the next offer is asked at once", "NO_CAPACITY",
         until_named, faults=({"kind": "no_capacity", "gpu_type": "NVIDIA GeForce RTX 4090"},),
         settings={"RUNPOD_GPU_TYPE": "NVIDIA GeForce RTX 4090,NVIDIA L40S"}, meets=(FailureCode.NO_CAPACITY,),
         quick=True,
     ),
-    Trial("quota", "the account may have no more pods", MENDED_LATER, "QUOTA",
+    Case("quota", "the account may have no more pods", MENDED_LATER, "QUOTA",
           until_named, faults=({"kind": "quota"},), ends_as=(FailureCode.QUOTA,)),
-    Trial("no_balance", "402 to every create", "asked again now and then, rented when there is money", "BALANCE",
+    Case("no_balance", "402 to every create", "asked again now and then, rented when there is money", "BALANCE",
           until_named, faults=({"kind": "no_balance"},), ends_as=(FailureCode.BALANCE,)),
-    Trial("bad_request", "422 to every create", MENDED_LATER, "BAD_SPEC",
+    Case("bad_request", "422 to every create", MENDED_LATER, "BAD_SPEC",
           until_named, faults=({"kind": "bad_request"},), ends_as=(FailureCode.BAD_SPEC,)),
     _listed("unauthorized", "401 to every call", r"\(401\)", operation="any", quick=True),
     _listed("forbidden", "403 to every call", "403 access denied", operation="any"),
     _listed("cloudflare", "403 from Cloudflare to every call", "403 error code: 1010", operation="any"),
-    Trial("not_found", "404 to the delete, and the pod lives", "deleted again until no list shows it", LISTED,
+    Case("not_found", "404 to the delete, and the pod lives", "deleted again until no list shows it", LISTED,
           until_struck, faults=({"kind": "not_found", "operation": "delete", "times": WAVE},)),
-    Trial("conflict", "409 to the delete", "deleted again until no list shows it", "deleting failed",
+    Case("conflict", "409 to the delete", "deleted again until no list shows it", "deleting failed",
           until_struck, faults=({"kind": "conflict", "operation": "delete", "times": WAVE},)),
     _listed("rate_limited", "429 with Retry-After to every call", "429 rate limit", operation="any", retry_after_s=1),
     _listed("internal_error", "500 to every call", "500 internal", operation="any"),
     _listed("bad_gateway", "502 in HTML to every call", "502 ", operation="any"),
     _listed("unavailable", "503 to every call", "503 service", operation="any"),
     _listed("gateway_timeout", "504 in HTML to every call", "504 ", operation="any"),
-    Trial("cut_before_commit", "the create call is cut, no pod comes", "looked for by name, then " + REPLACED,
+    Case("cut_before_commit", "the create call is cut, no pod comes", "looked for by name, then " + REPLACED,
           "CREATE_UNKNOWN", until_struck, faults=({"kind": "cut_before_commit", "operation": "create", "times": WAVE},),
           ends_as=(FailureCode.CREATE_UNKNOWN,), limit_s=240),
-    Trial("hang_before_commit", "the create call hangs, no pod comes", "looked for by name, then " + REPLACED,
+    Case("hang_before_commit", "the create call hangs, no pod comes", "looked for by name, then " + REPLACED,
           "CREATE_UNKNOWN|has not answered the create call", until_struck,
           faults=({"kind": "hang_before_commit", "operation": "create", "times": WAVE},),
           ends_as=(FailureCode.CREATE_UNKNOWN,), limit_s=240),
-    Trial("delete_lies", "204 to the delete, and the pod lives", "deleted again until no list shows it",
+    Case("delete_lies", "204 to the delete, and the pod lives", "deleted again until no list shows it",
           LISTED, until_struck, faults=({"kind": "delete_lies", "times": WAVE},), quick=True),
     _lost_reply("commit_then_500", "500 to the create, and the pod exists"),
     _lost_reply("commit_then_502", "502 in HTML to the create, and the pod exists"),
     _lost_reply("commit_then_cut", "the create's answer is cut, and the pod exists", quick=True),
     _lost_reply("commit_then_hang", "the create's answer never comes, and the pod exists"),
-    Trial("slow_drip", "the list comes byte by byte", UNTOUCHED, UNLISTED + "not answered yet",
+    Case("slow_drip", "the list comes byte by byte", UNTOUCHED, UNLISTED + "not answered yet",
           during("slow_drip", seconds=0.2), pods=WAVE + 2),
     _listed("truncated_json", "the list ends in the middle", NOT_JSON, quick=True),
     _listed("short_body", "the list is cut in the middle", "was cut off"),
@@ -171,7 +171,7 @@ KINDS: tuple[Trial, ...] = (
     _odd("listing_lag", "the pod is not in the list for 8 s", "no list of RunPod has shown it yet", seconds=8),
     _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),  # nobody asks by GET: all is well
     _odd("slow_boot", "the pod boots in 10 s", _boots("(PROVISIONING|STARTING)"), seconds=10),
-    Trial("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it",
+    Case("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it",
           "its image is being pulled", until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
           settings={"BRINGUP_DEADLINES": "pod_running=20"}, meets=(FailureCode.IMAGE_PULL_SLOW,), pods=WAVE + 2),
     _odd("flickers", "the new pod's runtime is null for 5 s", _boots("RUNNING without a runtime"), seconds=5),
@@ -218,7 +218,7 @@ KINDS: tuple[Trial, ...] = (
     _born("ssh_not_ssh", "a web server at the SSH port", FailureCode.NOT_SSH, settings=CLIMB_S),
     _born("ssh_wrong_key", "another host key at each connection, cut after 0.02 s", FailureCode.HOST_KEY_CHANGED,
           seconds=0.02),
-    Trial("ssh_wrong_key_later", "another host key after a cut connection", "refused, recorded; the work goes on",
+    Case("ssh_wrong_key_later", "another host key after a cut connection", "refused, recorded; the work goes on",
           "HostKeyChanged|HOST_KEY_CHANGED", other_key, keeps_logs=False),
     _born("ssh_relayed", "another machine answers and passes on to the pod", FailureCode.HOST_KEY_RELAYED),
     _born("ssh_auth_refused", "our key is refused", FailureCode.AUTH_FAILED),

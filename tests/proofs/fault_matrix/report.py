@@ -66,7 +66,7 @@ def _cells(result: Result) -> tuple[str, ...]:
     figures = "".join(f"; {name} {seconds:g} s" for name, seconds in result.figures.items())
     lost = f"; {result.log_bytes_declared_lost} log bytes declared lost" if result.log_bytes_declared_lost else ""
     return (
-        result.harm,
+        result.description,
         f"{result.outcome}{figures}{lost}",
         _seconds(result.recovered_s),
         _seconds(result.named_s),

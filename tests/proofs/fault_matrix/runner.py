@@ -13,13 +13,14 @@ import httpx
 import psycopg
 
 from demo.scenario import submit
-from orchestrator.core.states import ExitCause, FailureCode
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from testbed.services.processes import ChildFailed
 from testbed.stack import Stack, Transport
-from tests.proofs.fault_matrix.environment import NotWithin, Scene
-from tests.proofs.fault_matrix.invariants import NAMED_S, judge
+from tests.proofs.fault_matrix.environment import Environment, NotWithin
+from tests.proofs.fault_matrix.invariants import NAMED_S, check
 from tests.proofs.fault_matrix.secret_scan import give_password
-from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.shared_services import SharedServices
 
 POLL_S = 0.2
 TASKS = 24
@@ -46,19 +47,19 @@ REST = """
     select 1 where not exists (select 1 from tasks where status in ('Queued', 'In Progress'))
                and not exists (select 1 from workers where status <> 'terminated')
 """
-Act = Callable[[Scene], Awaitable[None]]
+Act = Callable[[Environment], Awaitable[None]]
 Fault = Mapping[str, Any]
-Around = Callable[[Scene], AbstractAsyncContextManager[object]]
+Around = Callable[[Environment], AbstractAsyncContextManager[object]]
 
 LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Case:
     """One thing that goes wrong, and what must come of it."""
 
     name: str
-    harm: str  # what is done
+    description: str  # what is done
     outcome: str  # what must come of it
     says: str  # a regular expression that a sentence must match, within NAMED_S of the harm
     act: Act
@@ -85,7 +86,7 @@ class Result:
     """One line of the table."""
 
     name: str
-    harm: str
+    description: str
     outcome: str
     ok: bool
     wrong: tuple[str, ...]
@@ -99,58 +100,58 @@ class Result:
     seconds: float
 
 
-async def run(trial: Trial, ground: Ground, directory: Path, around: Around | None = None) -> Result:
+async def run(case: Case, shared: SharedServices, directory: Path, around: Around | None = None) -> Result:
     """Set up, do harm under load, wait for the end, judge. What goes wrong on the way is part of the result.
 
     `around` is entered before the first orchestrator starts, and left while all of them still run.
     """
     began = time.monotonic()
     async with AsyncExitStack() as exits:
-        own = await exits.enter_async_context(Ground(directory / "ground")) if trial.own_servers else ground
-        stack = Stack(directory, boot_s=BOOT_S, servers=await own.servers(trial.name), transport=trial.transport)
+        own = await exits.enter_async_context(SharedServices(directory / "ground")) if case.own_servers else shared
+        stack = Stack(directory, boot_s=BOOT_S, servers=await own.servers(case.name), transport=case.transport)
         await exits.enter_async_context(stack)
-        stack.environment |= SETTINGS | dict(trial.settings)
+        stack.environment |= SETTINGS | dict(case.settings)
         give_password(stack)
-        scene = Scene(stack, trial.says)
-        exits.push_async_callback(scene.close)
+        env = Environment(stack, case.says)
+        exits.push_async_callback(env.close)
         if around is not None:
-            await exits.enter_async_context(around(scene))
-        door = await scene.start(trial.orchestrators)
+            await exits.enter_async_context(around(env))
+        door = await env.start(case.orchestrators)
         if door is not None:
             await exits.enter_async_context(door)
-        watching = asyncio.create_task(scene.witness.watch(lambda: scene.struck_at > 0))
+        watching = asyncio.create_task(env.observer.watch(lambda: env.struck_at > 0))
         exits.push_async_callback(cancelled, watching)
-        wrong = await _play(trial, scene)
-        judged = await judge(
-            scene,
+        wrong = await _run_case(case, env)
+        judged = await check(
+            env,
             await stack.control("GET", "ledger"),
             stack.blobs(),
-            ends_as=trial.ends_as,
-            may_end_as=trial.may_end_as,
-            meets=trial.meets,
-            keeps_logs=trial.keeps_logs,
+            ends_as=case.ends_as,
+            may_end_as=case.may_end_as,
+            meets=case.meets,
+            keeps_logs=case.keeps_logs,
         )
-    seen_at = (scene.seen_at or scene.struck_at) + trial.after_s
-    named_s = round(scene.witness.named_at - seen_at, 1) if scene.witness.named.is_set() else None
+    seen_at = (env.seen_at or env.struck_at) + case.after_s
+    named_s = round(env.observer.named_at - seen_at, 1) if env.observer.named.is_set() else None
     wrong += judged.wrong
-    if judged.failed != trial.fails:
-        wrong.append(f"{judged.failed} task(s) failed instead of {trial.fails}")
-    if judged.pods > trial.pods:
-        wrong.append(f"{judged.pods} pods rented, more than {trial.pods}")
+    if judged.failed != case.fails:
+        wrong.append(f"{judged.failed} task(s) failed instead of {case.fails}")
+    if judged.pods > case.pods:
+        wrong.append(f"{judged.pods} pods rented, more than {case.pods}")
     if named_s is None:
         wrong.append("no row named the cause")
     elif named_s > NAMED_S:
         wrong.append(f"{LATE} {named_s} s")
     return Result(
-        name=trial.name,
-        harm=trial.harm,
-        outcome=trial.outcome,
+        name=case.name,
+        description=case.description,
+        outcome=case.outcome,
         ok=not wrong,
         wrong=tuple(wrong),
-        recovered_s=round(max(0.0, judged.last_task_at - scene.struck_at), 1) if scene.struck_at else None,
+        recovered_s=round(max(0.0, judged.last_task_at - env.struck_at), 1) if env.struck_at else None,
         named_s=named_s if named_s is None else max(0.0, named_s),
-        sentence=scene.witness.sentence,
-        figures={name: seconds for name, seconds, _ in scene.figures},
+        sentence=env.observer.sentence,
+        figures={name: seconds for name, seconds, _ in env.figures},
         pods=judged.pods,
         log_bytes_declared_lost=judged.declared_lost,
         unowned_pod_s=round(judged.unowned_s, 1),
@@ -158,41 +159,41 @@ async def run(trial: Trial, ground: Ground, directory: Path, around: Around | No
     )
 
 
-async def _play(trial: Trial, scene: Scene) -> list[str]:
+async def _run_case(case: Case, env: Environment) -> list[str]:
     """The trial itself; what was wrong on the way."""
     wrong: list[str] = []
     try:
-        for number in range(trial.orchestrators):
-            await scene.start_orchestrator(number)
-        for fault in trial.faults:
-            await scene.stack.control("POST", "faults", fault)
-        work: Sequence[dict[str, Any]] = [{"task_type": "work", "params": {}} for _ in range(trial.tasks)]
-        await submit(scene.stack, [*map(dict, trial.others), *work])
-        if trial.faults:
-            scene.strike()
+        for number in range(case.orchestrators):
+            await env.start_orchestrator(number)
+        for fault in case.faults:
+            await env.stack.control("POST", "faults", fault)
+        work: Sequence[dict[str, Any]] = [{"task_type": "work", "params": {}} for _ in range(case.tasks)]
+        await submit(env.stack, [*map(dict, case.others), *work])
+        if case.faults:
+            env.strike()
         try:
-            await trial.act(scene)
+            await case.act(env)
         except NotWithin as error:
             wrong.append(str(error))
-        await scene.clear()
-        await until_rest(scene, trial.limit_s)
-        await scene.witness.look()
+        await env.clear()
+        await until_rest(env, case.limit_s)
+        await env.observer.look()
     except (NotWithin, ChildFailed, httpx.HTTPError, psycopg.Error) as error:
         wrong.append(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
-    wrong += [f"the orchestrator {child.pid} crashed" for child in scene.orchestrators if not child.alive]
+    wrong += [f"the orchestrator {child.pid} crashed" for child in env.orchestrators if not child.alive]
     return wrong
 
 
-async def until_rest(scene: Scene, limit_s: float) -> None:
+async def until_rest(env: Environment, limit_s: float) -> None:
     """Wait until every task has ended, every row is closed and every pod is gone."""
     deadline = time.monotonic() + limit_s
     while True:
         with contextlib.suppress(psycopg.OperationalError):
-            if await scene.rows(REST) and (await scene.stack.control("GET", "ledger"))["alive"] == 0:
+            if await env.rows(REST) and (await env.stack.control("GET", "ledger"))["alive"] == 0:
                 return
         if time.monotonic() > deadline:
-            rows = await scene.rows("select id, status, stage, waiting_for from workers where status <> 'terminated'")
-            tasks = await scene.rows("select status, count(*) as n from tasks group by status")
+            rows = await env.rows("select id, status, stage, waiting_for from workers where status <> 'terminated'")
+            tasks = await env.rows("select status, count(*) as n from tasks group by status")
             raise NotWithin(f"not at rest after {limit_s:.0f} s: {list(map(dict, rows))}, {list(map(dict, tasks))}")
         await asyncio.sleep(POLL_S)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.stack import BUCKET, Stack
-from tests.proofs.fault_matrix.environment import Scene
+from tests.proofs.fault_matrix.environment import Environment
 
 TOKEN, KEY, PASSWORD = "a worker's token", "RUNPOD_SSH_PRIVATE_KEY", "the database's password"
 KNOWN = ("RUNPOD_API_KEY", "AWS_SECRET_ACCESS_KEY", "WORKER_JWT_SECRET", "SUPABASE_SERVICE_ROLE_KEY")
@@ -29,7 +29,7 @@ TABLES = "select tablename as name from pg_tables where schemaname = 'public'"
 
 
 @dataclass
-class Canaries:
+class SecretScan:
     """Who was looked for, and where one was found."""
 
     known: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # name -> values
@@ -80,30 +80,30 @@ def of_stack(stack: Stack) -> dict[str, set[str]]:
     return known | {KEY: {line for line in body if len(line) > KEY_LINE}}
 
 
-async def leaks(scene: Scene) -> list[str]:
+async def leaks(env: Environment) -> list[str]:
     """Which of the stack's own secrets are where they must not be; asked when all is over."""
-    canaries = Canaries()
-    canaries.known |= of_stack(scene.stack)
-    await search_what_stayed(scene, canaries)
-    return [f"{name} is in {sink}" for name, sink in sorted(canaries.hits)]
+    scan = SecretScan()
+    scan.known |= of_stack(env.stack)
+    await search_what_stayed(env, scan)
+    return [f"{name} is in {sink}" for name, sink in sorted(scan.hits)]
 
 
-async def search_what_stayed(scene: Scene, canaries: Canaries, *, users_may: Collection[str] = ()) -> None:
+async def search_what_stayed(env: Environment, scan: SecretScan, *, users_may: Collection[str] = ()) -> None:
     """Output, rows, objects, files on pods; `users_may`: what the user's own programs may say."""
-    homes = [Path(pod["home"]) for pod in (await scene.stack.control("GET", "ledger"))["pods"]]
+    homes = [Path(pod["home"]) for pod in (await env.stack.control("GET", "ledger"))["pods"]]
     for config in (path for home in homes for path in home.glob(CONFIG)):
-        canaries.learn(config)
-    log = scene.stack.directory / "orchestrator.log"
-    canaries.search(OUTPUT, log.read_text(errors="replace") if log.exists() else "")
-    for table in await scene.rows(TABLES):
-        rows = await scene.rows(f'select to_jsonb(t)::text as row from "{table["name"]}" t')  # noqa: S608  our own names
-        canaries.search(f"table {table['name']}", "\n".join(row["row"].replace("\\/", "/") for row in rows))
-    for key, content in (await scene.stack.s3.objects(BUCKET, f"{scene.stack.prefix}/")).items():
+        scan.learn(config)
+    log = env.stack.directory / "orchestrator.log"
+    scan.search(OUTPUT, log.read_text(errors="replace") if log.exists() else "")
+    for table in await env.rows(TABLES):
+        rows = await env.rows(f'select to_jsonb(t)::text as row from "{table["name"]}" t')  # noqa: S608  our own names
+        scan.search(f"table {table['name']}", "\n".join(row["row"].replace("\\/", "/") for row in rows))
+    for key, content in (await env.stack.s3.objects(BUCKET, f"{env.stack.prefix}/")).items():
         raw = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
         but = users_may if any(stream in key for stream in USERS_STREAMS) else ()
-        canaries.search("S3", f"{key}\n{raw.decode('utf-8', 'replace')}", but=but)
+        scan.search("S3", f"{key}\n{raw.decode('utf-8', 'replace')}", but=but)
     for name, text in await asyncio.to_thread(_files, homes):
-        canaries.search(PODS, f"{name}\n{text}", but=() if name == AGENTS_LOG else users_may)
+        scan.search(PODS, f"{name}\n{text}", but=() if name == AGENTS_LOG else users_may)
 
 
 def _files(homes: Iterable[Path]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from testbed.stack import BUCKET, Servers
 TEMPLATE = "trial_template"
 
 
-class Ground:
+class SharedServices:
     """An async context manager; `servers(name)` gives a trial a copy of the migrated database."""
 
     def __init__(self, directory: Path) -> None:

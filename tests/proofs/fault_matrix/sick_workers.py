@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.states import FailureCode
-from tests.proofs.fault_matrix.environment import Scene
+from orchestrator.core.failures import FailureCode
+from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.provider import POD_PYTHON, until_struck
-from tests.proofs.fault_matrix.runner import BOOT_S, Act, Trial
+from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case
 
 HANDLERS = {
     "WORKER_HANDLERS": "work=cmd:python3 ./render.py",
@@ -47,37 +47,37 @@ def lose_network(home: Path) -> None:
 def sickened(damage: Callable[[Path], None]) -> Act:
     """Something breaks on one busy pod; it is named, and the worker ends."""
 
-    async def act(scene: Scene) -> None:
-        busy = await scene.busy()
-        [pod] = [p for p in (await scene.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
-        scene.strike()
+    async def act(env: Environment) -> None:
+        busy = await env.busy()
+        [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
+        env.strike()
         damage(Path(pod["home"]))
-        await scene.named()
-        await scene.until("select 1 from workers where id = %s and exit_cause = 'worker_sick'", busy["worker"])
+        await env.named()
+        await env.until("select 1 from workers where id = %s and exit_cause = 'worker_sick'", busy["worker"])
 
     return act
 
 
-async def corrected(scene: Scene) -> None:
+async def corrected(env: Environment) -> None:
     """A release fails every task; once it is known to be bad, the next one is deployed."""
-    await scene.until("select 1 from task_attempts where outcome = 'failed'")
-    scene.strike()
-    await scene.until(ENDED, "release_bad")
-    await scene.named()
-    strikes = await scene.rows("select key from hosts")
+    await env.until("select 1 from task_attempts where outcome = 'failed'")
+    env.strike()
+    await env.until(ENDED, "release_bad")
+    await env.named()
+    strikes = await env.rows("select key from hosts")
     if strikes:
-        scene.figure("hosts blamed for the release", len(strikes), 0)
-    scene.stack.environment["WORKER_HANDLERS"] = GOOD
-    await scene.orchestrators[0].stop()
-    await scene.start_orchestrator()
+        env.figure("hosts blamed for the release", len(strikes), 0)
+    env.stack.environment["WORKER_HANDLERS"] = GOOD
+    await env.orchestrators[0].stop()
+    await env.start_orchestrator()
 
 
-def _sick(name: str, harm: str, damage: Callable[[Path], None], **more: Any) -> Trial:
+def _sick(name: str, description: str, damage: Callable[[Path], None], **more: Any) -> Case:
     more = {"outcome": SICK, "ends_as": (FailureCode.TASKS_FAIL_HERE,), "settings": HANDLERS, **more}
-    return Trial(name, harm, says=HELD_BACK, act=sickened(damage), pods=PODS, limit_s=LIMIT_S, **more)
+    return Case(name, description, says=HELD_BACK, act=sickened(damage), pods=PODS, limit_s=LIMIT_S, **more)
 
 
-SICK_WORKERS: tuple[Trial, ...] = (
+SICK_WORKERS: tuple[Case, ...] = (
     _sick("sick_gpu", "a busy pod loses its GPU: each task fails in milliseconds", lose_gpu, quick=True),
     _sick("sick_library", "a library is gone on a busy pod", lose_library),
     _sick("sick_model", "a model file is cut off on a busy pod", break_model),
@@ -85,10 +85,10 @@ SICK_WORKERS: tuple[Trial, ...] = (
     _sick("sick_alone", "the only worker that is allowed loses its GPU", lose_gpu,
           outcome="replaced at once; its successor does the work", ends_as=(FailureCode.TASKS_FAIL_UNJUDGED,),
           settings={**HANDLERS, "MAX_ACTIVE_GPUS": "1"}),
-    Trial("disk_fills", "the disk of one pod becomes full", "it claims nothing, and is replaced after 30 s",
+    Case("disk_fills", "the disk of one pod becomes full", "it claims nothing, and is replaced after 30 s",
           "its disk is full", until_struck, faults=({"kind": "disk_fills", "times": 1, "seconds": FILLS_S},),
           settings=POD_PYTHON, ends_as=(FailureCode.DISK_FULL,), after_s=BOOT_S[0] + FILLS_S, pods=PODS),
-    Trial("release_bad", "every task of a release fails, on each worker", "no host is blamed; the next release does it",
+    Case("release_bad", "every task of a release fails, on each worker", "no host is blamed; the next release does it",
           "TASKS_FAIL_EVERYWHERE|release_bad", corrected, settings={"WORKER_HANDLERS": BAD},
           ends_as=(FailureCode.TASKS_FAIL_EVERYWHERE,), pods=PODS, limit_s=LIMIT_S),
 )  # fmt: skip

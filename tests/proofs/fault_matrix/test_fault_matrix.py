@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.states import FailureCode
+from orchestrator.core.failures import FailureCode
 from testbed.runpod.faults import KINDS
 from tests.proofs.fault_matrix.__main__ import DOCUMENT, TRIALS
 from tests.proofs.fault_matrix.invariants import committed, misnamed, unexplained, unowned_s
 from tests.proofs.fault_matrix.report import document
-from tests.proofs.fault_matrix.runner import LATE, Result, Trial, run
-from tests.proofs.fault_matrix.secret_scan import Canaries, forms
-from tests.proofs.fault_matrix.shared_services import Ground
+from tests.proofs.fault_matrix.runner import LATE, Case, Result, run
+from tests.proofs.fault_matrix.secret_scan import SecretScan, forms
+from tests.proofs.fault_matrix.shared_services import SharedServices
 
 # One trial for each kind of cause in ./run test; the other quick ones are part of ./run test --full.
 SLICE = {
@@ -26,30 +26,28 @@ SLICE = {
     "sick_gpu",
 }
 QUICK = [
-    pytest.param(trial, id=trial.name, marks=() if trial.name in SLICE else pytest.mark.full)
-    for trial in TRIALS
-    if trial.quick
+    pytest.param(case, id=case.name, marks=() if case.name in SLICE else pytest.mark.full)
+    for case in TRIALS
+    if case.quick
 ]
 SIDE_BY_SIDE = 5  # they wait for most of their time
 Running = dict[str, asyncio.Task[Result]]
 
 
 @pytest.fixture(scope="session")
-async def running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Running]:
+async def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     """Start the selected trials on common servers, each with a database, an emulator and an orchestrator of its own."""
     directory: Path = tmp_path_factory.mktemp("faults")
     calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    selected = [trial for call in calls if isinstance(trial := call.params.get("trial"), Trial)]
+    selected = [case for call in calls if isinstance(case := call.params.get("case"), Case)]
     gate = asyncio.Semaphore(SIDE_BY_SIDE)
-    async with Ground(directory / "ground") as ground:
+    async with SharedServices(directory / "ground") as shared:
 
-        async def one(trial: Trial) -> Result:
+        async def one(case: Case) -> Result:
             async with gate:
-                return await run(trial, ground, directory / trial.name)
+                return await run(case, shared, directory / case.name)
 
-        tasks = {trial.name: asyncio.create_task(one(trial)) for trial in sorted(selected, key=lambda t: -t.limit_s)}
+        tasks = {case.name: asyncio.create_task(one(case)) for case in sorted(selected, key=lambda t: -t.limit_s)}
         try:
             yield tasks
         finally:
@@ -58,24 +56,24 @@ async def running(
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
-@pytest.mark.parametrize("trial", QUICK)
-async def test_the_fleet_survives(running: Running, trial: Trial) -> None:
-    """Nothing lost, doubled, leaked or missing, and the cause named: what each trial does is in its `harm`."""
-    result = await running[trial.name]
+@pytest.mark.parametrize("case", QUICK)
+async def test_the_fleet_survives(running: Running, case: Case) -> None:
+    """Nothing lost, doubled, leaked or missing, and the cause named: what each trial does is in its `description`."""
+    result = await running[case.name]
     wrong = [what for what in result.wrong if not what.startswith(LATE)]
-    assert not wrong, f"{trial.harm}: {'; '.join(wrong)} (it said: {result.sentence or 'nothing'})"
+    assert not wrong, f"{case.description}: {'; '.join(wrong)} (it said: {result.sentence or 'nothing'})"
 
 
 def test_every_kind_of_fault_has_a_trial() -> None:
     """A kind added to the emulator must be survived too."""
-    names = [trial.name for trial in TRIALS]
+    names = [case.name for case in TRIALS]
     assert set(KINDS) <= set(names)
     assert len(names) == len(set(names))
 
 
 def test_every_failure_code_is_what_some_trial_must_end_as() -> None:
     """A code added to the product needs a harm that ends a running worker with it; of the Xids, one stands for all."""
-    required = {code for trial in TRIALS for code in trial.ends_as}
+    required = {code for case in TRIALS for code in case.ends_as}
     assert set(FailureCode) <= required
     assert any(code.startswith("XID_") for code in required)
 
@@ -83,7 +81,7 @@ def test_every_failure_code_is_what_some_trial_must_end_as() -> None:
 def test_the_document_has_a_line_for_every_trial() -> None:
     """It is made by `./run faults --write`."""
     lines = re.findall(r"^\| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE)
-    assert lines == ["fault", *(trial.name for trial in TRIALS)]
+    assert lines == ["fault", *(case.name for case in TRIALS)]
 
 
 def test_a_pod_without_a_live_row_is_seen() -> None:
@@ -136,9 +134,9 @@ def test_money_beyond_a_budget_is_seen() -> None:
 @pytest.mark.parametrize("form", forms("key+of/ours=="))
 def test_a_secret_is_seen_in_every_form(form: str) -> None:
     """As it is, URL-encoded, inside JSON, and as base64 of a text that it is in the middle of."""
-    canaries = Canaries({"KEY": {"key+of/ours=="}, "OTHER": {"something else"}})
-    canaries.search("a table", f"nothing, then {form} and more")
-    assert canaries.hits == {("KEY", "a table")}
+    scan = SecretScan({"KEY": {"key+of/ours=="}, "OTHER": {"something else"}})
+    scan.search("a table", f"nothing, then {form} and more")
+    assert scan.hits == {("KEY", "a table")}
 
 
 def test_what_is_wrong_is_not_hidden_in_the_document() -> None:

@@ -34,8 +34,8 @@ from orchestrator.config.pools import read_pools
 from orchestrator.config.settings import Settings
 from orchestrator.config.ssh_keys import BadKey, login_pair
 from orchestrator.core import gpus, interconnect, machine_checks
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import ID_PATTERN, Pool
-from orchestrator.core.states import FailureCode
 from orchestrator.observability import logging as our_logging
 from orchestrator.observability.redaction import plain, redact
 from orchestrator.pods import agent_commands, final_snapshot

@@ -6,7 +6,8 @@ from random import Random
 from typing import Any
 
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.states import FailureCode, Stage, State
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import Attempt, BadArgument, PortError
 from tests.db.conformance.builders import FLEET, Fleet
 from tests.process.web.builders import Door, done

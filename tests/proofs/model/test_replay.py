@@ -8,7 +8,8 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import Stage, State
 from orchestrator.ports import LostRace, NotLeader, PortError, UnknownWorker
 from tests.db.conformance.builders import FLEET, Fleet
 from tests.proofs.model import rows as sql

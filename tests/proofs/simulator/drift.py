@@ -21,7 +21,8 @@ from typing import Any
 import psycopg
 
 from orchestrator.adapters.postgres import PostgresDb
-from orchestrator.core.states import LADDER, ExitCause
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.stages import BRING_UP
 from orchestrator.migrate import migrate
 from orchestrator.ports import PortError
 from testbed.services.postgres import EmbeddedPostgres
@@ -277,7 +278,7 @@ class Pair:
                 "reserved_usd": 0.3,
                 "budget": {"hourly_usd": 4.0},
             }
-        stage = dice.choice((None, dice.choice(LADDER).stage)) if to is None else None
+        stage = dice.choice((None, dice.choice(BRING_UP).stage)) if to is None else None
         await self.call(
             "fleet_move",
             p_fleet=FLEET,

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
+from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.fitness import DISK_FULL_S
-from orchestrator.core.states import FAILURES
 from orchestrator.pods import agent_commands
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
 from tests.proofs.simulator.sql.tables import DATABASE

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import actions as act
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Snapshot, Worker
-from orchestrator.core.states import FailureCode
 from orchestrator.observability.health import Health
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.liveness import Hearing
 from orchestrator.core.model import (
     Absence,
@@ -18,7 +19,7 @@ from orchestrator.core.model import (
     Snapshot,
     Worker,
 )
-from orchestrator.core.states import ExitCause, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 A40, L4 = Offer("NVIDIA A40", None, "SECURE"), Offer("NVIDIA L4", "EU-RO-1", "SECURE")

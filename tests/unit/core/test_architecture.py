@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from orchestrator.core.stages import BRING_UP, STAGE_SPECS
 from orchestrator.core.state_diagram import LABELS, mermaid
-from orchestrator.core.states import LADDER, RUNGS, TRANSITIONS, State
+from orchestrator.core.states import TRANSITIONS, State
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,5 +24,5 @@ def test_every_transition_has_a_meaning() -> None:
 
 def test_every_rung_has_a_deadline_a_code_and_somebody_to_wait_for() -> None:
     """No stage can be waited in without an end."""
-    assert len(RUNGS) == len(LADDER)
-    assert all(rung.deadline_s > 0 for rung in LADDER)
+    assert len(STAGE_SPECS) == len(BRING_UP)
+    assert all(rung.deadline_s > 0 for rung in BRING_UP)

@@ -9,9 +9,9 @@ import pytest
 from orchestrator.core import breaker
 from orchestrator.core.actions import Spawn
 from orchestrator.core.breaker import Brakes
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause
 from tests.unit.core.build import A40, ago, climbed, pod_of, policy, pool, snapshot, spawning, worker
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from orchestrator.core import budget
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot, Spent
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, FailureCode, Stage, WaitingOn
+from orchestrator.core.states import Stage, WaitingOn
 from tests.unit.core.build import A40, L4, ago, busy, idle, policy, snapshot, spawning, terminating
 
 PRICES = {"NVIDIA A40|SECURE": 0.6, "NVIDIA L4|SECURE": 0.3}

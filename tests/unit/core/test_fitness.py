@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import strikes
 from orchestrator.core.model import HeldBack, Snapshot, Worker
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, FailureCode
 from tests.unit.core.build import ago, busy, climbed, idle, policy, snapshot, spawning
 
 ONE = frozenset({"travel"})

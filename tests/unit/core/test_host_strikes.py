@@ -2,8 +2,8 @@
 
 import pytest
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import strikes
-from orchestrator.core.states import FailureCode
 from tests.unit.core.build import worker
 
 MACHINE, PLACE = "machine:m1", "place:EU-1|NVIDIA A40"

@@ -21,11 +21,13 @@ from orchestrator.core.actions import (
     Terminate,
     Wait,
 )
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import Hearing
 from orchestrator.core.model import DATABASE, DELETES, UNREACHED, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.pod_tracking import Presence, fold
-from orchestrator.core.states import ExitCause, FailureCode, Stage, State, WaitingOn
+from orchestrator.core.states import Stage, State, WaitingOn
 from tests.unit.core.build import (
     A40,
     L4,

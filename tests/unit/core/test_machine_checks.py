@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of, is_pulling
 from orchestrator.core.machine_checks import Verdict, platform, sections
-from orchestrator.core.states import FailureCode
 from orchestrator.pods import probe_scripts
 
 GIB = 1024 * 1024  # in blocks of 1 KiB

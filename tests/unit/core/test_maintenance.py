@@ -4,9 +4,11 @@ from dataclasses import replace
 
 from orchestrator.core import maintenance
 from orchestrator.core.actions import Delete, Flush, Reap, Spawn, Terminate
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.maintenance import Errand
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, FailureCode, Stage
+from orchestrator.core.states import Stage
 from tests.unit.core.build import absent, ago, idle, pod_of, policy, snapshot, spawning, terminating, worker
 
 STRAY = replace(pod_of(worker("gpu-9")), id="stray")

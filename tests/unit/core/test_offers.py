@@ -6,9 +6,11 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedClimb, Offer, Pause, Volume
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, FailureCode, Stage, WaitingOn
+from orchestrator.core.states import Stage, WaitingOn
 from tests.unit.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, snapshot, spawning
 
 ROMANIA, TEXAS = Offer("NVIDIA A40", "EU-RO-1", "SECURE"), Offer("NVIDIA A40", "US-TX-3", "SECURE")

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, Pause, Snapshot, Worker
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, State
+from orchestrator.core.states import State
 from tests.unit.core.build import NOW, ago, busy, climbed, idle, policy, pool, snapshot, spawning, terminating
 
 OLD, NEW = "image@old", "image@new"

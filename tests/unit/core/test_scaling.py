@@ -6,9 +6,10 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
+from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, EndedClimb, Pause, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, plan
-from orchestrator.core.states import ExitCause, Stage, State
+from orchestrator.core.states import Stage, State
 from tests.unit.core.build import A40, L4, NOW, ago, busy, climbed, idle, policy, pool, snapshot, spawning, terminating
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Rescue, Terminate
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import DATABASE, Snapshot, Spent, Worker
 from orchestrator.core.plan import plan
-from orchestrator.core.states import ExitCause, FailureCode, Stage, WaitingOn
+from orchestrator.core.states import Stage, WaitingOn
 from tests.unit.core.build import absent, ago, busy, idle, policy, snapshot, spawning, terminating
 
 MINE = {DATABASE: "d1"}  # rows whose pod this database asked for

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import COMMANDS
-from orchestrator.core.states import LADDER
+from orchestrator.core.stages import BRING_UP
 from orchestrator.diagnostics.advice import is_healthy, recommendations
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.environment import environment
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "MAX_ACTIVE_GPUS", "no ETA"),
     "a place that cannot be reached": (setting("network_tests.supabase", {"accessible": False, "url": "https://x", "error": "ConnectError"}), "LOW", "Network", "supabase cannot be reached", "curl -i https://x", "ConnectError"),
     "old code": (setting("deployment_verification.code_consistency", {"workers_with_other_code": ["gpu-1"]}), "LOW", "Deployment", "1 worker(s) run other code", "new workers", "gpu-1"),
-    **{f"stuck in {rung.stage}": (stuck(rung.stage), "HIGH", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", UNSTUCK.get(rung.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for rung in LADDER},
+    **{f"stuck in {rung.stage}": (stuck(rung.stage), "HIGH", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", UNSTUCK.get(rung.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for rung in BRING_UP},
 }  # fmt: skip
 
 
