@@ -27,9 +27,9 @@ TIMEOUT_S = 600.0
 
 DOC = """# Planted bugs
 
-Made by `./run mutants --write`. Each is a small change of the product, or of the model of the SQL functions that the drift
-test holds equal to the migrations; the simulator lives through its seeds until one of the laws that the bug is said to
-break is broken. A violation of another law does not count. The laws are those of `docs/simulator.md`.
+`./run mutants --write` writes this page. Each planted bug changes the product in one place, or changes the simulator's
+model of a SQL function. The simulator then runs seeds until it finds a violation of a law that the bug names. A
+violation of another law does not count. [simulator](simulator.md) describes the laws.
 
 """
 

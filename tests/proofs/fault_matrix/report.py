@@ -14,16 +14,20 @@ WORKER_ID = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")
 SENTENCE = 140  # characters of it in the document
 HEAD = """# Faults under load
 
-`./run faults` starts Postgres, S3, the RunPod emulator and one or two orchestrators for each line, gives them two dozen
-tasks, does the harm in the middle, and judges when all is over: no task lost or completed twice, no pod left or without
-a live row for more than 120 s, no worker asked for twice, no log byte missing (or declared lost where no host was), a
-reason for every event, nobody waiting past a deadline, no write of a term that was over, no more reserved and spent
-than the budgets allow, none of the stack's secrets in its output, rows, objects or files on pods; whoever failed ended
-under a code that the harm must have, or may have at its moment (an orchestrator killed between the record of a create
-and the call leaves a CREATE_UNKNOWN), nobody under another, and `explain` says what it means. This file is what
-`./run faults --write` saw last; *recovered* is the time from the harm to the end of the last task, *named* the time
-from what could first be seen of it until a row, and `explain` or `timeline` of it, said what is wrong: at most 10 s, in
-every line, long before a deadline passes; the sentence is the first that fits.
+`./run faults` injects one fault at a time into a working fleet and checks the result. `./run faults --write` writes
+this page. For each row it starts PostgreSQL, S3, the RunPod emulator and one or two orchestrators, submits two dozen
+tasks, and injects the fault while they run. When all tasks have ended, it checks:
+
+* no task is lost or completed twice, and no pod is left;
+* no pod is without a live row for more than 120 s, and no pod is created twice for one worker;
+* no log byte is missing; bytes are declared lost only if their host was lost;
+* every event has a reason, and no wait exceeds its deadline;
+* no write has an old term, and the cost stays within the budgets;
+* no secret of the test is in the output, the rows, the objects or the files on the pods;
+* every failed worker has a failure code that the fault may cause, and `explain` describes it.
+
+*Recovered* is the time from the fault to the end of the last task. *Named* is the time from the first visible sign
+until a row, and `explain` or `timeline`, name the cause: at most 10 s. *The sentence* is the first text that names it.
 
 """
 
