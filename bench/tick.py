@@ -22,13 +22,14 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Offer, Pod, PodStatus, Policy, Pool
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, Terms
+from orchestrator.loop.execute import Executor, PodOperations, Terms
 from orchestrator.loop.observe import Observer
+from orchestrator.loop.runtime import Runtime
 from orchestrator.migrate import migrate
 from orchestrator.observability.health import Health
 from orchestrator.observability.logging import configure
 from orchestrator.observability.metrics import Metrics
-from orchestrator.pods.bringup import PodView, WorkerView
+from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import Cloud
 from orchestrator.service import GC_THRESHOLDS
@@ -141,24 +142,12 @@ def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:
     metrics, provider, nobody = Metrics(), cast("Cloud", cloud), cast("Any", None)
     store = SqlStore(MeteredDb(db, metrics), FLEET)
     catalog = Catalog(provider, POLICY)
-    hands = {"climb": nobody, "look": nobody, "finish_logs": nobody, "hang_up": nobody, "catalog": catalog}
     terms = Terms(heartbeat_s=20, lease_s=60, own_program=False)
-    return Daemon(
-        store=store,
-        db=db,
-        observer=Observer(store, provider, FLEET, catalog),
-        catalog=catalog,
-        executor=lambda wake: Executor(store, store, provider, **hands, policy=POLICY, terms=terms, wake=wake),
-        shipper=nobody,
-        pods=PodView(),
-        workers=WorkerView(),
-        health=Health(started_at_s=time.monotonic()),
-        metrics=metrics,
-        policy=POLICY,
-        poll_s=30,
-        holder="bench",
-        on_notify=lambda *_: None,
-    )
+    health = Health(started_at_s=time.monotonic())
+    runtime = Runtime(store, db, POLICY, health, metrics, Latest(), "bench", 30)
+    operations = PodOperations(nobody, nobody, nobody, nobody)
+    executor = Executor(store, provider, operations, POLICY, terms)
+    return Daemon(runtime, Observer(store, provider, FLEET, catalog), executor, catalog=catalog, shipper=nobody)
 
 
 def _spread_ms(values_s: list[float]) -> str:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,21 +26,25 @@ from orchestrator.config.validation import require
 from orchestrator.core import maintenance
 from orchestrator.core.actions import Plan
 from orchestrator.core.maintenance import Errand
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import plan
-from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, Terms
+from orchestrator.loop.daemon import Daemon, Hooks
+from orchestrator.loop.execute import Executor, PodOperations, Terms
 from orchestrator.loop.observe import FIRST_PATIENCE_S, Observer
+from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.loop.watchdog import Watchdog
 from orchestrator.observability.health import DEAD_AFTER_S, Health
 from orchestrator.observability.logging import configure
 from orchestrator.observability.metrics import Metrics
 from orchestrator.outputs import Answers
-from orchestrator.pods.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.bundle import build_bundle
+from orchestrator.pods.create import Renter
 from orchestrator.pods.final_snapshot import look
+from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
+from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Blobs, Db, NotFound, PortError
 from orchestrator.web.app import build_app
 from orchestrator.web.role_routing import SwitchedDb
@@ -83,16 +87,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A daemon and what it was built from."""
+    """What the HTTP server shares with the loop."""
 
     db: Db
-    daemon: Daemon
     observer: Observer
     blobs: Blobs
-    notified: list[Callable[[str, str], None]]  # who hears of notifications besides the loop
-    on_lead: list[Callable[[bool], None]]  # who is told when this process begins to lead, or learns that it does not
     health: Health
     metrics: Metrics
+    notified: list[Callable[[str, str], None]] = field(default_factory=list)  # also hear the database's notifications
+    on_lead: list[Callable[[bool], None]] = field(default_factory=list)  # told whether this process leads
 
 
 async def run(settings: Settings) -> int:
@@ -101,14 +104,14 @@ async def run(settings: Settings) -> int:
     _make_room()
     stop = asyncio.Event()
     _leave_on_signals(stop)
-    async with _parts(settings) as parts:
+    async with _built(settings) as (daemon, parts):
         door = Door(settings.host, settings.port, partial(_application, settings, parts, asyncio.get_running_loop()))
         parts.notified.append(door.heard)
         door.open()
         watching = asyncio.create_task(_stop_with(door, stop), name="watch_the_door")
         log.info("orchestrator_started", fleet=settings.fleet_id, port=settings.port, worker_url=settings.worker_url)
         with Watchdog(lambda: parts.health.steps, tick_limit_s=parts.health.dead_after_s).watching():
-            await parts.daemon.run(stop)
+            await daemon.run(stop)
         died = door.closed.is_set()
         await door.close(SERVED_S)
         watching.cancel()
@@ -173,8 +176,8 @@ def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[str], None], what: st
 async def once(settings: Settings) -> Plan | None:
     """One tick with its effects; None if another orchestrator leads."""
     configure(settings.log_level, settings.secrets())
-    async with _parts(settings, patience_s=LIST_WAIT_S) as parts:
-        return await parts.daemon.once()
+    async with _built(settings, patience_s=LIST_WAIT_S) as (daemon, _):
+        return await daemon.once()
 
 
 async def lead_for(
@@ -183,9 +186,9 @@ async def lead_for(
     """Lead while nobody else does, for one errand, until it is done or `timeout_s` is over; then give the lead back."""
     configure("WARNING", settings.secrets())
     often = settings.model_copy(update={"orchestrator_poll_sec": ERRAND_EVERY_S})
-    async with _parts(often, think=partial(maintenance.plan, errand)) as parts:
+    async with _built(often, think=partial(maintenance.plan, errand)) as (daemon, _):
         stop = asyncio.Event()
-        leading = asyncio.create_task(parts.daemon.run(stop), name="errand")
+        leading = asyncio.create_task(daemon.run(stop), name="errand")
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -197,106 +200,77 @@ async def lead_for(
 
 
 @asynccontextmanager
-async def _parts(
+async def _built(
     settings: Settings,
     *,
     patience_s: float = FIRST_PATIENCE_S,
     think: Callable[[Snapshot, Policy], Plan] = plan,
-) -> AsyncIterator[Parts]:
+) -> AsyncIterator[tuple[Daemon, Parts]]:
     require(settings, "database", "cloud", "shell", "blobs", "gateway")
-    renewals = _renewals(settings)
     bundle = build_bundle(settings.worker_code_dir)
     policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
+    is_direct = settings.database_url is not None
     async with AsyncExitStack() as stack:
-        is_direct = settings.database_url is not None
         db = await stack.enter_async_context(open_db(settings, pool_size=STANDBY_POOL if is_direct else HTTP_POOL))
+        metrics, watch = Metrics(), StoreWatch()
         acting = lane_of(db, ACTS_LANE if is_direct else HTTP_LANE)
-        metrics = Metrics()
         store, acts = (store_over(MeteredDb(one, metrics), settings) for one in (db, acting))
-        store_watch = StoreWatch()
 
         def on_blob_call(operation: str, error: PortError | None) -> None:
             metrics.stored(error is None or isinstance(error, NotFound))
-            store_watch.called(operation, error)
+            watch.called(operation, error)
 
         cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, on_blob_call)
-        catalog = Catalog(cloud, policy)
         stack.push_async_callback(cloud.close)
         shell, lines = open_lines(settings)
-        nonce_for = nonces_of(settings)
         stack.push_async_callback(lines.close)
+        catalog, latest = Catalog(cloud, policy), Latest()
+        health = _health(settings, metrics, await store.check_functions())
+        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        runtime = Runtime(store, db, policy, health, metrics, latest, name, settings.orchestrator_poll_sec)
         shipper = Shipper(acts, lines, blobs, python=settings.worker_python)
-        pods, workers = PodView(), WorkerView()
         heartbeat_s = policy.heartbeat_timeout_s / 3
-        bringup = BringUp(
-            acts,
-            lines,
-            shell,
-            bundle,
-            pods,
-            workers,
-            _launch(settings, heartbeat_s, policy),
-            token_for=lambda worker, jti: renewals.token(worker.id, jti, time.time()),
-            nonce_for=nonce_for,
-            pod_log=cloud.pod_log,
+        credentials = Credentials(_token_for(settings), nonces_of(settings))
+        launch = _launch(settings, heartbeat_s, policy)
+        bringup = BringUp(acts, lines, shell, bundle, latest, launch, credentials, cloud.pod_log)
+        operations = PodOperations(
+            Renter(acts, cloud, policy, catalog, credentials.nonce_for),
+            bringup.climb,
+            Teardown(acts, cloud, look=partial(look, lines), finish_logs=shipper.finish, policy=policy),
+            lines.drop,
         )
         terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, settings.worker_start_command is not None)
-        notified: list[Callable[[str, str], None]] = []
-        on_lead: list[Callable[[bool], None]] = []
-
-        async def lead(leads: bool) -> None:
-            await resize(db, LOOP_POOL if leads else STANDBY_POOL)
-            for tell in on_lead:
-                tell(leads)
-            if leads:
-                lines.open()
-            else:
-                await _hang_up(lines)
-
-        health = _health(settings, metrics, await store.check_functions())
         observer = Observer(
-            store,
-            cloud,
-            settings.fleet_id,
-            catalog,
-            deaf_s=heartbeat_s,
-            patience_s=patience_s,
-            store_watch=store_watch,
+            store, cloud, settings.fleet_id, catalog, deaf_s=heartbeat_s, patience_s=patience_s, store_watch=watch
         )
-        daemon = Daemon(
-            store=store,
-            db=db,
-            observer=observer,
-            catalog=catalog,
-            executor=lambda wake: Executor(
-                store,
-                acts,
-                cloud,
-                climb=bringup.climb,
-                look=partial(look, lines),
-                finish_logs=shipper.finish,
-                hang_up=lines.drop,
-                catalog=catalog,
-                policy=policy,
-                nonce_for=nonce_for,
-                terms=terms,
-                wake=wake,
-            ),
-            shipper=shipper,
-            pods=pods,
-            workers=workers,
-            health=health,
-            metrics=metrics,
-            policy=policy,
-            poll_s=settings.orchestrator_poll_sec,
-            holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
-            think=think,
-            on_notify=lambda channel, payload: [hear(channel, payload) for hear in notified],
+        parts = Parts(db, observer, blobs, health, metrics)
+        hooks = Hooks(
+            on_notify=lambda channel, payload: [hear(channel, payload) for hear in parts.notified],
+            on_lead=partial(_lead, parts, lines),
+            look_at_store=partial(watch.look, blobs),
             answers=Answers(acts, blobs, _sealed(settings)) if settings.pods_use_supabase else None,
-            on_lead=lead,
-            look_at_store=partial(store_watch.look, blobs),
         )
-        yield Parts(db, daemon, observer, blobs, notified, on_lead, health, metrics)
+        executor = Executor(store, cloud, operations, policy, terms)
+        yield (
+            Daemon(runtime, observer, executor, catalog=catalog, shipper=shipper, hooks=hooks, think=think),
+            parts,
+        )
+
+
+async def _lead(parts: Parts, lines: "SshLines", leads: bool) -> None:
+    """Open what only a leader needs, or close it."""
+    await resize(parts.db, LOOP_POOL if leads else STANDBY_POOL)
+    for tell in parts.on_lead:
+        tell(leads)
+    if leads:
+        lines.open()
+    else:
+        await _hang_up(lines)
+
+
+def _token_for(settings: Settings) -> Callable[[Worker, str], str]:
+    renewals = _renewals(settings)
+    return lambda worker, jti: renewals.token(worker.id, jti, time.time())
 
 
 async def _hang_up(lines: "SshLines") -> None:

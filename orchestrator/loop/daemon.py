@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -20,20 +21,17 @@ from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
 from orchestrator.loop.decisions import Journal
 from orchestrator.loop.execute import Executor
+from orchestrator.loop.leadership import Leadership
 from orchestrator.loop.observe import Observer
-from orchestrator.observability.health import Health
-from orchestrator.observability.metrics import Metrics
+from orchestrator.loop.runtime import Runtime
 from orchestrator.outputs import Answers
-from orchestrator.pods.bringup import PodView, WorkerView
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.ports import ASKS_CHANNEL, LEAD_EVERY_S, LEASE_TTL_S, Db, Lease, PortError, Store
+from orchestrator.ports import ASKS_CHANNEL, LEAD_EVERY_S, PortError
 from orchestrator.worker_logs.schedule import EVERY_S as SHIP_EVERY_S
 from orchestrator.worker_logs.schedule import LogRounds
 from orchestrator.worker_logs.shipper import Shipper
 
 TRANSITION_S = 2.0
-LEAD_AGAIN_S = 1.0  # between two times that a standby asks: it does not listen
-LEAD_RETRY_S = (0.5, 1.0, 2.0)  # after a call that failed, and those after it: a lease lasts for 15 s only
 SET_BACK_S = 1.0  # what a clock is slewed by in LEAD_EVERY_S is far less
 TICK_GAP_S = 0.05  # at least, between two ticks, so that a burst of wake-ups costs one
 TICK_REST = 3.0  # times the last tick's own time between two: at most a quarter of this process is the loop
@@ -45,7 +43,6 @@ CATALOG_EVERY_S = 60.0  # how often it is looked whether the hourly answers are 
 LOOK_AT_STORE_S = 2.0  # how often it is looked whether the object store has to be asked
 HOLD_S, HOLD_AGAIN_S = 60.0, 20.0  # for how long claims are held at once, and how often that is said again
 SETTLE_S = 0.6  # SIGTERM to a standby's lead takes at most 1 s; what is cut off here is found by the next leader
-RESIGN_S = 1.0  # a database that is away is not waited for: the lease ends by itself
 LAST_WORDS_S = 0.2  # for the listening connection to close
 log = structlog.get_logger()
 
@@ -54,53 +51,50 @@ async def _nothing(_leads: bool) -> None:
     """Nothing more is opened for a leader."""
 
 
+def _ignore(_channel: str, _payload: str) -> None:
+    """Nobody else listens to notifications."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a process does besides the loop, at the loop's moments."""
+
+    on_notify: Callable[[str, str], object] = _ignore  # a notification of the database: channel, payload
+    on_lead: Callable[[bool], Awaitable[None]] = _nothing  # this process begins to lead, or learns that it does not
+    look_at_store: Callable[[], Awaitable[None]] | None = None  # asks the object store whether it answers
+    answers: Answers | None = None  # answers pods that speak to PostgREST; None if all speak to our gateway
+
+
 class Daemon:
     """One orchestrator process."""
 
     def __init__(
         self,
-        *,
-        store: Store,
-        db: Db,
+        runtime: Runtime,
         observer: Observer,
+        executor: Executor,
+        *,
         catalog: Catalog,
-        executor: Callable[[Callable[[], None]], Executor],
         shipper: Shipper,
-        pods: PodView,
-        workers: WorkerView,
-        health: Health,
-        metrics: Metrics,
-        policy: Policy,
-        poll_s: float,
-        holder: str,
-        on_notify: Callable[[str, str], object],
+        hooks: Hooks = Hooks(),
         think: Callable[[Snapshot, Policy], Plan] = plan,
-        answers: Answers | None = None,
-        on_lead: Callable[[bool], Awaitable[None]] = _nothing,
-        look_at_store: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_lead` is told when this process begins to lead, and when it learns that it does not."""
-        self._store, self._db, self._observer = store, db, observer
-        self._rounds, self._journal = LogRounds(store, shipper, self.wake), Journal(store)
-        self._catalog = catalog
-        self._pods, self._workers, self._health, self._policy = pods, workers, health, policy
-        self._metrics = metrics
-        self._counted_to: datetime | None = None  # until when, in this term, it is told what tasks went through
-        self._poll_s, self._holder, self._on_notify = poll_s, holder, on_notify
-        self._think = think
-        self._answers = answers  # of pods that speak to PostgREST; None where all speak to our gateway
+        """Wire the observer's and the executor's wake-ups to the tick."""
+        self._store, self._policy = runtime.store, runtime.policy
+        self._health, self._metrics = runtime.health, runtime.metrics
+        self._runtime, self._hooks, self._think = runtime, hooks, think
+        self._observer, self._executor, self._catalog = observer, executor, catalog
+        observer.wake = executor.wake = self.wake
+        self._leadership = Leadership(runtime, observer)
+        self._rounds, self._journal = LogRounds(runtime.store, shipper, self.wake), Journal(runtime.store)
+        self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._answering = False
-        self._on_lead = on_lead
         self._listening: asyncio.Task[None] | None = None  # only a leader listens
-        self._look_at_store = look_at_store
         self._claims_held: tuple[int, float] | None = None  # the term in which claims were held, and when last
         self._claims_freed: int | None = None  # the term in which it was last said that they are not
-        self._executor = executor(self.wake)
-        observer.wake = self.wake
-        self._scheduler = AsyncIOScheduler(timezone=UTC)
-        self._lease: Lease | None = None
-        self._led_at_s = time.monotonic()  # when the lease was last answered for
-        self._unanswered = 0  # calls for it in a row
+        self._counted_to: datetime | None = None  # until when finished tasks are counted, in this term
+        self._declared: int | None = None  # the term in which the pools were declared
+        self._fleet: tuple[Worker, ...] = ()
         self._stopping = False
         self._at_rest = asyncio.Event()  # no tick is under way
         self._at_rest.set()
@@ -109,8 +103,6 @@ class Daemon:
         self._rested_at = datetime.now(UTC)  # the next one is not before that
         self._moving = False
         self._retry_s: float | None = None  # until something that is blocked may go on
-        self._declared: int | None = None  # the term in which the pools were declared
-        self._fleet: tuple[Worker, ...] = ()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set."""
@@ -124,12 +116,7 @@ class Daemon:
             left_s = await self._finish_tick(SETTLE_S)
         listening = self._stop_listening()
         await self._executor.settle(left_s)
-        if self._lease and self._lease.leader:
-            try:
-                async with asyncio.timeout(RESIGN_S):
-                    await self._store.resign(self._holder, self._lease.term)
-            except (PortError, TimeoutError) as error:
-                log.warning("lease_kept", message=f"the lease ends by itself: {error}")
+        await self._leadership.resign()
         if listening is not None:
             await asyncio.wait({listening}, timeout=LAST_WORDS_S)
 
@@ -157,12 +144,13 @@ class Daemon:
     async def once(self) -> Plan | None:
         """One tick with all its effects finished; None if another orchestrator leads."""
         await self._lead()
-        if not self._lease or not self._lease.leader:
+        term = self._leadership.term
+        if term is None:
             return None
         await self._catalog.refresh()
-        made = await self._tick_as_leader(self._lease.term)
+        made = await self._tick_as_leader(term)
         await self._executor.settle(self._policy.flush_deadline_s)
-        await self._store.resign(self._holder, self._lease.term)
+        await self._store.resign(self._runtime.holder, term)
         return made
 
     def wake(self) -> None:
@@ -182,14 +170,16 @@ class Daemon:
         now = datetime.now(UTC)
         lead = self._lead_and_wake
         self._scheduler.add_job(lead, "interval", seconds=LEAD_EVERY_S, id="lead", next_run_time=now, **once)
-        self._scheduler.add_job(self._tick, "interval", seconds=self._poll_s, id="tick", next_run_time=now, **once)
+        self._scheduler.add_job(
+            self._tick, "interval", seconds=self._runtime.poll_s, id="tick", next_run_time=now, **once
+        )
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
-        if self._look_at_store:
-            look, every_s = self._look_at_store, LOOK_AT_STORE_S
+        if look := self._hooks.look_at_store:
+            every_s = LOOK_AT_STORE_S
             self._scheduler.add_job(look, "interval", seconds=every_s, next_run_time=now, **once)
         self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_CHECK_S, id="retain", **once)
-        if self._answers:
+        if self._hooks.answers:
             self._scheduler.add_job(self._answer, "interval", seconds=ANSWER_EVERY_S, id="answer", **once)
         if self._catalog.needed:
             self._scheduler.add_job(self._look_up, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
@@ -200,25 +190,26 @@ class Daemon:
             self._scheduler.shutdown(wait=False)
 
     async def _listen(self) -> None:
-        async for channel, payload in self._db.notifications():
+        async for channel, payload in self._runtime.db.notifications():
             if channel == ASKS_CHANNEL:
                 self._answer_soon()
                 continue
-            self._on_notify(channel, payload)
+            self._hooks.on_notify(channel, payload)
             self.wake()
 
     # --- pods that ask
 
     def _answer_soon(self) -> None:
-        if self._answers and self._scheduler.running and not (self._answering or self._stopping):
+        if self._hooks.answers and self._scheduler.running and not (self._answering or self._stopping):
             self._scheduler.modify_job("answer", next_run_time=datetime.now(UTC))
 
     async def _answer(self) -> None:
-        if not self._answers or self._stopping or not self._lease or not self._lease.leader:
+        answers, term = self._hooks.answers, self._leadership.term
+        if answers is None or self._stopping or term is None:
             return
         self._answering = True
         try:
-            await self._answers.give(self._lease.term)
+            await answers.give(term)
         except PortError as error:
             log.warning("asks_unanswered", error=f"{type(error).__name__}: {error}")
         finally:
@@ -227,32 +218,19 @@ class Daemon:
     # --- lead
 
     async def _lead_and_wake(self) -> None:
-        before = self._lease.term if self._lease and self._lease.leader else None
+        before = self._leadership.term
         await self._lead()
-        if self._lease and self._lease.leader and before != self._lease.term:
+        if self._leadership.term not in (None, before):
             self.wake()
 
     async def _lead(self) -> None:
-        before = self._lease
-        try:
-            lease = await self._store.lead(self._holder, LEASE_TTL_S)
-        except PortError as error:
-            self._observer.gap()
-            self._health.failed(f"database: {error}")
-            log.warning("lease_unanswered", error=f"{type(error).__name__}: {error}")
-            self._ask_again_soon()
+        lease = await self._leadership.ask()
+        if self._leadership.ask_again_s is not None and self._scheduler.running and not self._stopping:
+            next_at = datetime.now(UTC) + timedelta(seconds=self._leadership.ask_again_s)
+            self._scheduler.modify_job("lead", next_run_time=next_at)
+        if lease is None:
             return
-        self._unanswered = 0
-        if self._overslept():
-            self._observer.gap()
-        self._lease, self._led_at_s = lease, time.monotonic()
-        if lease.leader:
-            self._health.leads(lease.term, lease.holder)
-        else:
-            self._health.stands_by(lease.term, lease.holder)
-            self._ask_again_in(LEAD_AGAIN_S)
-        self._metrics.plays(self._health.role)
-        if before is None or (before.leader, before.term) != (lease.leader, lease.term):
+        if self._leadership.has_changed:
             self._observer.forget()
             self._executor.stop_climbing()
             log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
@@ -260,23 +238,12 @@ class Daemon:
         if lease.leader:
             self._observer.heard()
 
-    def _ask_again_soon(self) -> None:
-        """The first answer after an outage is worth having early: it keeps a lease, or takes one that is over."""
-        delay_s = LEAD_RETRY_S[min(self._unanswered, len(LEAD_RETRY_S) - 1)]
-        self._unanswered += 1
-        self._ask_again_in(delay_s)
-
-    def _ask_again_in(self, delay_s: float) -> None:
-        if self._scheduler.running and not self._stopping:
-            next_at = datetime.now(UTC) + timedelta(seconds=delay_s)
-            self._scheduler.modify_job("lead", next_run_time=next_at)
-
     async def _begin_part(self, *, leads: bool) -> None:
         """Open what only a leader needs (LISTEN, SSH, connections), or close it."""
         if not leads:
             self._rounds.stop()
             self._stop_listening()
-        await self._on_lead(leads)
+        await self._hooks.on_lead(leads)
         if leads and self._scheduler.running and not self._stopping:
             self._stop_listening()
             self._listening = asyncio.create_task(self._listen(), name="listen")
@@ -290,21 +257,18 @@ class Daemon:
             listening.cancel()
         return listening
 
-    def _overslept(self) -> bool:
-        """Whether the lease is over by our own clock: this process was stopped, and nobody spoke to it meanwhile."""
-        return time.monotonic() - self._led_at_s > LEASE_TTL_S
-
     # --- tick
 
     async def _tick(self) -> None:
         self._health.ticked(time.monotonic())
         self._metrics.last_tick.set_to_current_time()
-        if self._stopping or not self._lease or not self._lease.leader or self._overslept():
+        term = self._leadership.term
+        if self._stopping or term is None or self._leadership.is_over:
             return
         self._at_rest.clear()
         self._woken = False
         try:
-            await self._tick_as_leader(self._lease.term)
+            await self._tick_as_leader(term)
             self._health.recovered()
         except Exception as error:
             self._health.failed(f"{type(error).__name__}: {error}")
@@ -319,8 +283,8 @@ class Daemon:
     def _schedule_next(self) -> None:
         if self._stopping or not self._scheduler.running:
             return
-        moving = self._health.reason is not None or self._moving
-        delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, self._poll_s) if moving else self._poll_s
+        moving, poll_s = self._health.reason is not None or self._moving, self._runtime.poll_s
+        delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, poll_s) if moving else poll_s
         if self._retry_s is not None:
             delay_s = min(delay_s, max(self._retry_s, TRANSITION_S))
         now = datetime.now(UTC)
@@ -344,8 +308,8 @@ class Daemon:
         self._moving = in_transition(snapshot)
         self._fleet = snapshot.workers
         if snapshot.pods is not None:
-            self._pods.update(snapshot.pods)
-        self._workers.update(snapshot.workers)
+            self._runtime.latest.pods.update(snapshot.pods)
+        self._runtime.latest.workers.update(snapshot.workers)
         made = self._think(snapshot, self._policy)
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
         self._retry_s = min(waits, default=None)
@@ -374,8 +338,9 @@ class Daemon:
     # --- logs and rows
 
     async def _ship(self) -> None:
-        if not self._stopping and self._lease and self._lease.leader:
-            self._rounds.begin(self._lease.term, self._fleet, self._executor.in_flight)
+        term = self._leadership.term
+        if not self._stopping and term is not None:
+            self._rounds.begin(term, self._fleet, self._executor.in_flight)
 
     async def _look_up(self) -> None:
         if await self._catalog.refresh():
@@ -383,11 +348,12 @@ class Daemon:
 
     async def _count(self) -> None:
         """Tell the metrics what tasks went through since the last time, or since we lead."""
-        if self._stopping or not self._lease or not self._lease.leader:
+        lease = self._leadership.lease
+        if self._stopping or lease is None or not lease.leader:
             self._counted_to = None
             return
         try:
-            row = await self._store.metrics(self._counted_to or self._lease.since)
+            row = await self._store.metrics(self._counted_to or lease.since)
         except PortError as error:
             log.info("metrics_delayed", error=f"{type(error).__name__}: {error}")
             return
@@ -395,10 +361,11 @@ class Daemon:
         self._counted_to = row["until"]
 
     async def _retain(self) -> None:
-        if self._stopping or not self._lease or not self._lease.leader:
+        term = self._leadership.term
+        if self._stopping or term is None:
             return
         try:
-            deleted = await self._store.retention(self._lease.term)
+            deleted = await self._store.retention(term)
         except PortError as error:
             log.warning("retention_failed", error=f"{type(error).__name__}: {error}")
             return

@@ -5,7 +5,7 @@ thinks about it. A worker or pod with an action under way is `in_flight`, and th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -20,7 +20,6 @@ from orchestrator.core.states import Stage, State
 from orchestrator.observability import log_phrases
 from orchestrator.pods.create import Renter
 from orchestrator.pods.host_strikes import remember
-from orchestrator.pods.provider_cache import Catalog
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
 
@@ -41,32 +40,29 @@ class Terms:
     own_program: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PodOperations:
+    """What an executor does to pods."""
+
+    creator: Renter
+    bring_up: Callable[[int, Worker], Awaitable[None]]  # term, worker
+    teardown: Teardown
+    disconnect: Callable[[str], Awaitable[None]]  # worker id: close its SSH connection
+
+
+def _nothing() -> None:
+    """Nobody waits for the end of an action."""
+
+
 class Executor:
     """The hands of one orchestrator."""
 
-    def __init__(
-        self,
-        store: Store,
-        acts: Store,
-        cloud: Cloud,
-        *,
-        climb: Callable[[int, Worker], Awaitable[None]],
-        look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
-        finish_logs: Callable[[int, Worker, bool], Awaitable[int]],
-        hang_up: Callable[[str], Awaitable[None]],
-        catalog: Catalog,
-        policy: Policy,
-        nonce_for: Callable[[str], str],
-        terms: Terms,
-        wake: Callable[[], None],
-    ) -> None:
-        """`store` is for the rows that a tick waits for, `acts` for what goes on beside it: they must not queue up."""
-        self._store, self._cloud = store, cloud
-        self._climb_up, self._hang_up, self._wake = climb, hang_up, wake
+    def __init__(self, store: Store, cloud: Cloud, pods: PodOperations, policy: Policy, terms: Terms) -> None:
+        """`store` is for the rows that a tick waits for; what goes on beside the tick has another connection."""
+        self._store, self._cloud, self._pods = store, cloud, pods
         self._policy, self._terms = policy, terms
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._renter = Renter(acts, cloud, policy, catalog, nonce_for)
-        self._teardown = Teardown(acts, cloud, look=look, finish_logs=finish_logs, policy=policy)
+        self.wake: Callable[[], None] = _nothing  # called when something has ended; the daemon sets it
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._climbs: dict[str, asyncio.Task[bool]] = {}
         self._reaped: dict[str, float] = {}  # pod id -> until when a list may still show it, on the loop's clock
@@ -90,7 +86,7 @@ class Executor:
 
         Intents and moves are rows before the next snapshot is taken: a tick that came sooner would decide them again.
         """
-        self._renter.database_id = snapshot.database_id
+        self._pods.creator.database_id = snapshot.database_id
         workers = {worker.id: worker for worker in snapshot.workers}
         if snapshot.pods is not None:
             self._refused = {pod.id: self._refused[pod.id] for pod in snapshot.pods if pod.id in self._refused}
@@ -99,7 +95,9 @@ class Executor:
             if not is_written or isinstance(action, ROWS_ONLY):
                 continue
             if isinstance(action, act.Climb):
-                self._begin(self._climbs, action.worker_id, action, self._climb_up(term, workers[action.worker_id]))
+                self._begin(
+                    self._climbs, action.worker_id, action, self._pods.bring_up(term, workers[action.worker_id])
+                )
             else:
                 key = action.pod_id if isinstance(action, act.Reap) else action.worker_id
                 self._begin(self._running, key, action, self._gated(term, action, workers.get(key)))
@@ -127,7 +125,7 @@ class Executor:
             return
         task = asyncio.create_task(self._recorded(action, work), name=f"{type(action).__name__}:{key}")
         table[key] = task
-        task.add_done_callback(lambda _: (table.pop(key, None), self._wake()))
+        task.add_done_callback(lambda _: (table.pop(key, None), self.wake()))
 
     async def _gated(self, term: int, action: act.Effect, worker: Worker | None) -> None:
         async with self._gate:
@@ -179,15 +177,15 @@ class Executor:
     async def _carry_out(self, term: int, action: act.Effect, worker: Worker | None) -> None:
         match action:
             case act.Spawn() | act.Create():
-                await self._renter.rent(
+                await self._pods.creator.rent(
                     term, action.worker_id, self._pools[action.pool], action.offer, action.usd_per_hour
                 )
             case act.Flush():
-                await self._teardown.flush(term, action, _known(worker, action.worker_id))
+                await self._pods.teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
-                await self._teardown.delete(term, action)
+                await self._pods.teardown.delete(term, action)
             case act.Bury():
-                await self._hang_up(action.worker_id)
+                await self._pods.disconnect(action.worker_id)
             case act.Reap():
                 await self._reap(action)
             case _:
@@ -264,7 +262,7 @@ class Executor:
         )
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
-        ended = await self._teardown.begin(term, action)
+        ended = await self._pods.teardown.begin(term, action)
         if action.worker_id in self._climbs:
             self._climbs[action.worker_id].cancel()
         said = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
@@ -275,7 +273,7 @@ class Executor:
             await self._rescue(term, action.worker_id, action.reason)
             await remember(self._store, term, ended, action.code, {"why": action.reason})
         elif ended.tasks_running:
-            await self._teardown.name_tasks(term, action)
+            await self._pods.teardown.name_tasks(term, action)
 
     async def _bury(self, term: int, action: act.Bury) -> None:
         await self._store.move(

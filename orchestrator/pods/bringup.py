@@ -13,6 +13,7 @@ is closed as lost and the climb begins again, until the deadline of the stage th
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -32,10 +33,10 @@ from orchestrator.pods.bringup_context import Ascent, Evidence, Proof
 from orchestrator.pods.bringup_stages import Proofs, pauses
 from orchestrator.pods.bundle import Bundle
 from orchestrator.pods.host_strikes import remember
-from orchestrator.pods.latest import PodView, WorkerView
+from orchestrator.pods.latest import Latest
 from orchestrator.ports import Attempt, Lines, LostRace, PortError, Shell, Store, Unavailable
 
-__all__ = ["BringUp", "LaunchConfig", "PodView", "WorkerView"]
+__all__ = ["BringUp", "Credentials", "LaunchConfig"]
 EXTENDED = "image_pull_extended"  # in the row's metadata: its image was given a second deadline
 log = structlog.get_logger()
 
@@ -48,6 +49,14 @@ class Lost(Exception):
         self.stage = stage
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The secrets that bring-up gives to a worker."""
+
+    token_for: Callable[[Worker, str], str]  # worker, jti
+    nonce_for: Callable[[str], str]  # worker id: proves the pod's identity at first contact
+
+
 class BringUp:
     """Climbs workers, each on its own."""
 
@@ -57,17 +66,17 @@ class BringUp:
         lines: Lines,
         shell: Shell,
         bundle: Bundle,
-        pods: PodView,
-        workers: WorkerView,
+        latest: Latest,
         config: LaunchConfig,
-        *,
-        token_for: Callable[[Worker, str], str],
-        nonce_for: Callable[[str], str],
+        credentials: Credentials,
         pod_log: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
+        """`pod_log` returns a pod's own log by its id; it shows whether the image is still being pulled."""
         self._store, self._config = store, config
-        boot = Boot(pods, pod_log or _no_log)
-        self._proofs = Proofs(lines, shell, bundle, boot, workers, config, token_for, nonce_for)
+        boot = Boot(latest.pods, pod_log or _no_log)
+        self._proofs = Proofs(
+            lines, shell, bundle, boot, latest.workers, config, credentials.token_for, credentials.nonce_for
+        )
 
     async def climb(self, term: int, worker: Worker) -> None:
         """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.model import Pod, Worker
@@ -48,3 +49,11 @@ class PodView(_View[Pod]):
 
 class WorkerView(_View[Worker]):
     """The live rows of the newest snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What the loop saw last, for the parts that wait for a change."""
+
+    pods: PodView = field(default_factory=PodView)
+    workers: WorkerView = field(default_factory=WorkerView)

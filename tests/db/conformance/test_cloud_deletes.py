@@ -6,9 +6,9 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Reap
-from orchestrator.loop.execute import MAX_PAUSE_S, Executor, Terms
-from orchestrator.pods.provider_cache import Catalog
+from orchestrator.loop.execute import MAX_PAUSE_S
 from orchestrator.pods.teardown import MAX_RETRY_S, _pause_s
+from tests.db.conformance.loops import executor_over
 from tests.process.emulator.build import emulated
 from tests.unit.core.build import pod_of, policy, snapshot, worker
 
@@ -18,21 +18,13 @@ ORPHAN = pod_of(worker("gpu-1"), id="orphan")
 
 async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(tmp_path: Path) -> None:
     """It is in flight until then, so that no tick asks again; a refusal doubles the pause."""
-
-    async def nothing(*_: object) -> None:
-        raise AssertionError("an orphan has no row")
-
     rules = policy(delete_retry_s=50)
     async with emulated(tmp_path) as api:
         await api.emulator.control("POST", "/faults", {"kind": "forbidden", "operation": "delete"})
         cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=5)
         db = await PostgresDb.open(NO_DATABASE, pool_size=1, call_timeout_s=0.5)
         store = SqlStore(db, "test")
-        executor = Executor(
-            store, store, cloud, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
-            catalog=Catalog(None, rules), policy=rules, terms=Terms(20, 60, own_program=False),
-            nonce_for=str, wake=lambda: None,
-        )  # fmt: skip
+        executor = executor_over(store, cloud, rules)
         for _ in range(3):
             seen = snapshot(pods=(ORPHAN,), in_flight=executor.in_flight)
             if ORPHAN.id not in seen.in_flight:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,15 +12,9 @@ from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Offer
 from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, Terms
-from orchestrator.loop.observe import Observer
 from orchestrator.migrate import migrate
-from orchestrator.observability.health import Health
-from orchestrator.observability.metrics import Metrics
-from orchestrator.pods.bringup import PodView, WorkerView
-from orchestrator.pods.provider_cache import Catalog
-from orchestrator.worker_logs.shipper import Shipper
 from tests.db.conformance.builders import FLEET
+from tests.db.conformance.loops import daemon_over
 from tests.process.emulator.build import GPU, PUBLIC_KEY, Api, emulated
 from tests.unit.core import build
 
@@ -38,25 +31,13 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield made
 
 
-async def nothing(*_: object) -> Any:
-    """What nobody waits for here: a climb, and the end of one."""
-
-
 @asynccontextmanager
 async def orchestrator(url: str, api: Api) -> AsyncIterator[tuple[Daemon, SqlStore]]:
     """A loop that keeps one worker and reaps what nobody names at once, and its rows."""
     cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
     db = await PostgresDb.open(url)
-    store, catalog = SqlStore(db, FLEET), Catalog(cloud, POLICY)
-    yield Daemon(
-        store=store, db=db, observer=Observer(store, cloud, FLEET, catalog), catalog=catalog,
-        executor=lambda wake: Executor(
-            store, store, cloud, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing, catalog=catalog,
-            policy=POLICY, nonce_for=str, terms=Terms(20, 60, own_program=False), wake=wake,
-        ),
-        shipper=cast("Shipper", None), pods=PodView(), workers=WorkerView(), health=Health(started_at_s=0),
-        metrics=Metrics(), policy=POLICY, poll_s=1, holder="us", on_notify=lambda *_: None,
-    ), store  # fmt: skip
+    store = SqlStore(db, FLEET)
+    yield daemon_over(store, db, cloud, POLICY), store
     await db.close()
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import apscheduler.schedulers.base
 import apscheduler.triggers.interval
@@ -21,15 +21,13 @@ from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 from orchestrator.loop import daemon
 from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, Terms
 from orchestrator.loop.observe import Observer
 from orchestrator.observability.health import Health
 from orchestrator.observability.metrics import Metrics
-from orchestrator.pods.bringup import PodView, WorkerView
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.ports import Cloud, Db
-from orchestrator.worker_logs.shipper import Shipper
+from orchestrator.ports import Db
 from tests.db.conformance.builders import FLEET, SOON_S, Fleet
+from tests.db.conformance.loops import daemon_over
 from tests.unit.core import build
 from tests.unit.core.build import policy
 
@@ -105,22 +103,10 @@ async def test_a_code_of_a_later_version_does_not_blind_an_earlier_one(
     assert plan(build.snapshot(worker), policy()).actions
 
 
-async def nothing(*_: object) -> Any:
-    """What an executor without pods is never asked for."""
-
-
 def daemon_of(db: PostgresDb, think: Callable[[Snapshot, Policy], Plan], health: Health, metrics: Metrics) -> Daemon:
     """A whole loop over this database, without a provider."""
-    store, catalog = SqlStore(db, FLEET), Catalog(None, policy())
-    return Daemon(
-        store=store, db=db, observer=Observer(store, None, FLEET, catalog), catalog=catalog, health=health,
-        executor=lambda wake: Executor(
-            store, store, cast("Cloud", None), climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,
-            catalog=catalog, policy=policy(), nonce_for=str, terms=Terms(20, 60, own_program=False), wake=wake,
-        ),
-        shipper=cast("Shipper", None), pods=PodView(), workers=WorkerView(), metrics=metrics, policy=policy(),
-        poll_s=0.1, holder="us", on_notify=lambda *_: None, think=think,
-    )  # fmt: skip
+    store = SqlStore(db, FLEET)
+    return daemon_over(store, db, None, policy(), poll_s=0.1, health=health, metrics=metrics, think=think)
 
 
 async def test_a_tick_that_crashes_shows_in_the_probes(direct: PostgresDb) -> None:

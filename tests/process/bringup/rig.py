@@ -26,8 +26,9 @@ from orchestrator.core.model import Pod, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.observability.health import Health
 from orchestrator.pods import host_identity
-from orchestrator.pods.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.bundle import Bundle, build_bundle
+from orchestrator.pods.latest import Latest, PodView, WorkerView
 from orchestrator.ports import Unavailable
 from orchestrator.web.app import build_app
 from orchestrator.web.wakeups import TaskSignal
@@ -81,11 +82,9 @@ class Rig:
             self.lines,
             shell,
             self.bundle,
-            self.pods,
-            seen,
+            Latest(self.pods, seen),
             config,
-            token_for=self._token,
-            nonce_for=nonce_for,
+            Credentials(self._token, nonce_for),
             pod_log=pod_log or self._pod_log,
         )
 

@@ -12,7 +12,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import READY, Stage, State
 from orchestrator.pods import agent_commands
-from orchestrator.pods.bringup import WorkerView
+from orchestrator.pods.latest import WorkerView
 from orchestrator.ports import LostRace
 from tests.process.bringup.rig import DEADLINE_S, GPU, Rig, ended
 

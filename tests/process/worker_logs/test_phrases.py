@@ -7,9 +7,8 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Rescue
 from orchestrator.core.failures import FailureCode
-from orchestrator.loop.execute import Executor, Terms
 from orchestrator.observability import log_phrases
-from orchestrator.pods.provider_cache import Catalog
+from tests.db.conformance.loops import executor_over
 from tests.unit.core.build import policy, snapshot
 
 NO_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
@@ -37,15 +36,8 @@ async def test_tasks_that_cannot_be_reset_are_said_so() -> None:
     db = await PostgresDb.open(NO_DATABASE, pool_size=1, call_timeout_s=0.5)
     rules = policy()
 
-    async def nothing(*_: object) -> None:
-        raise AssertionError("a rescue needs nothing but the database")
-
     store = SqlStore(db, "test")
-    executor = Executor(
-        store, store, None, climb=nothing, look=nothing, finish_logs=nothing, hang_up=nothing,  # type: ignore[arg-type]
-        catalog=Catalog(None, rules), policy=rules, nonce_for=str,
-        terms=Terms(20, 60, own_program=False), wake=lambda: None,
-    )  # fmt: skip
+    executor = executor_over(store, None, rules)
     with capture_logs() as logs:
         await executor.start(1, snapshot(), (Rescue("leases are over"),))
     await db.close()

@@ -14,15 +14,19 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Pod, Policy, Snapshot
 from orchestrator.core.plan import plan
-from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, Terms
+from orchestrator.loop.daemon import Daemon, Hooks
+from orchestrator.loop.execute import Executor, PodOperations, Terms
 from orchestrator.loop.observe import Observer
+from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability.metrics import Metrics
 from orchestrator.pods import host_identity
-from orchestrator.pods.bringup import BringUp, LaunchConfig, PodView, WorkerView
+from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
+from orchestrator.pods.create import Renter
 from orchestrator.pods.final_snapshot import look
+from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
+from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import NotFound, PortError, Unavailable, Upload
 from orchestrator.worker_logs.shipper import Shipper
 from tests.proofs.simulator.clock import SimLoop
@@ -237,7 +241,7 @@ class Replica:
         blobs = SimBlobs(world, loop, watch)
         shell = SimShell(world, loop, self.laws)
         lines, catalog = SshLines(shell), Catalog(cloud, policy)
-        shipper, pods, workers = Shipper(store, lines, blobs), PodView(), WorkerView()
+        shipper, latest = Shipper(store, lines, blobs), Latest()
         launch = LaunchConfig(
             api_url="http://door",
             heartbeat_s=heartbeat_s,
@@ -248,8 +252,8 @@ class Replica:
             images={pool.name: pool.image for pool in policy.pools},
         )
         bringup = BringUp(
-            store, lines, shell, world.bundle, pods, workers, launch,
-            token_for=lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", pod_log=cloud.pod_log, nonce_for=nonce_for,
+            store, lines, shell, world.bundle, latest, launch,
+            Credentials(lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", nonce_for), cloud.pod_log,
         )  # fmt: skip
         self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s, store_watch=watch)
 
@@ -264,35 +268,21 @@ class Replica:
             self.laws.thought(snapshot, made.actions)
             return made
 
+        metrics = UNMEASURED if world.seed % MEASURED else Metrics()
+        runtime = Runtime(store, db, policy, self.health, metrics, latest, self.name, world.poll_s)
+        operations = PodOperations(
+            Renter(store, cloud, policy, catalog, nonce_for),
+            partial(self.laws.climb, bringup.climb),
+            Teardown(store, cloud, look=partial(look, lines), finish_logs=shipper.finish, policy=policy),
+            lines.drop,
+        )
+        terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, own_program=False)
         return Daemon(
-            store=store,
-            db=db,
-            observer=self.observer,
+            runtime,
+            self.observer,
+            Executor(store, cloud, operations, policy, terms),
             catalog=catalog,
-            executor=lambda wake: Executor(
-                store,
-                store,
-                cloud,
-                climb=partial(self.laws.climb, bringup.climb),
-                look=partial(look, lines),
-                finish_logs=shipper.finish,
-                hang_up=lines.drop,
-                catalog=catalog,
-                policy=policy,
-                nonce_for=nonce_for,
-                terms=Terms(heartbeat_s, policy.heartbeat_timeout_s, own_program=False),
-                wake=wake,
-            ),
             shipper=shipper,
-            pods=pods,
-            workers=workers,
-            health=self.health,
-            metrics=UNMEASURED if world.seed % MEASURED else Metrics(),
-            policy=policy,
-            poll_s=world.poll_s,
-            holder=self.name,
-            on_notify=lambda *_: None,
+            hooks=Hooks(on_lead=lead, look_at_store=partial(watch.look, blobs)),
             think=think,
-            on_lead=lead,
-            look_at_store=partial(watch.look, blobs),
         )

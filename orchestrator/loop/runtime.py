@@ -1,0 +1,23 @@
+"""What all parts of one orchestrator process share."""
+
+from dataclasses import dataclass
+
+from orchestrator.core.model import Policy
+from orchestrator.observability.health import Health
+from orchestrator.observability.metrics import Metrics
+from orchestrator.pods.latest import Latest
+from orchestrator.ports import Db, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The rows, the rules and the records of one process."""
+
+    store: Store
+    db: Db
+    policy: Policy
+    health: Health
+    metrics: Metrics
+    latest: Latest
+    holder: str  # the name of this process in the lease
+    poll_s: float  # ORCHESTRATOR_POLL_SEC
