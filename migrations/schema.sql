@@ -1176,7 +1176,9 @@ declare
     c_climbs constant int := 100;  -- of each pool: what the breaker looks back on
     c_batch constant int := 100;  -- tasks of one claim
     c_differences constant int := 1000;  -- more rows than that are rolled up first
+    v_set text;
 begin
+    v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
     perform public.internal_settle_late();
     if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
         perform public.internal_roll_up(false);
@@ -1212,17 +1214,22 @@ begin
               left join public.tasks t on t.pool = c.pool and t.status = 'Queued' and not t.blocked
                                       and t.run_after is not null and t.run_after <= v_now
              where c.kind = 'timed' and c.n > 0 group by c.pool
+        ), refused as (  -- they wait for the next try, which needs no worker
+            select r.pool, r.n from public.internal_refused_ready(v_now) r
         ), queued as (
-            select c.pool, c.total, c.dependencies, c.timed - coalesce(d.n, 0) as scheduled,
-                   c.plain + coalesce(d.n, 0) as ready,
+            select c.pool, c.total, c.dependencies, c.timed - coalesce(d.n, 0) + coalesce(f.n, 0) as scheduled,
+                   c.plain + coalesce(d.n, 0) - coalesce(f.n, 0) as ready,
                    least(d.oldest, case when c.plain > 0 then (
                        select min(t.created_at) from public.tasks t
-                        where t.pool = c.pool and t.status = 'Queued' and not t.blocked and t.run_after is null) end) as oldest
+                        where t.pool = c.pool and t.status = 'Queued' and not t.blocked and t.run_after is null
+                          and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = t.id), true))
+                   end) as oldest
               from (select pool, sum(n) as total, coalesce(sum(n) filter (where kind = 'blocked'), 0) as dependencies,
                            coalesce(sum(n) filter (where kind = 'timed'), 0) as timed,
                            coalesce(sum(n) filter (where kind = 'plain'), 0) as plain
                       from counts group by pool having sum(n) <> 0) c
               left join due d on d.pool = c.pool
+              left join refused f on f.pool = c.pool
         ), demand as (
             select p.pool, v_paused ?| array['*', p.pool] as paused, coalesce(q.ready, 0) as ready,
                    coalesce(r.n, 0) as running, coalesce(q.dependencies, 0) as dependencies,
@@ -1259,6 +1266,7 @@ begin
                  where t.status = 'In Progress'
                    and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= v_now)
                    and public.internal_is_lost(t, v_now, 0)
+                   and not public.internal_is_unrescuable(t.id, v_now)
                    and not public.internal_is_anothers(p_fleet, t.worker_id, v_now)),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key) from public.offers o
@@ -1435,6 +1443,7 @@ begin
                           and b.ended_at < a.ended_at))) as seconds) x
              where a.outcome = 'complete' and t.task_type = v_task.task_type),
         'holder', case when v_task.status = 'In Progress' then (select to_jsonb(h) from public.internal_holder(v_task, v_now) h) end,
+        'refusal', (select to_jsonb(r) - 'task_id' from public.task_refusals r where r.task_id = p_task_id),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
                    where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
@@ -1732,7 +1741,9 @@ CREATE FUNCTION public.internal_caller(p_worker_id text, p_lock boolean) RETURNS
 declare
     v_claims jsonb;
     v_worker public.workers;
+    v_set text;
 begin
+    v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
     if public.internal_is_pod() then
         v_claims := nullif(current_setting('request.jwt.claims', true), '')::jsonb;
         if v_claims->>'sub' is null or v_claims->>'sub' is distinct from p_worker_id then
@@ -1889,7 +1900,9 @@ CREATE FUNCTION public.internal_check_term(p_fleet text, p_term bigint, p_what t
     AS $$
 declare
     v_term bigint;
+    v_set text;
 begin
+    v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
     select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for share;
     if v_term is distinct from p_term or p_term is null then
         perform public.internal_refuse('OR001', format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
@@ -2069,6 +2082,10 @@ begin
     if cardinality(v_held) = cardinality(v_ids) then
         return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
+    if exists (select from unnest(v_ids, v_attempts) u (id, attempt) join public.tasks t on t.id = u.id and t.attempts = u.attempt
+                where t.status = 'In Progress' and t.worker_id = p_worker.id) then  -- one by one, the others are taken
+        perform public.internal_refuse('OR007', 'a trigger of the database suppressed a completion');
+    end if;
     return jsonb_build_object('outcome', 'ok', 'outcomes', (
         select jsonb_agg(case
                    when (r->>'task_id')::uuid = any (v_held) and t.attempts = (r->>'attempt')::int then 'ok'
@@ -2129,6 +2146,18 @@ CREATE FUNCTION public.internal_done_elsewhere(p_worker public.workers) RETURNS 
        and p_worker.held_back->'types' ? t.task_type
 $$;
 
+CREATE FUNCTION public.internal_end_cycle(p_ids uuid[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+    update public.tasks t
+       set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_CYCLE',
+           error_message = format('It waits for task %s, and these tasks wait for each other: none can ever run', t.depends_on[1])
+     where t.id = any (p_ids) and t.status = 'Queued' and t.blocked
+$$;
+
 CREATE FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2138,11 +2167,18 @@ begin
        set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
            failure_code = p_code, error_message = left(p_message, 4000)
      where t.id = p_task_id;
+    perform public.internal_fire_deferred();
+    if exists (select from public.tasks t where t.id = p_task_id and t.status = 'Queued' and not t.blocked
+                                            and (t.run_after is null or t.run_after <= p_now)) then
+        perform public.internal_refused(array[p_task_id], 'claim', p_message);
+        return false;
+    end if;
     return true;
 exception when others then  -- a user's trigger or constraint may raise anything
     if public.internal_is_passing(sqlstate) then
         raise;
     end if;
+    perform public.internal_refused(array[p_task_id], 'claim', p_message);
     return false;
 end
 $$;
@@ -2158,18 +2194,17 @@ begin
 end
 $$;
 
-CREATE FUNCTION public.internal_fail_behind(p_ended uuid[]) RETURNS uuid[]
+CREATE FUNCTION public.internal_fail_behind(p_ended uuid[], p_most integer) RETURNS uuid[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     AS $$
 declare
-    c_most constant int := 2000;
     c_letters constant int := 4000;
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
-    v_all uuid[] := public.internal_waiting_behind(p_ended, c_most);
+    v_all uuid[] := public.internal_waiting_behind(p_ended, p_most);
     v_places jsonb;  -- of each of v_all. A value of such an object is found without a join, whatever the planner expects
     v_locked uuid[];
     v_task record;
@@ -2226,7 +2261,11 @@ begin
             raise exception using errcode = 'OR008';  -- known only here
         end if;
         v_set := set_config('orchestrator.settling', v_before, true);
-    exception when sqlstate 'OR008' then
+        perform public.internal_fire_deferred();
+    exception when others then  -- OR008, or a user's trigger
+        if public.internal_is_passing(sqlstate) then
+            raise;
+        end if;
         return null;
     end;
     return v_ids;
@@ -2251,6 +2290,17 @@ CREATE FUNCTION public.internal_failed_behind(p_id uuid) RETURNS uuid[]
                and t.failure_code = 'DEPENDENCY_FAILED') f
     )
     select array_agg(b.id) from behind b
+$$;
+
+CREATE FUNCTION public.internal_fire_deferred() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+    if current_setting('orchestrator.alone', true) = statement_timestamp()::text then
+        set constraints all immediate;
+    end if;
+end
 $$;
 
 CREATE FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) RETURNS text
@@ -2316,6 +2366,9 @@ begin
            failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
                                   then p_failure->>'point' end
      where t.id = p_task_id;
+    if not found then
+        raise exception 'a trigger of the database suppressed the end of attempt % at task %', v_task.attempts, p_task_id;
+    end if;
     return v_outcome;
 end
 $$;
@@ -2371,13 +2424,19 @@ CREATE FUNCTION public.internal_hand_over_singly(p_worker public.workers, p_clai
 declare
     v_task record;
     v_message text;
+    v_one jsonb;
 begin
     for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
                    order by ~t.priority, t.created_at, t.id loop
         begin
-            tasks := coalesce(tasks, '[]') || public.internal_hand_over(
-                p_worker, p_claim_no, array[v_task.place], p_now);
-            continue;
+            v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_task.place], p_now);
+            perform public.internal_fire_deferred();
+            if v_one is not null then
+                tasks := coalesce(tasks, '[]') || v_one;
+                continue;
+            end if;
+            continue when not exists (select from public.tasks t where t.id = v_task.id and t.status = 'Queued' and not t.blocked);
+            v_message := 'A trigger of the database suppressed its claim';
         exception when others then  -- whatever a user's row, trigger or constraint makes of it
             if public.internal_is_passing(sqlstate) then
                 raise;
@@ -2680,6 +2739,14 @@ begin
 end
 $_$;
 
+CREATE FUNCTION public.internal_is_unrescuable(p_task_id uuid, p_now timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select exists (select from public.task_refusals r
+                    where r.task_id = p_task_id and r.what = 'rescue' and r.retry_at > p_now)
+$$;
+
 CREATE FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO ''
@@ -2691,16 +2758,28 @@ $$;
 CREATE FUNCTION public.internal_lock_briefly(p_ids uuid[], p_share boolean) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
-    SET lock_timeout TO '200ms'
+    SET enable_seqscan TO 'off'
+    SET lock_timeout TO '100ms'
     AS $$
+declare
+    c_waits constant int := 3;  -- in vain, in one transaction
+    v_waits int := coalesce(nullif(current_setting('orchestrator.waits', true), '')::int, 0);
+    v_set text;
 begin
-    if p_share then
-        perform from public.tasks t where t.id = any (p_ids) order by t.id for share;
-    else
-        perform from public.tasks t where t.id = any (p_ids) order by t.id for no key update;
+    if v_waits >= c_waits
+       or exists (select from public.tasks_unsettled u where u.noted_at < clock_timestamp() - interval '1 second') then
+        return false;
     end if;
-    return true;
-exception when lock_not_available or deadlock_detected then
+    begin
+        if p_share then
+            perform from public.tasks t where t.id = any (p_ids) order by t.id for share;
+        else
+            perform from public.tasks t where t.id = any (p_ids) order by t.id for no key update;
+        end if;
+        return true;
+    exception when lock_not_available or deadlock_detected then
+        v_set := set_config('orchestrator.waits', (v_waits + 1)::text, true);
+    end;
     return false;
 end
 $$;
@@ -2935,6 +3014,61 @@ begin
 end
 $$;
 
+CREATE FUNCTION public.internal_refused(p_ids uuid[], p_what text, p_reason text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_now();
+begin
+    insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at)
+    select distinct n.id, p_what, left(p_reason, 4000), v_now, v_now + interval '30 seconds'
+      from unnest(p_ids) n (id) where n.id is not null order by 1
+    on conflict (task_id) do update
+       set what = excluded.what, reason = excluded.reason, refused_at = excluded.refused_at,
+           times = case when r.what = excluded.what then least(r.times, 1000) + 1 else 1 end,
+           retry_at = v_now + least(30 * 2 ^ case when r.what = excluded.what then least(r.times, 10) else 0 end, 600)
+                              * interval '1 second';
+end
+$$;
+
+CREATE FUNCTION public.internal_refused_ready(p_now timestamp with time zone) RETURNS TABLE(pool text, n bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    select t.pool, count(*) from public.task_refusals r join public.tasks t on t.id = r.task_id
+     where r.what = 'claim' and t.status = 'Queued' and not t.blocked and (t.run_after is null or t.run_after <= p_now)
+     group by t.pool
+$$;
+
+CREATE FUNCTION public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+    v_id uuid;
+begin
+    update public.tasks t
+       set lease_expires_at = p_now + p_lease_s * interval '1 second',
+           progress = coalesce(nullif(n->'progress', 'null'), t.progress),
+           progress_at = case when coalesce(nullif(n->'progress', 'null'), t.progress) is distinct from t.progress
+                              then p_now else t.progress_at end
+      from jsonb_array_elements(p_tasks) n
+     where t.id = any (p_ids) and t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int;
+    perform public.internal_fire_deferred();
+exception when others then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_passing(sqlstate) then
+        raise;
+    end if;
+    if cardinality(p_ids) > 1 then
+        foreach v_id in array p_ids loop
+            perform public.internal_renew(array[v_id], p_tasks, p_lease_s, p_now);
+        end loop;
+    end if;  -- otherwise its lease runs out
+end
+$$;
+
 CREATE FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric DEFAULT 0, p_fleet text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2947,7 +3081,8 @@ declare
 begin
     if p_worker_id is not null then
         select array_agg(l.id) into v_ids from (
-            select t.id from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'
+            select t.id from public.tasks t
+             where t.worker_id = p_worker_id and t.status = 'In Progress' and not public.internal_is_unrescuable(t.id, p_now)
              order by t.id for no key update) l;
     else
         select array_agg(l.id) into v_ids from (
@@ -2955,6 +3090,7 @@ begin
              where t.status = 'In Progress'
                and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= p_now)
                and public.internal_is_lost(t, p_now, p_over_s)
+               and not public.internal_is_unrescuable(t.id, p_now)
                and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
              order by t.id for no key update skip locked) l;
     end if;
@@ -2970,10 +3106,10 @@ begin
         if v_task.outage and v_task.still_s is null then
             v_tasks := v_tasks || jsonb_build_object(
                 'id', v_task.id, 'worker_id', v_task.worker_id,
-                'outcome', public.internal_give_up(v_task.id, 'released', jsonb_build_object(
+                'outcome', public.internal_rescue_one(v_task.id, 'released', jsonb_build_object(
                     'code', 'RELEASED', 'message', format(
                         'Worker %s could not renew its lease, which ended %s: the database or the orchestrator was away',
-                        v_task.worker_id, v_task.lease_expires_at)), false, false, p_now));
+                        v_task.worker_id, v_task.lease_expires_at)), false, p_now));
             continue;
         end if;
         v_failure := case
@@ -2992,9 +3128,30 @@ begin
                                   v_task.lease_expires_at)) end;
         v_tasks := v_tasks || jsonb_build_object(
             'id', v_task.id, 'worker_id', v_task.worker_id,
-            'outcome', public.internal_give_up(v_task.id, 'lost', v_failure || '{"point": "Processing"}', true, false, p_now));
+            'outcome', public.internal_rescue_one(v_task.id, 'lost', v_failure || '{"point": "Processing"}', true, p_now));
     end loop;
     return v_tasks;
+end
+$$;
+
+CREATE FUNCTION public.internal_rescue_one(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_now timestamp with time zone) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_outcome text;
+begin
+    v_outcome := public.internal_give_up(p_task_id, p_outcome, p_failure, p_counted, false, p_now);
+    perform public.internal_fire_deferred();
+    delete from public.task_refusals r where r.task_id = p_task_id;
+    return v_outcome;
+exception when others then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_passing(sqlstate) then
+        raise;
+    end if;
+    perform public.internal_refused(array[p_task_id], 'rescue',
+        format('The database refused to take it back from its worker: %s (%s)', sqlerrm, sqlstate));
+    return 'refused';
 end
 $$;
 
@@ -3041,62 +3198,87 @@ CREATE FUNCTION public.internal_settle(p_ids uuid[], p_gone uuid[]) RETURNS void
     SET search_path TO ''
     AS $$
 declare
+    c_most constant int := 2000;  -- that fail in one statement; fewer while a user's trigger keeps one of them from it
     v_ids uuid[] := p_ids;
     v_gone uuid[] := p_gone;
     v_lock record;
     v_waits int := 3;
     v_ended uuid[];
-    v_behind uuid[] := '{}';  -- null: level by level
+    v_behind uuid[];
+    v_most int := c_most;
 begin
     while cardinality(v_ids) > 0 loop
         select * into v_lock from public.internal_lock_queued(v_ids, v_waits);
         v_waits := v_lock.p_waits;
         if v_lock.missed <> '{}' then
-            insert into public.tasks_unsettled (task_ids) values (v_lock.missed);
+            perform public.internal_unsettled(v_lock.missed);
         end if;
         exit when v_lock.locked is null;
-        v_ended := public.internal_settle_locked(v_lock.locked, v_gone);
+        v_ended := public.internal_settle_each(false, v_lock.locked, v_gone);
         v_gone := '{}';
-        exit when v_ended = '{}';
-        if v_behind is not null then
-            v_behind := public.internal_fail_behind(v_ended);
+        v_behind := '{}';
+        if v_ended <> '{}' then
+            v_most := least(2 * v_most, c_most);
+            loop
+                v_behind := public.internal_fail_behind(v_ended, v_most);
+                exit when v_behind is not null or v_most = 1;
+                v_most := v_most / 2;
+            end loop;
         end if;
         v_ids := public.internal_dependants(v_ended || v_behind);
     end loop;
 end
 $$;
 
-CREATE FUNCTION public.internal_settle_again(p_no bigint, p_waits boolean) RETURNS void
+CREATE FUNCTION public.internal_settle_again(p_nos bigint[], p_waits boolean) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     AS $$
 declare
+    v_nos bigint[];
     v_ids uuid[];
     v_needed uuid[];
-    v_still int;
+    v_kept uuid[];
+    v_open uuid[];
+    v_busy jsonb;
     v_lock record;
 begin
-    select u.task_ids into v_ids from public.tasks_unsettled u where u.no = p_no for update skip locked;
-    if not found then
-        return;
+    select array_agg(l.no) into v_nos from (
+        select u.no from public.tasks_unsettled u where u.no = any (p_nos) order by u.no for update skip locked) l;
+    if v_nos is null then
+        return 0;
     end if;
+    v_ids := array(select distinct unnest(u.task_ids) from public.tasks_unsettled u where u.no = any (v_nos));
     select * into v_lock from public.internal_lock_queued(v_ids, 0);
     v_needed := array(
         select d.id from public.tasks d
          where d.status in ('Queued', 'In Progress', 'Complete')
-           and d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (v_lock.locked))));
-    select count(*) into v_still from (
-        select from public.tasks d where d.id = any (v_needed) and d.status in ('Queued', 'In Progress', 'Complete')
-         order by d.id for share skip locked) s;
-    if v_still < cardinality(v_needed) and p_waits and public.internal_lock_briefly(v_needed, true) then
-        v_still := cardinality(v_needed);
+           and d.id = any (array(select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_lock.locked))));
+    v_kept := array(select s.id from (
+        select d.id from public.tasks d where d.id = any (v_needed) and d.status in ('Queued', 'In Progress', 'Complete')
+         order by d.id for share skip locked) s);
+    if cardinality(v_kept) < cardinality(v_needed) and p_waits and public.internal_lock_briefly(v_needed, true) then
+        v_kept := v_needed;
     end if;
     perform public.internal_settle(v_lock.locked, '{}');
-    if v_lock.missed = '{}' and v_still = cardinality(v_needed) then
-        delete from public.tasks_unsettled u where u.no = p_no;
+    v_open := v_lock.missed;
+    if cardinality(v_kept) < cardinality(v_needed) then
+        select jsonb_object_agg(b.id, true) into v_busy from (select unnest(v_needed) as id except select unnest(v_kept)) b;
+        v_open := v_open || array(select t.id from public.tasks t
+                                   where t.id = any (v_lock.locked)
+                                     and exists (select from unnest(t.depends_on) n (id) where v_busy ? n.id::text));
     end if;
+    select coalesce(jsonb_object_agg(o.id, true), '{}') into v_busy from unnest(v_open) o (id);
+    delete from public.tasks_unsettled u
+     where u.no = any (v_nos) and not exists (select from unnest(u.task_ids) n (id) where v_busy ? n.id::text);
+    if not p_waits and v_open <> '{}' then
+        update public.tasks_unsettled u
+           set tried_at = clock_timestamp(), task_ids = array(select n.id from unnest(u.task_ids) n (id) where v_busy ? n.id::text)
+         where u.no = any (v_nos);
+    end if;
+    return cardinality(v_nos);
 end
 $$;
 
@@ -3114,20 +3296,31 @@ begin
     perform public.internal_settle_late();
     for v_ids in
         select array_agg(q.id) from (
-            select t.id, row_number() over () as n from public.tasks t where t.status = 'Queued' and t.depends_on <> '{}') q
+            select t.id, row_number() over () as n from public.tasks t
+             where t.status = 'Queued' and (t.blocked or t.depends_on <> '{}')) q
          group by q.n / c_slice
     loop
-        v_gone := array(
-            select distinct n.id from public.tasks t cross join unnest(t.depends_on) n (id)
-             where t.id = any (v_ids) and t.updated_at < p_now - c_absent
-               and not exists (select from public.tasks d where d.id = n.id)
-               and not exists (select from public.task_results r where r.id = n.id));
-        perform public.internal_settle(v_ids, v_gone);
+        begin
+            v_gone := array(
+                select distinct n.id from public.tasks t cross join unnest(t.depends_on) n (id)
+                 where t.id = any (v_ids) and t.updated_at < p_now - c_absent
+                   and not exists (select from public.tasks d where d.id = n.id)
+                   and not exists (select from public.task_results r where r.id = n.id));
+            perform public.internal_settle(v_ids, v_gone);
+        exception when others then
+            raise warning 'tasks could not be settled: % (%)', sqlerrm, sqlstate;
+        end;
     end loop;
-    perform public.internal_settle_cycles(null);
+    begin
+        perform public.internal_settle_cycles(null);
+    exception when others then
+        raise warning 'cycles could not be ended: % (%)', sqlerrm, sqlstate;
+    end;
     delete from public.task_results r
      where not exists (select from public.tasks t
                         where t.status <> 'Complete' and t.depends_on <> '{}' and t.depends_on @> array[r.id]);
+    delete from public.task_refusals r
+     where not exists (select from public.tasks t where t.id = r.task_id and t.status in ('Queued', 'In Progress'));
 end
 $$;
 
@@ -3137,7 +3330,7 @@ CREATE FUNCTION public.internal_settle_at_commit() RETURNS trigger
     SET jit TO 'off'
     AS $$
 begin
-    perform public.internal_settle_again(new.no, true);
+    perform public.internal_settle_again(array[new.no], true);
     return null;
 end
 $$;
@@ -3174,26 +3367,117 @@ begin
     v_ids := public.internal_stuck(v_ids);
     if v_ids <> '{}' then
         select * into v_lock from public.internal_lock_queued(v_ids, 1);
-        update public.tasks t
-           set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_CYCLE',
-               error_message = format('It waits for task %s, and these tasks wait for each other: none can ever run',
-                                      t.depends_on[1])
-         where t.id = any (v_lock.locked) and t.status = 'Queued' and t.blocked;
+        if v_lock.locked <> '{}' then
+            perform public.internal_settle_each(true, v_lock.locked, '{}');
+        end if;
     end if;
+end
+$$;
+
+CREATE FUNCTION public.internal_settle_each(p_is_cycle boolean, p_ids uuid[], p_gone uuid[]) RETURNS uuid[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET jit TO 'off'
+    AS $$
+declare
+    c_time constant interval := '200 milliseconds';  -- for what fails
+    v_until timestamptz;
+    v_first int[] := '{1}';
+    v_last int[] := array[cardinality(p_ids)];
+    v_low int;
+    v_high int;
+    v_some uuid[];
+    v_ended uuid[] := '{}';
+    v_message text;
+begin
+    while cardinality(v_first) > 0 loop
+        v_low := v_first[cardinality(v_first)];
+        v_high := v_last[cardinality(v_last)];
+        v_first := trim_array(v_first, 1);
+        v_last := trim_array(v_last, 1);
+        begin
+            if p_is_cycle then
+                perform public.internal_end_cycle(p_ids[v_low:v_high]);
+            else
+                v_some := public.internal_settle_locked(p_ids[v_low:v_high], p_gone);
+            end if;
+            perform public.internal_fire_deferred();
+            v_ended := v_ended || v_some;
+            continue;
+        exception when others then  -- a user's trigger or constraint may raise anything
+            if public.internal_is_passing(sqlstate) then
+                raise;
+            end if;
+            v_message := format('The database refused to settle it: %s (%s)', sqlerrm, sqlstate);
+        end;
+        v_until := coalesce(v_until, clock_timestamp() + c_time);
+        if v_low = v_high then
+            perform public.internal_refused(p_ids[v_low:v_low], 'settle', v_message);
+        elsif clock_timestamp() > v_until then
+            perform public.internal_unsettled(p_ids[v_low:v_high]);
+        else
+            v_first := v_first || array[(v_low + v_high) / 2 + 1, v_low];
+            v_last := v_last || array[v_high, (v_low + v_high) / 2];
+        end if;
+    end loop;
+    return v_ended;
 end
 $$;
 
 CREATE FUNCTION public.internal_settle_late() RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET lock_timeout TO '100ms'
     SET jit TO 'off'
     AS $$
 declare
-    c_bite constant int := 1000;
+    c_time constant interval := '100 milliseconds';
+    c_rows constant int := 500;  -- of one look, …
+    c_tasks constant int := 1000;  -- … in which no row begins after so many tasks
+    v_began timestamptz := clock_timestamp();
+    v_nos bigint[];
     v_no bigint;
+    v_refusal public.task_refusals;
 begin
-    for v_no in select u.no from public.tasks_unsettled u order by u.no limit c_bite loop
-        perform public.internal_settle_again(v_no, false);
+    while clock_timestamp() < v_began + c_time loop
+        select array_agg(b.no) into v_nos from (
+            select u.no, sum(cardinality(u.task_ids)) over (order by u.tried_at, u.no) - cardinality(u.task_ids) as before
+              from (select * from public.tasks_unsettled u where u.tried_at < v_began
+                     order by u.tried_at, u.no limit c_rows) u) b
+         where b.before < c_tasks;
+        exit when v_nos is null;
+        begin
+            exit when public.internal_settle_again(v_nos, false) = 0;
+        exception when others then  -- an error that passes: each alone, the next time after the others
+            foreach v_no in array v_nos loop
+                begin
+                    if clock_timestamp() < v_began + c_time then
+                        perform public.internal_settle_again(array[v_no], false);
+                    end if;
+                exception when others then
+                    update public.tasks_unsettled u set tried_at = clock_timestamp() where u.no = v_no;
+                end;
+            end loop;
+            exit;
+        end;
+    end loop;
+    for v_refusal in
+        select * from public.task_refusals r where r.retry_at <= public.internal_now() and r.what <> 'rescue'
+         order by r.retry_at limit c_rows
+    loop
+        exit when clock_timestamp() > v_began + 2 * c_time;
+        begin
+            if v_refusal.what = 'claim' then
+                perform public.internal_try_refused(v_refusal.task_id);
+            else
+                perform public.internal_settle(array[v_refusal.task_id], '{}');
+                delete from public.task_refusals r
+                 where r.task_id = v_refusal.task_id and r.what = 'settle' and r.retry_at <= public.internal_now();
+            end if;
+        exception when others then
+            perform public.internal_refused(array[v_refusal.task_id], v_refusal.what, format('%s (%s)', sqlerrm, sqlstate));
+        end;
     end loop;
 end
 $$;
@@ -3207,39 +3491,76 @@ CREATE FUNCTION public.internal_settle_locked(p_ids uuid[], p_gone uuid[]) RETUR
 declare
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
+    v_gone jsonb := (select jsonb_object_agg(g.id, true) from unnest(p_gone) g (id) where g.id is not null);
+    v_flips uuid[];
+    v_failed jsonb;  -- of each task that fails: the dependency that failed before it …
+    v_lost jsonb;  -- … or does not exist
+    v_some uuid[];
+    v_done uuid[] := '{}';
+    v_kept uuid[];
 begin
     -- At this depth of triggers, and no other, a cascade is followed by the loop in internal_settle.
     v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
-    update public.tasks t
-       set blocked = not t.blocked
-     where t.id = any (p_ids) and t.status = 'Queued'
-       and t.blocked is distinct from exists (
-               select from unnest(t.depends_on) n (id) left join public.tasks d on d.id = n.id
-                where d.status is distinct from 'Complete'
-                  and (d.id is not null or not exists (select from public.task_results r where r.id = n.id)));
-    update public.tasks t
-       set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
-           error_message = (
-               select left(concat_ws(': ',
-                          format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status),
-                          nullif(d.failure_code, 'DEPENDENCY_FAILED'),
-                          case when d.failure_code = 'DEPENDENCY_FAILED'
-                               then regexp_replace(d.error_message,
-                                                   '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
-                               else d.error_message end), 4000)
-                 from public.tasks d
-                where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled')
-                order by array_position(t.depends_on, d.id) limit 1)
-     where t.id = any (p_ids) and t.status = 'Queued'
-       and exists (select from public.tasks d where d.id = any (t.depends_on) and d.status in ('Failed', 'Cancelled'));
-    if p_gone <> '{}' then
-        update public.tasks t
-           set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_DELETED',
-               error_message = format('Dependency %s does not exist: it was deleted before it was complete', (
-                   select n.id from unnest(t.depends_on) n (id) where n.id = any (p_gone) limit 1))
-         where t.id = any (p_ids) and t.status = 'Queued' and t.blocked and t.depends_on && p_gone;
+    select coalesce(array_agg(l.id) filter (where l.failed is null and not l.is_lost and l.blocked is distinct from l.waits), '{}'),
+           coalesce(jsonb_object_agg(l.id, l.failed) filter (where l.failed is not null), '{}'),
+           coalesce(jsonb_object_agg(l.id, l.lost) filter (where l.failed is null and l.is_lost), '{}')
+      into v_flips, v_failed, v_lost
+      from (select t.id, t.blocked, n.waits, n.failed, n.lost, n.is_lost
+              from public.tasks t
+             cross join lateral (
+                   select coalesce(bool_or(s.status <> 'Complete'), false) as waits,
+                          (array_agg(s.id) filter (where s.status in ('Failed', 'Cancelled')))[1] as failed,
+                          (array_agg(s.id) filter (where s.status = 'gone'))[1] as lost,
+                          coalesce(bool_or(s.status = 'gone'), false) as is_lost
+                     from (select n.id,  -- each by its key: a join could read all of the table for each task
+                                  coalesce((select d.status::text from public.tasks d where d.id = n.id),
+                                           (select 'Complete' from public.task_results r where r.id = n.id),
+                                           case when n.id is null or v_gone ? n.id::text then 'gone' else 'absent' end) as status
+                             from unnest(t.depends_on) n (id) offset 0) s) n
+             where t.id = any (p_ids) and t.status = 'Queued') l;
+    if v_flips <> '{}' then
+        with done as (
+            update public.tasks t set blocked = not t.blocked
+             where t.id = any (v_flips) and t.status = 'Queued' returning t.id
+        )
+        select v_done || array_agg(d.id) into v_done from done d;
+    end if;
+    if v_failed <> '{}' then
+        v_some := array(select k::uuid from jsonb_object_keys(v_failed) k);
+        with done as (
+            update public.tasks t
+               set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
+                   error_message = (
+                       select left(concat_ws(': ',
+                                  format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status),
+                                  nullif(d.failure_code, 'DEPENDENCY_FAILED'),
+                                  case when d.failure_code = 'DEPENDENCY_FAILED'
+                                       then regexp_replace(d.error_message,
+                                                           '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                                       else d.error_message end), 4000)
+                         from public.tasks d where d.id = (v_failed->>t.id::text)::uuid)
+             where t.id = any (v_some) and t.status = 'Queued' returning t.id
+        )
+        select v_done || array_agg(d.id) into v_done from done d;
+        v_flips := v_flips || v_some;
+    end if;
+    if v_lost <> '{}' then
+        v_some := array(select k::uuid from jsonb_object_keys(v_lost) k);
+        with done as (
+            update public.tasks t
+               set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_DELETED',
+                   error_message = coalesce(format('Dependency %s does not exist: it was deleted before it was complete',
+                                                   (v_lost->>t.id::text)::uuid), 'depends_on contains NULL')
+             where t.id = any (v_some) and t.status = 'Queued' returning t.id
+        )
+        select v_done || array_agg(d.id) into v_done from done d;
+        v_flips := v_flips || v_some;
     end if;
     v_set := set_config('orchestrator.settling', v_before, true);
+    if cardinality(v_done) < cardinality(v_flips) then
+        v_kept := array(select unnest(v_flips) except select unnest(v_done));
+        perform public.internal_refused(v_kept, 'settle', 'A trigger of the database suppressed the change');
+    end if;
     return array(select t.id from public.tasks t
                   where t.id = any (p_ids) and t.status in ('Complete', 'Failed', 'Cancelled'));
 end
@@ -3261,17 +3582,17 @@ begin
     v_waiting := array(select t.id from public.tasks t where t.id = any (p_ids) and t.blocked and t.status = 'Queued');
     if v_waiting <> '{}' then
         perform public.internal_settle_cycles(v_waiting);
-        insert into public.tasks_unsettled (task_ids) values (v_waiting);
+        perform public.internal_unsettled(v_waiting);
     end if;
     v_ready := array(select t.id from public.tasks t
                       where t.id = any (p_ids) and not t.blocked and t.status = 'Queued' and t.depends_on <> '{}');
     v_needed := array(select d.id from public.tasks d where d.id = any (array(
-                          select unnest(t.depends_on) from public.tasks t where t.id = any (v_ready))));
+                          select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_ready))));
     select count(*) into v_kept from (
         select from public.tasks d where d.id = any (v_needed) and d.status = 'Complete'
          order by d.id for share skip locked) k;
     if v_kept < cardinality(v_needed) then
-        insert into public.tasks_unsettled (task_ids) values (v_ready);
+        perform public.internal_unsettled(v_ready);
     end if;
 end
 $$;
@@ -3482,6 +3803,7 @@ declare
     v_rows tid[];
     v_heavy boolean;
     v_tasks jsonb;
+    v_rest jsonb;
     v_passed uuid[] := '{}';  -- tasks that can neither be claimed nor ended
     c_least constant int := -2147483648;
     -- Single claims between two tries to raise the mark; of n at once, by the root of n fewer: a try costs what reading past
@@ -3504,6 +3826,7 @@ begin
                and (q.run_after is null or q.run_after <= p_now)
                and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
                and q.id <> all (v_passed)
+               and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
              order by ~q.priority, q.created_at, q.id
              limit p_batch for no key update skip locked) l;
         if v_heavy then
@@ -3514,7 +3837,8 @@ begin
             -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task
             -- waits for ever for that: it is looked everywhere before a worker is sent away.
             if v_from.place = c_least
-               or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0) <= 0 then
+               or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0)
+                  <= coalesce((select r.n from public.internal_refused_ready(p_now) r where r.pool = p_worker.pool), 0) then
                 return null;
             end if;
             perform public.internal_raise_mark(p_worker.pool, p_now, true);
@@ -3524,15 +3848,19 @@ begin
         end if;
         begin
             v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
+            perform public.internal_fire_deferred();
         exception when others then  -- one of them is the cause, and it is found without the others
             if public.internal_is_passing(sqlstate) then
                 raise;
             end if;
             v_tasks := null;
         end;
-        if v_tasks is null then
+        if v_tasks is null or jsonb_array_length(v_tasks) < cardinality(v_rows) then
+            -- A row that was handed over has another place now. The others are suppressed by a user's trigger.
+            v_rest := v_tasks;
             select s.p_passed, s.tasks into v_passed, v_tasks
               from public.internal_hand_over_singly(p_worker, p_claim_no, v_rows, p_now, v_passed) s;
+            v_tasks := coalesce(v_rest || v_tasks, v_rest, v_tasks);
         end if;
         exit when v_tasks is not null;
     end loop;
@@ -3630,7 +3958,7 @@ begin
     if v_waiting is not null then
         -- Who deletes a dependency waits until it is known who needs it. Heartbeats and completions do not wait.
         perform from public.tasks d
-          where d.id = any (array(select unnest(t.depends_on) from public.tasks t where t.id = any (v_waiting)))
+          where d.id = any (array(select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_waiting)))
           order by d.id for key share;
         perform public.internal_settle_new(v_waiting);
     end if;
@@ -3761,6 +4089,7 @@ begin
     if tg_op = 'TRUNCATE' then
         delete from public.task_results;
         delete from public.tasks_unsettled;
+        delete from public.task_refusals;
         perform public.internal_close_attempts(
             array(select a.task_id from public.task_attempts a where a.ended_at is null), true);
         return null;
@@ -3783,6 +4112,47 @@ begin
         perform public.internal_settle(public.internal_dependants(v_lost), v_lost);
     end if;
     return null;
+end
+$$;
+
+CREATE FUNCTION public.internal_try_refused(p_task_id uuid) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+    v_now timestamptz := public.internal_now();
+    v_message text;
+    v_is_ready boolean;
+begin
+    select t.status = 'Queued' and not t.blocked into v_is_ready
+      from public.tasks t where t.id = p_task_id for no key update skip locked;
+    if v_is_ready is null and exists (select from public.tasks t where t.id = p_task_id) then
+        perform public.internal_refused(array[p_task_id], 'claim', 'Another transaction was changing it');
+        return;
+    elsif v_is_ready is not true then  -- if nobody can claim it then either, the next claim finds out
+        delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
+        return;
+    end if;
+    begin
+        update public.tasks t
+           set status = 'In Progress', updated_at = v_now, attempts = t.attempts + 1, lease_expires_at = v_now,
+               progress = null, progress_at = v_now, run_after = null, error_message = null, failure_code = null,
+               failed_at_point = null, generation_started_at = v_now, generation_processed_at = null
+         where t.id = p_task_id;
+        perform public.internal_fire_deferred();
+        if exists (select from public.tasks t where t.id = p_task_id and t.status = 'Queued' and not t.blocked) then
+            v_message := 'A trigger of the database suppressed its claim';
+        end if;
+        raise exception using errcode = 'OR008';  -- known only here: it takes back the claim
+    exception
+        when sqlstate 'OR008' then null;
+        when others then v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+    end;
+    if v_message is null then
+        delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
+    else
+        perform public.internal_refused(array[p_task_id], 'claim', v_message);
+    end if;
 end
 $$;
 
@@ -3818,6 +4188,14 @@ begin
            e.to_at, count(*) over (partition by e.worker_id, e.nonce, e.claim_no, e.to_at)
       from (select r.*, coalesce(r.ended_at, p_now) as to_at from reaching r) e;
 end
+$$;
+
+CREATE FUNCTION public.internal_unsettled(p_ids uuid[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+    insert into public.tasks_unsettled (task_ids)
+    select array_agg(n.id) from unnest(p_ids) with ordinality n (id, place) group by (n.place - 1) / 500
 $$;
 
 CREATE FUNCTION public.internal_upload_terms(p_item jsonb) RETURNS jsonb
@@ -4312,7 +4690,11 @@ begin
     )
     select d.id into v_held from done d;
     if v_held is null then
-        return jsonb_build_object('outcome', public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
+        v_answer := to_jsonb(public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
+        if v_answer = '"held"' then
+            perform public.internal_refuse('OR007', 'a trigger of the database suppressed the completion');
+        end if;
+        return jsonb_build_object('outcome', v_answer);
     end if;
     return jsonb_build_object('outcome', 'ok');
 end
@@ -4495,13 +4877,7 @@ begin
          where t.worker_id = p_worker_id and t.status = 'In Progress'
          order by t.id for no key update of t) l;
     if v_held is not null then
-        update public.tasks t
-           set lease_expires_at = v_now + v_worker.lease_s * interval '1 second',
-               progress = coalesce(nullif(n->'progress', 'null'), t.progress),
-               progress_at = case when coalesce(nullif(n->'progress', 'null'), t.progress) is distinct from t.progress
-                                  then v_now else t.progress_at end
-          from jsonb_array_elements(p_tasks) n
-         where t.id = any (v_held) and t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int;
+        perform public.internal_renew(v_held, p_tasks, v_worker.lease_s, v_now);
     end if;
     select coalesce(jsonb_agg(t.id), '[]') into v_cancel
       from public.tasks t where t.id = any (v_held) and t.cancel_requested_at is not null;
@@ -4968,6 +5344,18 @@ CREATE VIEW public.task_queue_analysis WITH (security_invoker='true') AS
    FROM public.tasks t
   GROUP BY pool, task_type, status;
 
+CREATE TABLE public.task_refusals (
+    task_id uuid NOT NULL,
+    what text NOT NULL,
+    reason text NOT NULL,
+    times integer DEFAULT 1 NOT NULL,
+    refused_at timestamp with time zone NOT NULL,
+    retry_at timestamp with time zone NOT NULL,
+    CONSTRAINT task_refusals_what_known CHECK ((what = ANY (ARRAY['claim'::text, 'rescue'::text, 'settle'::text])))
+);
+
+COMMENT ON TABLE public.task_refusals IS 'Tasks that a trigger or a constraint of a user keeps from being claimed, rescued or settled';
+
 CREATE TABLE public.task_results (
     id uuid NOT NULL,
     task_type text NOT NULL,
@@ -4994,7 +5382,8 @@ CREATE TABLE public.task_types (
 CREATE TABLE public.tasks_unsettled (
     no bigint NOT NULL,
     task_ids uuid[] NOT NULL,
-    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    tried_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
 );
 
 COMMENT ON TABLE public.tasks_unsettled IS 'Queued tasks whose dependencies, or which themselves, another transaction may be changing';
@@ -5138,6 +5527,9 @@ ALTER TABLE ONLY public.task_attempts
 ALTER TABLE ONLY public.task_marks
     ADD CONSTRAINT task_marks_pkey PRIMARY KEY (no);
 
+ALTER TABLE ONLY public.task_refusals
+    ADD CONSTRAINT task_refusals_pkey PRIMARY KEY (task_id);
+
 ALTER TABLE ONLY public.task_results
     ADD CONSTRAINT task_results_pkey PRIMARY KEY (id);
 
@@ -5188,6 +5580,8 @@ CREATE INDEX task_marks_lowered ON public.task_marks USING btree (pool, xid) WHE
 
 CREATE INDEX task_marks_raised ON public.task_marks USING btree (pool, no DESC) WHERE (seen IS NOT NULL);
 
+CREATE INDEX task_refusals_due ON public.task_refusals USING btree (retry_at);
+
 CREATE INDEX tasks_claim ON public.tasks USING btree (pool, ((~ priority)), created_at, id) INCLUDE (run_after) WHERE ((status = 'Queued'::text) AND (NOT blocked));
 
 CREATE UNIQUE INDEX tasks_dedupe ON public.tasks USING btree (dedupe_key) WHERE ((dedupe_key IS NOT NULL) AND (status = ANY (ARRAY['Queued'::text, 'In Progress'::text])));
@@ -5203,6 +5597,10 @@ CREATE INDEX tasks_recent ON public.tasks USING btree (created_at DESC);
 CREATE INDEX tasks_running ON public.tasks USING btree (worker_id) WHERE (status = 'In Progress'::text);
 
 CREATE INDEX tasks_timed ON public.tasks USING btree (pool, run_after) INCLUDE (created_at) WHERE ((status = 'Queued'::text) AND (NOT blocked) AND (run_after IS NOT NULL));
+
+CREATE INDEX tasks_unsettled_next ON public.tasks_unsettled USING btree (tried_at, no);
+
+CREATE INDEX tasks_unsettled_noted ON public.tasks_unsettled USING btree (noted_at);
 
 CREATE UNIQUE INDEX worker_asks_once ON public.worker_asks USING btree (worker_id, method, md5(subject));
 
@@ -5298,6 +5696,8 @@ ALTER TABLE public.task_attempts ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.task_counts ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_marks ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.task_refusals ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.task_results ENABLE ROW LEVEL SECURITY;
 
@@ -5495,13 +5895,17 @@ REVOKE ALL ON FUNCTION public.internal_dependants(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_done_elsewhere(p_worker public.workers) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_end_cycle(p_ids uuid[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_events_are_final() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_fail_behind(p_ended uuid[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_fail_behind(p_ended uuid[], p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_failed_behind(p_id uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_fire_deferred() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_give_up(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamp with time zone) FROM PUBLIC;
 
@@ -5537,6 +5941,8 @@ REVOKE ALL ON FUNCTION public.internal_is_store_away(p_fleet text, p_now timesta
 
 REVOKE ALL ON FUNCTION public.internal_is_unreadable(p_value jsonb) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_is_unrescuable(p_task_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_leader(p_fleet text, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_lock_briefly(p_ids uuid[], p_share boolean) FROM PUBLIC;
@@ -5567,7 +5973,15 @@ REVOKE ALL ON FUNCTION public.internal_reference(p_reference text, p_ids uuid[],
 
 REVOKE ALL ON FUNCTION public.internal_refuse(p_code text, p_what text, p_why text, p_fix text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_refused(p_ids uuid[], p_what text, p_reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_refused_ready(p_now timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_rescue(p_worker_id text, p_now timestamp with time zone, p_over_s numeric, p_fleet text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_rescue_one(p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_results(p_ids uuid[]) FROM PUBLIC;
 
@@ -5575,13 +5989,15 @@ REVOKE ALL ON FUNCTION public.internal_roll_up(p_anew boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle(p_ids uuid[], p_gone uuid[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.internal_settle_again(p_no bigint, p_waits boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.internal_settle_again(p_nos bigint[], p_waits boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle_all(p_now timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle_at_commit() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle_cycles(p_ids uuid[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_settle_each(p_is_cycle boolean, p_ids uuid[], p_gone uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_settle_late() FROM PUBLIC;
 
@@ -5617,7 +6033,11 @@ REVOKE ALL ON FUNCTION public.internal_tasks_counted() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_tasks_removed() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.internal_try_refused(p_task_id uuid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.internal_turns(p_since timestamp with time zone, p_now timestamp with time zone, p_task_id uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.internal_unsettled(p_ids uuid[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.internal_upload_terms(p_item jsonb) FROM PUBLIC;
 
@@ -5747,6 +6167,8 @@ GRANT ALL ON TABLE public.task_marks TO service_role;
 GRANT ALL ON SEQUENCE public.task_marks_no_seq TO service_role;
 
 GRANT SELECT ON TABLE public.task_queue_analysis TO service_role;
+
+GRANT ALL ON TABLE public.task_refusals TO service_role;
 
 GRANT ALL ON TABLE public.task_results TO service_role;
 

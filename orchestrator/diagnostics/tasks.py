@@ -108,6 +108,8 @@ def progress(said: Row) -> str:
 
 def _queued(found: Row, policy: Policy | None) -> _Why:
     task, now = found["task"], datetime.fromisoformat(found["now"])
+    if found.get("refusal"):
+        return _refused(found["refusal"])
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
     if task["blocked"] and unmet:
         shown = "; ".join(_dependency(d) for d in unmet[:NAMED])
@@ -133,6 +135,13 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         fix = cause.fix if cause else "none needed; python -m orchestrator tasks cancel <task>, if it should not run"
         return _Why(NOBODY, what, "it can be claimed from then on", fix, task["failure_code"], task["run_after"])
     return _claimable(found, policy)
+
+
+def _refused(refusal: Row) -> _Why:
+    """A trigger or a constraint of a user keeps the row as it is."""
+    what = f"the database, which refused to change its row {refusal['times']} time(s): {refusal['reason']}"
+    fix = "change the trigger or constraint on tasks that refuses it; python -m orchestrator tasks cancel <task>"
+    return _Why(OPERATOR, what, "the orchestrator tries again then", fix, until=refusal["retry_at"])
 
 
 def _claimable(found: Row, policy: Policy | None) -> _Why:
@@ -184,6 +193,8 @@ def _unserved(found: Row) -> _Why:
 
 def _running(found: Row, _: Policy | None) -> _Why:
     task, worker, holder = found["task"], found["worker"] or {}, found.get("holder") or {}
+    if (found.get("refusal") or {}).get("what") == "rescue":
+        return _refused(found["refusal"])
     held_by = holder.get("held_by", "lease")  # a database of the version before does not say it
     if held_by in ("program", "unknown"):
         return _taken(task, declared=held_by == "program")

@@ -288,9 +288,8 @@ class Executor:
 
     async def _rescue(self, term: int, worker_id: str | None, reason: str, over_s: float = 0) -> None:
         for task in await self._store.rescue(term, worker_id=worker_id, over_s=over_s):
-            log.warning(
-                "task_rescued", task=task["id"], worker=task["worker_id"], outcome=task["outcome"], reason=reason
-            )
+            event = "task_rescue_refused" if task["outcome"] == "refused" else "task_rescued"
+            log.warning(event, task=task["id"], worker=task["worker_id"], outcome=task["outcome"], reason=reason)
 
     async def _move(
         self,

@@ -39,6 +39,7 @@ TABLES = (
     "task_marks",
     "task_results",
     "tasks_unsettled",
+    "task_refusals",
 )
 
 

@@ -169,6 +169,25 @@ async def test_a_dependency_that_was_deleted_is_named_as_the_cause(
     assert (said.code, first in said.what) == ("DEPENDENCY_DELETED", True)
 
 
+async def test_a_task_that_a_users_trigger_keeps_as_it_is_names_the_refusal(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """With what the trigger said, and when it is tried again."""
+    agent = await fleet.agent()
+    (task,) = await fleet.submit()
+    body = "begin raise exception 'paid customers only'; end"
+    await hand.execute(f"create function users_own() returns trigger language plpgsql as $$ {body} $$".encode())
+    await hand.execute("create trigger users_own before update on tasks for each row execute function users_own()")
+    try:
+        assert await agent.claim() == []
+        said = await told(fleet, task)
+    finally:
+        await hand.execute("drop function users_own() cascade")
+    assert (said.who, said.until is not None) == ("operator", True)
+    assert "refused to change its row 1 time(s)" in said.what
+    assert "paid customers only" in said.what
+
+
 async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
     """The fix is to run one."""
     (task,) = await fleet.submit()

@@ -58,6 +58,7 @@ TABLES_ONLY_REAL = {
     "task_marks": INDEX,
     "task_results": "keeps results of tasks that were deleted; nobody deletes a task here",
     "tasks_unsettled": "what a lock of another transaction kept from being settled; a call here is atomic",
+    "task_refusals": "tasks that a user's trigger keeps from changing; nobody has triggers here",
     "worker_asks": DOOR,
 }
 COLUMNS_ONLY_REAL = {
@@ -89,6 +90,7 @@ CODES_ONLY_REAL = {
     "HEAD": DOOR,
     "RENEW": DOOR,
     "ORBSY": DOOR,
+    "OR008": "takes back a statement within one function; no caller sees it",
 }
 CODE = re.compile(r"'([A-Z][A-Z0-9_]{3,})'")
 TRIGGER_WORDS = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}

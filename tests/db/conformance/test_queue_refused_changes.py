@@ -1,0 +1,258 @@
+"""A user's trigger that refuses or suppresses the change of one task harms that task alone."""
+
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from tests.db.conformance.builders import Agent, Fleet, Row
+from tests.db.conformance.consistency import broken
+
+RETRY_S = 700.0  # longer than any pause between two tries
+IMMEDIATE = "create trigger a_users before update on tasks for each row execute function users_own()"
+DEFERRED = """create constraint trigger a_users after update on tasks deferrable initially deferred
+              for each row execute function users_own()"""
+RAISES = "if {} then raise exception 'this task stays as it is' using errcode = '23514'; end if; return new;"
+SUPPRESSES = "if {} then return null; end if; return new;"
+# How a user's trigger keeps a row from changing: its body and when it runs.
+WAYS = {"raises": (RAISES, IMMEDIATE), "raises at commit": (RAISES, DEFERRED), "suppresses": (SUPPRESSES, IMMEDIATE)}
+BAD = {"task_type": "bad", "priority": 9}
+
+
+@pytest.fixture
+async def owner(hand: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection[DictRow]]:
+    """A user who may make triggers, which go with the test."""
+    yield hand
+    await hand.execute("drop function if exists users_own() cascade")
+
+
+async def refuse(owner: AsyncConnection[DictRow], way: str, when: str = "new.task_type = 'bad'") -> None:
+    """Make the user's trigger."""
+    body, trigger = WAYS[way]
+    await owner.execute(
+        f"create function users_own() returns trigger language plpgsql as $$ begin {body.format(when)} end $$".encode()
+    )
+    await owner.execute(trigger.encode())
+
+
+async def allow(owner: AsyncConnection[DictRow]) -> None:
+    """Remove it."""
+    await owner.execute("drop function users_own() cascade")
+
+
+async def drained(fleet: Fleet, agent: Agent, batch: int) -> list[str]:
+    """The types of the tasks that an agent gets until there is none."""
+    types = []
+    while tasks := await agent.claim(batch=batch):
+        types += [task["task_type"] for task in tasks]
+        for task in tasks:
+            assert await agent.complete(task) == "ok"
+    return types
+
+
+async def demand(fleet: Fleet) -> Row:
+    """What the planner reads of the only pool."""
+    (row,) = (await fleet.snapshot())["demand"]
+    return dict(row)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_task_whose_claim_is_refused_stops_no_claim(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str, batch: int
+) -> None:
+    """The others are claimed, also if there are many of it and they come first."""
+    agent = await fleet.agent()
+    bad = await fleet.submit(*[BAD] * 30)
+    await fleet.submit(count=5)
+    await refuse(owner, way)
+    assert await drained(fleet, agent, batch) + await drained(fleet, agent, batch) == ["t"] * 5
+    assert await broken(owner) == {}
+    assert sum(row["claimable"] for row in (await fleet.snapshot())["demand"]) == 0
+    for task_id in bad:
+        row = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=task_id)
+        assert row["refusal"]["what"] == "claim"
+
+
+@pytest.mark.parametrize("way", ["raises", "raises at commit"])
+async def test_a_task_that_cannot_be_claimed_ends_with_the_reason(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """Where the user's trigger lets it end."""
+    agent = await fleet.agent()
+    (bad,) = await fleet.submit(BAD)
+    await fleet.submit(count=2)
+    await refuse(owner, way, "new.task_type = 'bad' and new.status = 'In Progress'")
+    assert await drained(fleet, agent, 1) == ["t"] * 2
+    row = await fleet.task(bad)
+    assert (row["status"], row["failure_code"]) == ("Failed", "TASK_UNCLAIMABLE")
+    assert "this task stays as it is" in row["error_message"]
+    assert await broken(owner) == {}
+
+
+async def test_a_suppressed_claim_takes_nothing_from_the_others_of_its_batch(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """Neither if another one of the batch raises."""
+    agent = await fleet.agent()
+    await fleet.submit({"task_type": "t"}, {"task_type": "raises"}, {"task_type": "t"}, {"task_type": "bad"})
+    body = """if new.task_type = 'raises' and new.status = 'In Progress' then raise exception 'no'; end if;
+              if new.task_type = 'bad' then return null; end if; return new;"""
+    await owner.execute(
+        f"create function users_own() returns trigger language plpgsql as $$ begin {body} end $$".encode()
+    )
+    await owner.execute(IMMEDIATE.encode())
+    tasks = await agent.claim(batch=4)
+    assert [task["task_type"] for task in tasks] == ["t", "t"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refused_task_is_claimed_once_it_is_allowed(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """No worker is started to find out; it counts as ready once it can be claimed."""
+    agent = await fleet.agent()
+    await fleet.submit(BAD)
+    await refuse(owner, way)
+    assert await agent.claim() == []
+    fleet.wait(RETRY_S)
+    assert (await demand(fleet))["claimable"] == 0
+    assert (await demand(fleet))["blocked"]["scheduled"] == 1
+    await allow(owner)
+    fleet.wait(RETRY_S)
+    assert (await demand(fleet))["claimable"] == 1
+    assert [task["task_type"] for task in await agent.claim()] == ["bad"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_task_whose_requeue_is_refused_stops_no_rescue(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str, named: bool
+) -> None:
+    """It stays as it is, with a reason, and is tried again after a pause."""
+    agent = await fleet.agent()
+    bad, *others = await fleet.submit(BAD, *[{}] * 3)
+    assert len(await agent.claim(batch=4)) == 4
+    await refuse(owner, way, "new.task_type = 'bad' and old.status = 'In Progress'")
+    fleet.wait(100)
+    worker_id = agent.id if named else None
+
+    async def rescued() -> list[Row]:
+        if worker_id:
+            return list((await fleet.fleet("rescue", p_worker_id=worker_id))["tasks"])
+        return list((await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"])
+
+    tasks = await rescued()
+    assert {task["id"] for task in tasks if task["outcome"] == "requeued"} == set(others)
+    assert [task["id"] for task in tasks if task["outcome"] == "refused"] == [bad]
+    assert await rescued() == []
+    assert (await fleet.snapshot())["expired_leases"] == 0
+    found = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=bad)
+    assert found["refusal"]["what"] == "rescue"
+    assert await broken(owner) == {}
+    await allow(owner)
+    fleet.wait(RETRY_S)
+    assert [task["outcome"] for task in await rescued()] == ["requeued"]
+    assert (await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=bad))["refusal"] is None
+
+
+@pytest.mark.parametrize("end", ["complete", "fail"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_dependant_that_refuses_to_be_settled_stops_nothing(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str, end: str
+) -> None:
+    """Its dependency ends, its siblings are settled, the snapshot and the retention go on."""
+    agent = await fleet.agent()
+    _, bad, *others = await fleet.submit({}, BAD | {"depends_on": ["#0"]}, *[{"depends_on": ["#0"]}] * 4)
+    await refuse(owner, way)
+    (task,) = await agent.claim()
+    if end == "complete":
+        assert await agent.complete(task) == "ok"
+    else:
+        assert await agent.fail(task, retryable=False) == "failed"
+    rows = [await fleet.task(task_id) for task_id in others]
+    assert {row["status"] for row in rows} == {"Queued" if end == "complete" else "Failed"}
+    assert not any(row["blocked"] for row in rows)
+    assert (await fleet.task(bad))["blocked"]
+    await fleet.snapshot()
+    await fleet.fleet("retention")
+    found = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=bad)
+    assert found["refusal"]["what"] == "settle"
+    await allow(owner)
+    fleet.wait(RETRY_S)
+    await fleet.snapshot()
+    row = await fleet.task(bad)
+    assert (row["status"], row["blocked"]) == ("Queued" if end == "complete" else "Failed", False)
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_dependant_that_refuses_late_settling_stops_no_snapshot(
+    fleet: Fleet, owner: AsyncConnection[DictRow], database: str, way: str
+) -> None:
+    """It was locked while its dependency ended, so that a later snapshot has to settle it."""
+    first, bad, other = await fleet.submit({}, BAD | {"depends_on": ["#0"]}, {"depends_on": ["#0"]})
+    async with await psycopg.AsyncConnection.connect(database) as holder:
+        await holder.execute("select from tasks where id in (%s, %s) for update", (bad, other))
+        await fleet.call("task_cancel", p_id=first)
+    await refuse(owner, way)
+    await fleet.snapshot()
+    assert (await fleet.task(other))["status"] == "Failed"
+    assert (await fleet.task(bad))["status"] == "Queued"
+    await fleet.snapshot()
+    await fleet.fleet("retention")
+    await allow(owner)
+    fleet.wait(RETRY_S)
+    await fleet.snapshot()
+    assert (await fleet.task(bad))["status"] == "Failed"
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_task_whose_heartbeat_is_refused_costs_its_worker_nothing(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """The leases of its other tasks are renewed."""
+    agent = await fleet.agent()
+    await fleet.submit(BAD, {}, {})
+    tasks = await agent.claim(batch=3)
+    before = (await fleet.task(tasks[1]["id"]))["lease_expires_at"]
+    await refuse(owner, way)
+    fleet.wait(20)
+    answer = await agent.beat(*({"id": task["id"], "attempt": task["attempt"], "progress": {"x": 1}} for task in tasks))
+    assert answer["outcome"] == "ok"
+    assert (await fleet.task(tasks[1]["id"]))["lease_expires_at"] > before
+    assert (await fleet.task(tasks[0]["id"]))["lease_expires_at"] == before
+    assert answer["fenced"] == []
+
+
+@pytest.mark.parametrize("function", ["complete", "fail", "release"])
+async def test_a_suppressed_end_of_an_attempt_is_not_reported_as_done(
+    fleet: Fleet, owner: AsyncConnection[DictRow], function: str
+) -> None:
+    """The worker hears that the database refused it."""
+    agent = await fleet.agent()
+    await fleet.submit(BAD)
+    (task,) = await agent.claim()
+    await refuse(owner, "suppresses")
+    with pytest.raises(Exception, match="suppressed"):
+        await getattr(agent, function)(task)
+    assert (await fleet.task(task["id"]))["status"] == "In Progress"
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_cycle_with_a_task_that_cannot_be_ended_stops_no_retention(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """The others of the cycle end. It was written without triggers, as a replication tool writes."""
+    first, second = await fleet.submit({}, {"task_type": "bad", "depends_on": ["#0"]})
+    await refuse(owner, way)
+    await owner.execute("set session_replication_role = replica")
+    await owner.execute("update tasks set depends_on = array[%s::uuid] where id = %s", (second, first))
+    await owner.execute("set session_replication_role = origin")
+    await fleet.fleet("retention")
+    assert (await fleet.task(first))["failure_code"] == "DEPENDENCY_CYCLE"
+    assert (await fleet.task(second))["status"] == "Queued"
