@@ -13,7 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import cast
 
 import asyncssh
+import structlog
 
+from orchestrator.adapters import ssh_flood
 from orchestrator.config.ssh_keys import BadKey, login_pair, private_key
 from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
 
@@ -40,6 +42,7 @@ HOST_KEY_ALGORITHMS = (
     "rsa-sha2-512",
     "rsa-sha2-256",
 )
+log = structlog.get_logger()
 CIPHERS = "^aes128-gcm@openssh.com"  # first, before asyncssh's other defaults: half the CPU of its ChaCha20
 
 
@@ -254,7 +257,18 @@ class _Client(asyncssh.SSHClient):
 
     def __init__(self, pinned: str | None) -> None:
         self._pinned = pinned
+        self._peer = ("?", 0)
         self.shown: str | None = None
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """Before its first byte."""
+        ssh_flood.bound(conn)
+        self._peer = conn.get_extra_info("peername")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Also while nobody waits for an answer that could name it."""
+        if isinstance(exc, ssh_flood.Flood):
+            log.warning("ssh_flooded", peer=f"{self._peer[0]}:{self._peer[1]}", message=f"{exc}; it was closed")
 
     @property
     def algorithms(self) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ ENDLESS = {
 ENDLESS_AFTER = {
     "a packet of four gigabytes": (VERSION + b"\xff\xff\xff\xf0", b"x" * BLOCK),
     "packets of an unknown kind": (VERSION, _packet(b"\xc0" + b"x" * 1_000) * 64),
+    "packets to ignore": (VERSION, _packet(b"\x02" + struct.pack(">I", 10) + b"x" * 10) * 64),
+    "large packets to ignore": (VERSION, _packet(b"\x02" + struct.pack(">I", 2_000) + b"x" * 2_000) * 16),
 }
 
 
@@ -83,17 +85,6 @@ async def test_a_greeting_without_an_end_is_given_up(what: str, call: str) -> No
 async def test_packets_without_an_end_before_the_key_exchange_are_given_up(what: str) -> None:
     """Neither is a long packet gathered, nor does a stream of them hold the connection."""
     await _is_given_up(*ENDLESS_AFTER[what], "connect")
-
-
-async def test_packets_that_mean_nothing_are_taken_until_the_deadline_and_no_longer() -> None:
-    """SSH allows them at any time, so only the deadline ends them; nothing of them is kept, and the loop goes on."""
-    shell = AsyncSshShell(pem_of(asyncssh.generate_private_key("ssh-ed25519")))
-    async with (
-        talking(VERSION, _packet(b"\x02" + struct.pack(">I", 1_000) + b"x" * 1_000) * 16) as talker,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        with pytest.raises(Unavailable, match=r"within 0\.5 s"):
-            await shell.connect("127.0.0.1", talker.port, pinned=None, timeout_s=0.5)
 
 
 async def test_nothing_that_a_peer_has_compressed_is_expanded() -> None:
