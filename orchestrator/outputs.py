@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import structlog
 
 from orchestrator.ports import Blobs, NotFound, PortError, Upload
+from worker.protocol import MAX_UPLOAD_BYTES
 
 GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that has begun may take longer
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
@@ -30,6 +31,9 @@ async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -
     object that is another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
     """
     if method not in {"PUT", "GET"} or not _is_output(key):
+        return {"refused": True}
+    if terms.get("once") and int(terms["bytes"]) > MAX_UPLOAD_BYTES:
+        log.warning("upload_too_large", key=key, bytes=terms["bytes"], most_bytes=MAX_UPLOAD_BYTES)
         return {"refused": True}
     if method == "GET" and "etag" in terms:
         seen = await look(blobs, key)

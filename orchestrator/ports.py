@@ -4,6 +4,7 @@ A port that cannot answer raises; it never returns an empty answer for "I don't 
 other side may or may not have acted.
 """
 
+import base64
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -444,7 +445,17 @@ class Upload:
 
     def headers(self) -> Mapping[str, str]:
         """The headers that the request must carry besides its length."""
-        return {"If-None-Match": "*", "Content-Type": self.content_type, "x-amz-meta-sha256": self.sha256}
+        return {
+            "If-None-Match": "*",
+            "Content-Type": self.content_type,
+            "x-amz-checksum-sha256": self.checksum,
+            "x-amz-meta-sha256": self.sha256,
+        }
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 as S3 compares it with what it receives."""
+        return base64.b64encode(bytes.fromhex(self.sha256)).decode()
 
 
 class Blobs(Protocol):

@@ -64,6 +64,7 @@ POINTS = ("Claiming", "Processing", "Completion")
 EXIT_CLASSES = ("exception", "oom", "vram_oom", "signal", "timeout", "cancelled", "lost")
 
 # Failure codes that both sides of a completion know.
+MAX_UPLOAD_BYTES = 5 << 30  # of one file: S3 takes no larger object in one write
 OUTPUT_MISSING = "OUTPUT_MISSING"  # point Completion: the store does not have what was reported
 OUTPUT_EXISTS = "OUTPUT_EXISTS"  # an output is written once, and the store has another one under its key
 OUTPUT_REPLACED = "OUTPUT_REPLACED"  # the store has another object than the one that the dependency was completed with

@@ -36,6 +36,7 @@ MISSING = {404, 410}
 EXISTS = 412  # a write on condition that there is no object found one
 CONFLICT = 409  # … or another write of it under way
 UNKNOWN = 501  # the store does not know the condition
+CHECKSUM = "x-amz-checksum"  # named in the error of a store that does not take it
 REFUSED = {301, 302, 303, 307, 308, 401, 403, *MISSING}  # statuses that an operator mends: keys, policy, bucket, region
 BUSY = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed"}  # codes that S3 sends with a 4xx status too
 MD5 = re.compile(r"[0-9a-f]{32}")  # an ETag of this form is the MD5 of what was stored
@@ -74,7 +75,7 @@ class Replaced(TransferError):
 
 
 class _Unconditional(Exception):
-    """The store takes no condition."""
+    """The store takes no condition, or no checksum."""
 
 
 class _Exists(Exception):
@@ -104,6 +105,9 @@ class Door:
 
     def put(self, key: str, source: Path) -> tuple[str, int]:
         """(location, bytes) of the stored file. Raises TransferError."""
+        if source.stat().st_size > protocol.MAX_UPLOAD_BYTES:
+            most = f"{protocol.MAX_UPLOAD_BYTES >> 30} GiB, the most that S3 takes in one write"
+            raise TransferError(f"{source.name} has more than {most}: split it, or compress it")
         size, md5, sha256 = _digests(source)
         terms: dict[str, Any] = {"once": True, "bytes": size, "sha256": sha256}
         put = functools.partial(_put, source=source, size=size, md5=md5)
@@ -203,7 +207,7 @@ def _check(answer: Any, method: str) -> None:
     said = f"HTTP {answer.status} {code}: {body[:300]}"
     if method == "PUT" and answer.status == EXISTS:
         raise _Exists(said)
-    if method == "PUT" and (answer.status == UNKNOWN or code == "NotImplemented"):
+    if method == "PUT" and (answer.status == UNKNOWN or code == "NotImplemented" or CHECKSUM in body.lower()):
         raise _Unconditional(said)
     if answer.status == CONFLICT or answer.status >= 500 or answer.status in {408, 429} or code in BUSY:  # noqa: PLR2004 RFC 9110
         raise _Away(f"the store does not serve: {said}")

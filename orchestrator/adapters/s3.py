@@ -114,7 +114,8 @@ class S3Blobs:
     def sign_put(self, key: str, *, expires_s: int, upload: Upload | None = None) -> str:
         """A URL that takes the object by PUT with no further credential; nothing is sent to make it.
 
-        The headers of `upload` and its length are signed: the bucket refuses a request with others.
+        The headers of `upload` and its length are signed: the bucket refuses a request with others, and a body that
+        its checksum does not fit.
         """
         if upload is None:
             return self._sign("put_object", key, expires_s)
@@ -122,6 +123,7 @@ class S3Blobs:
             "IfNoneMatch": "*",
             "ContentLength": upload.size_bytes,
             "ContentType": upload.content_type,
+            "ChecksumSHA256": upload.checksum,
             "Metadata": {"sha256": upload.sha256},
         }
         return self._sign("put_object", key, expires_s, **bound)

@@ -146,12 +146,15 @@ async def test_an_output_that_was_replaced_is_not_handed_on(door: Door) -> None:
 
 
 async def test_a_grant_of_one_write_is_for_one_write_of_one_file(door: Door) -> None:
-    """The bucket refuses a second write, another size, and a request without the condition."""
+    """The bucket refuses a second write, another size, other bytes, and a request without the condition."""
     worker, key = await _claimed(door)
     item = await _once(worker, key, b"film")
     async with httpx.AsyncClient() as pod:
         assert (await pod.put(item["url"], content=b"longer", headers=item["headers"])).status_code == 403
         assert (await pod.put(item["url"], content=b"film")).status_code == 403
+        assert (await pod.put(item["url"], content=b"fism", headers=item["headers"])).status_code == 400
+        unchecked = {name: value for name, value in item["headers"].items() if name != "x-amz-checksum-sha256"}
+        assert (await pod.put(item["url"], content=b"fism", headers=unchecked)).status_code == 403
         assert (await pod.put(item["url"], content=b"film", headers=item["headers"])).status_code == 200
         assert (await pod.put(item["url"], content=b"evil", headers=item["headers"])).status_code == 412
         shown = await pod.head(item["head"])
@@ -166,6 +169,16 @@ async def test_a_grant_of_one_write_names_its_size_and_hash(door: Door, said: di
     item = {"method": "PUT", "key": key, "once": True, "bytes": 4, "sha256": "0" * 64}
     reply = await worker.call(protocol.GRANTS, p_items=[item | said])
     assert (reply.status_code, reply.json()["code"]) == (400, protocol.BAD_ARGUMENT)
+
+
+async def test_a_grant_has_a_largest_size(door: Door) -> None:
+    """S3 takes no larger object in one write."""
+    worker, key = await _claimed(door)
+    items = [{"method": "PUT", "key": key, "once": True, "bytes": protocol.MAX_UPLOAD_BYTES + 1, "sha256": "0" * 64}]
+    answer = (await worker.call(protocol.GRANTS, p_items=items)).json()
+    assert (answer["items"], answer["refused"]) == ([], [key])
+    items[0]["bytes"] = protocol.MAX_UPLOAD_BYTES
+    assert (await worker.call(protocol.GRANTS, p_items=items)).json()["refused"] == []
 
 
 async def _once(worker: Caller, key: str, content: bytes) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Orchestrator:
         self.released: dict[str, str] = {}
         self.objects: dict[str, bytes] = {}
         self.knows_conditions: bool | None = True  # None: the store refuses them as not implemented
+        self.knows_checksums = True
         self.lose_uploads = 0  # that are stored, and not answered
         self.wanted = protocol.RUN
         self.cancel: set[str] = set()
@@ -274,6 +275,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.orchestrator.knows_conditions is None and self.headers["If-None-Match"]:
             self._reply(501, {"Code": "NotImplemented"})
+            return
+        if not self.orchestrator.knows_checksums and self.headers["x-amz-checksum-sha256"]:
+            why = "Unsupported header 'x-amz-checksum-sha256' received for this API call."
+            self._reply(400, {"Code": "InvalidArgument", "Message": why})
             return
         if self.headers["If-None-Match"] == "*" and self._key() in self.orchestrator.objects:
             self._reply(412, {"Code": "PreconditionFailed"})

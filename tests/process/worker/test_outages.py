@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.ports import Upload
 from tests.process.worker.scripted import Orchestrator, Pod
 from worker import protocol, transfers
 from worker.transfers import Door, TransferError, Unserved
@@ -57,7 +58,7 @@ class Asked:
         url = f"{self._orchestrator.url}/store/{item['key']}?signed={self.grants}"
         granted = {**item, "url": url, "location": f"s3://bucket/x/{item['key']}", **self.recorded}
         if item.get("once"):
-            granted |= {"head": url, "headers": {"If-None-Match": "*", "x-amz-meta-sha256": item["sha256"]}}
+            granted |= {"head": url, "headers": dict(Upload(item["bytes"], item["sha256"], "text/plain").headers())}
         return {"items": [granted]}
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.process.worker.scripted import Orchestrator
 from tests.process.worker.test_outages import Clock, door
 from worker import protocol
-from worker.transfers import Exists, Replaced
+from worker.transfers import Exists, Replaced, TransferError
 
 KEY = "outputs/t/1/result"
 
@@ -44,6 +44,26 @@ def test_a_store_that_knows_no_condition_gets_a_plain_upload(orchestrator: Orche
     one.put(KEY, tmp_path / "result")
     assert orchestrator.objects == {KEY: b"kept"}
     assert asked.grants == 2
+
+
+def test_a_store_that_knows_no_checksum_gets_a_plain_upload(orchestrator: Orchestrator, tmp_path: Path) -> None:
+    """It says which header it does not take, with the status of a bad request."""
+    orchestrator.knows_checksums = False
+    one, asked = door(orchestrator, tmp_path, Clock())
+    (tmp_path / "result").write_bytes(b"kept")
+    one.put(KEY, tmp_path / "result")
+    assert orchestrator.objects == {KEY: b"kept"}
+    assert asked.grants == 2
+
+
+def test_a_file_that_one_write_cannot_take_is_not_asked_for(orchestrator: Orchestrator, tmp_path: Path) -> None:
+    """The handler is told what to do."""
+    one, asked = door(orchestrator, tmp_path, Clock())
+    with (tmp_path / "result").open("wb") as file:
+        file.truncate(protocol.MAX_UPLOAD_BYTES + 1)
+    with pytest.raises(TransferError, match="split it"):
+        one.put(KEY, tmp_path / "result")
+    assert asked.grants == 0
 
 
 @pytest.mark.parametrize("recorded", [{"etag": "another"}, {"bytes": 5}, {"sha256": "0" * 64}])
