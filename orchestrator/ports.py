@@ -343,6 +343,10 @@ class Refused(PortError):
     """TCP connection refused."""
 
 
+class Silent(Unavailable):
+    """The TCP connection was accepted, and no banner came."""
+
+
 class NotSsh(PortError):
     """Something answers, but not with an SSH banner."""
 
@@ -406,7 +410,7 @@ class Shell(Protocol):
     """SSH to pods."""
 
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
-        """The server's identification line; Refused, Unavailable or NotSsh."""
+        """The server's identification line; Refused, Silent, Unavailable or NotSsh."""
         ...
 
     async def connect(

@@ -17,7 +17,7 @@ import structlog
 
 from orchestrator.adapters import ssh_flood
 from orchestrator.config.ssh_keys import BadKey, login_pair, private_key
-from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Unavailable
+from orchestrator.ports import AuthFailed, Completed, HostKeyChanged, NotSsh, Refused, Silent, Unavailable
 
 KEEPALIVE_S = 6.0  # while somebody waits for an answer …
 RESTING_S = 60.0  # … and while nobody does: a thousand lines at 6 s would be 170 answers a second
@@ -63,18 +63,18 @@ class AsyncSshShell:
             self._problem = (f"{error}; fix: {error.fix}", error.cause)
 
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
-        """The server's identification line; Refused, Unavailable or NotSsh."""
-        so_far = "no TCP connection with {}"
+        """The server's identification line; Refused, Silent, Unavailable or NotSsh."""
+        late = Unavailable(f"no TCP connection with {host}:{port} within {timeout_s:g} s")
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(host, port, limit=BANNER_BYTES)
-                so_far = "{} accepted the TCP connection and sent no banner"
+                late = Silent(f"{host}:{port} accepted the TCP connection and sent no banner within {timeout_s:g} s")
                 try:
                     return await _identification(reader, f"{host}:{port}")
                 finally:
                     writer.close()
         except TimeoutError:
-            raise Unavailable(f"{so_far.format(f'{host}:{port}')} within {timeout_s:g} s") from None
+            raise late from None
         except ConnectionRefusedError as error:
             raise Refused(f"{host}:{port} refuses connections") from error
         except OSError as error:

@@ -34,7 +34,8 @@ from orchestrator.ports import (
 )
 
 BANNER_TIMEOUT_S = 10.0
-FIRST_BANNER_S = 3.0  # the first try is short, so that silence is written down early; the others are patient
+FIRST_BANNER_S = 3.0  # until a port has accepted once a try is short: its silence is recorded early
+LAST_TRY_SHARE = 0.9  # of the stage's remaining time: a try ends before the deadline, and its result counts
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two tries at a port; the last one repeats
 LOOK_AGAIN_S = 10.0  # while no heartbeat comes, how often the process is looked for again
 WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
@@ -82,18 +83,23 @@ class Proofs:
 
     async def tcp(self, ascent: Ascent) -> Evidence:
         """Something that speaks SSH answers there."""
-        backing_off = pauses()
+        backing_off, clock = pauses(), asyncio.get_running_loop().time
+        until = clock() + ascent.limit_s
         for attempt in itertools.count(1):
             host, port = self._boot.address(ascent.worker)
             if host is None or port is None:
                 raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
             try:
-                patience_s = FIRST_BANNER_S if attempt == 1 else BANNER_TIMEOUT_S
-                banner = await self._shell.banner(host, port, timeout_s=patience_s)
+                nobody_yet = ascent.suspect in {None, FailureCode.TCP_REFUSED}
+                patience_s = FIRST_BANNER_S if nobody_yet else BANNER_TIMEOUT_S
+                timeout_s = min(patience_s, LAST_TRY_SHARE * max(until - clock(), 0.0))
+                banner = await self._shell.banner(host, port, timeout_s=timeout_s)
             except (Refused, NotSsh, Unavailable) as error:
                 codes = {Refused: FailureCode.TCP_REFUSED, NotSsh: FailureCode.NOT_SSH}
                 code = codes.get(type(error), FailureCode.TCP_TIMEOUT)
-                await ascent.suspects(code, {"tries": attempt, "error": str(error)[:300]})
+                cut_short = timeout_s < patience_s and type(error) is Unavailable  # before a connection stood
+                if ascent.suspect is None or not cut_short:
+                    await ascent.suspects(code, {"tries": attempt, "error": str(error)[:300]})
             else:
                 ascent.facts |= {"ssh_host": host, "ssh_port": port}
                 return {"tries": attempt, "address": f"{host}:{port}", "banner": banner[:100]}

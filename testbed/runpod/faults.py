@@ -123,7 +123,7 @@ KINDS: Mapping[str, Kind] = {
     "ssh_wrong_key": Kind(Moment.POD, "create"),  # another at each connection; cut as ssh_dropped is
     "ssh_auth_refused": Kind(Moment.POD, "create"),
     "ssh_no_shell": Kind(Moment.POD, "create"),  # logs in, and runs nothing
-    "ssh_dropped": Kind(Moment.POD, "create"),  # cut `seconds` after each command starts
+    "ssh_dropped": Kind(Moment.POD, "create"),  # cut `seconds` after the first `detail` commands start, or each
 }
 
 

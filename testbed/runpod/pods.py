@@ -33,6 +33,8 @@ SSH_FAULTS = {
     "ssh_no_shell": Mode.NO_SHELL,
     "corrupt_uploads": Mode.CORRUPT,
 }
+# There from the first connection on, where an sshd opens some time after its port is shown.
+AT_THE_PORT = {Mode.SILENT, Mode.NOT_SSH}
 # fault -> what the pod's python3 is told
 AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off", "disk_fills": "fills"}
 
@@ -122,10 +124,14 @@ class PodHost:
         ailing = asyncio.create_task(self._ail(pod))
         try:
             await asyncio.sleep(boot_s * (DETAILS_AT - RUNNING_AT))
-            pod.ssh_visible = not pod.fault("no_ssh_details") and "22/tcp" in pod.request.ports
+            mapped = not pod.fault("no_ssh_details") and "22/tcp" in pod.request.ports
+            mode = next((mode for kind, mode in SSH_FAULTS.items() if pod.fault(kind)), Mode.NORMAL)
+            serves = mapped and pod.request.startSsh
+            if serves and mode in AT_THE_PORT:
+                await self._open_ssh(pod, sshd, mode)
+            pod.ssh_visible = mapped
             await asyncio.sleep(boot_s * (1 - DETAILS_AT))
-            if pod.ssh_visible and pod.request.startSsh:
-                mode = next((mode for kind, mode in SSH_FAULTS.items() if pod.fault(kind)), Mode.NORMAL)
+            if serves and mode not in AT_THE_PORT:
                 await self._open_ssh(pod, sshd, mode)
             await ailing
         finally:
@@ -133,7 +139,9 @@ class PodHost:
 
     async def _open_ssh(self, pod: PodRecord, sshd: PodSshd, mode: Mode) -> None:
         dropped = pod.fault("ssh_dropped") or pod.fault("ssh_wrong_key")
-        sshd.drop_after_s = dropped.seconds if dropped else 0.0
+        if dropped:
+            sshd.drop_after_s = dropped.seconds
+            sshd.drops_left = int(dropped.detail) if dropped.detail else None
         await sshd.open(mode)
         pod.log(f"sshd listens on port {sshd.port}")
 

@@ -136,6 +136,7 @@ class PodSshd:
         self.home = home
         self.mode = Mode.NORMAL
         self.drop_after_s = 0.0
+        self.drops_left: int | None = None  # commands that are still cut; None: all
         self.connections: set[asyncssh.SSHServerConnection] = set()
         self._silent: set[asyncio.BaseTransport] = set()
         self._environment = environment
@@ -261,7 +262,9 @@ class PodSshd:
             process.stdout.write(NO_LOGIN)
             process.exit(1)
             return
-        if self.mode in (Mode.DROPPED, Mode.WRONG_KEY):
+        if self.mode in (Mode.DROPPED, Mode.WRONG_KEY) and self.drops_left != 0:
+            if self.drops_left is not None:
+                self.drops_left -= 1
             connection = process.channel.get_connection()
             asyncio.get_running_loop().call_later(self.drop_after_s, connection.abort)
         await self.run(process)

@@ -18,7 +18,7 @@ UNLUCKY = {
     "boot_error": "POD_ERROR",
     "ssh_auth_refused": "AUTH_FAILED",
     "ssh_relayed": "HOST_KEY_RELAYED",
-    "ssh_dropped": None,  # every connection is cut a moment after each command: promoted all the same
+    "ssh_dropped": None,  # the connection is cut in the first DROPPED commands: promoted all the same
     None: None,
 }
 
@@ -33,6 +33,7 @@ ENDLESS = {  # what a system without deadlines would wait for until somebody loo
     "agent_dies": "NO_PROCESS",
     "agent_cut_off": "NO_HEARTBEAT",
 }
+DROPPED = {"seconds": 0, "detail": "4"}
 SHORT_S = {"pod_running": 6.0, "ssh_details": 1.0, "tcp": 1.0, "gpu_inventory": 3.0, "heartbeat": 1.5}
 
 
@@ -95,7 +96,7 @@ async def test_emulated_pods_are_climbed_to_and_unlucky_ones_end_with_their_code
                 worker_id = await rig.intent()
                 fates[worker_id] = code
                 if fault is not None:
-                    await api.emulator.control("POST", "/faults", {"kind": fault, "name": worker_id, "seconds": 0.15})
+                    await api.emulator.control("POST", "/faults", {"kind": fault, "name": worker_id} | DROPPED)
             bring_up = rig.bring_up()
             climbs = [bring_up.climb(rig.term, await account.worker(worker_id)) for worker_id in fates]
             await asyncio.wait_for(asyncio.gather(*climbs), DEADLINE_S)

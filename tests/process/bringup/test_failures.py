@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -152,6 +153,41 @@ async def test_a_port_where_nobody_speaks(rig: Rig, short: None) -> None:
     async with await asyncio.start_server(lambda *_: asyncio.sleep(5), "127.0.0.1", 0) as server:
         _move_to(rig, worker, server.sockets[0].getsockname()[1])
         await fails(rig, worker, code="TCP_TIMEOUT", stage=Stage.TCP)
+
+
+async def test_a_port_that_refuses_and_then_says_nothing_is_called_silent(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last try is under way when the stage's time ends: its result counts, and not that of the tries before."""
+    monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
+    rig.config = replace(rig.config, deadlines_s={Stage.TCP: 2.0})
+    worker, sshd = await rig.worker(server=False)
+    climbing = asyncio.create_task(fails(rig, worker, code="TCP_TIMEOUT", stage=Stage.TCP))
+    async with asyncio.timeout(DEADLINE_S):
+        while "TCP_REFUSED" not in {attempt["failure_code"] for attempt in await rig.attempts(worker.id)}:
+            await asyncio.sleep(0.02)
+    async with await asyncio.start_server(lambda *_: asyncio.sleep(5), "127.0.0.1", sshd.port):
+        attempt = await climbing
+    assert "sent no banner" in attempt["evidence"]["error"]
+
+
+async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_nothing_new(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port refused before: that is what the worker ends with."""
+    monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
+    rig.config = replace(rig.config, deadlines_s={Stage.TCP: 2.0})
+    worker, sshd = await rig.worker(server=False)
+    climbing = asyncio.create_task(fails(rig, worker, code="TCP_REFUSED", stage=Stage.TCP))
+    async with asyncio.timeout(DEADLINE_S):
+        while "TCP_REFUSED" not in {attempt["failure_code"] for attempt in await rig.attempts(worker.id)}:
+            await asyncio.sleep(0.02)
+    with (
+        socket.create_server(("127.0.0.1", sshd.port), backlog=0) as server,
+        socket.create_connection(server.getsockname()),  # nobody accepts it: there is no room for another one
+    ):
+        attempt = await climbing
+    assert "refuses connections" in attempt["evidence"]["error"]
 
 
 async def test_a_port_where_something_else_answers(rig: Rig, short: None) -> None:

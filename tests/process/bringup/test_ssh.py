@@ -15,7 +15,7 @@ import pytest
 from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
 from orchestrator.adapters.ssh_pool import SshLines
 from orchestrator.core.model import Worker
-from orchestrator.ports import AuthFailed, HostKeyChanged, NotSsh, Refused, Unavailable
+from orchestrator.ports import AuthFailed, HostKeyChanged, NotSsh, Refused, Silent, Unavailable
 from tests.process.bringup.builders import a_worker
 from tests.process.bringup.sshd import Sshd, pem_of, serving
 
@@ -92,7 +92,7 @@ async def test_silence_ends_at_the_deadline() -> None:
     async with server:
         before = time.monotonic()
         shell = AsyncSshShell(pem_of(KEY))
-        with pytest.raises(Unavailable):
+        with pytest.raises(Silent):
             await shell.banner("127.0.0.1", port_of(server), timeout_s=0.2)
         with pytest.raises(Unavailable):
             await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
