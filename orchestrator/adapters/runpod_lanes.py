@@ -80,7 +80,7 @@ class Lanes:
             await self._turn(attempt)
             if len(lane.threads) >= lane.most:
                 raise NotSent(f"{attempt.doing}: {lane.most} calls of this kind hang without an answer")
-            self._budget.take()
+            self._budget.take(attempt.priority, loop.time())
             attempt.sent = True
             try:
                 return await self._in_thread(lane, lambda: heard_by(lambda *one: replies.append(one), request))

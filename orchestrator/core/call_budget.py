@@ -2,7 +2,8 @@
 
 RunPod counts the calls of an account in windows (minute, hour, day) and tells with each reply what is left. All
 processes and environments of the account share it. Urgent calls may use a window up; the others leave a part of it:
-without lists nothing is known about pods, and a delete that waits costs money.
+without lists nothing is known about pods, and a delete that waits costs money. No reply holds a kind of call for longer
+than its bound: then one call tries, and its answer decides anew.
 """
 
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 RETRY_AFTER_S = 10.0  # of a 429 that does not say when to come back
+TOO_MANY = 429  # HTTP status
 MAX_WAIT_S = 86_400.0  # the longest window
 LISTS_SHARE = 0.8  # of what is left of a window: at this pace lists never use it up
 MAX_HEADER_CHARACTERS = 1_024
@@ -27,6 +29,8 @@ class Priority(IntEnum):
 
 
 LEAVES = {Priority.LIST: 0.0, Priority.DELETE: 0.05, Priority.CREATE: 0.15, Priority.OTHER: 0.4}  # of the quota
+# Between two calls of a kind that the provider's replies hold back, at most; a pod that is not deleted costs money.
+HOLDS_S = {Priority.LIST: 300.0, Priority.DELETE: 60.0, Priority.CREATE: 300.0, Priority.OTHER: 300.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +79,46 @@ class CallBudget:
         self._windows: dict[str, Window] = {}
         self._closed_until_s = float("-inf")
         self._unanswered = 0
+        self._held: dict[Priority, float] = {}  # since when, or since its last call that went out all the same
+        self._is_tried = False  # whether a call went out although a reply said to wait
 
-    def take(self) -> None:
+    def take(self, priority: Priority, now_s: float) -> None:
         """Count a call that goes out now."""
         self._unanswered += 1
         self._windows = {name: replace(one, left=one.left - 1) for name, one in self._windows.items()}
+        if priority in self._held and self._asked_s(priority, now_s) > 0:
+            self._held[priority] = now_s
+            self._is_tried = True
 
     def answered(self, status: int | None, headers: Mapping[str, str], now_s: float) -> None:
         """Learn from a reply; with no status the call ended without one."""
         self._unanswered = max(0, self._unanswered - 1)
         # What is still under way is not among what the provider has counted.
         told = windows(headers, now_s)
+        if self._is_tried and status is not None:
+            self._is_tried = False
+            if status != TOO_MANY:  # it was served: what earlier replies said does not hold any more
+                self._windows, self._closed_until_s = {}, float("-inf")
         self._windows |= {name: replace(one, left=one.left - self._unanswered) for name, one in told.items()}
-        if status == 429:  # noqa: PLR2004
+        if status == TOO_MANY:
             self._closed_until_s = max(self._closed_until_s, now_s + retry_after_s(headers))
+        for priority in Priority:
+            if self._asked_s(priority, now_s) > 0:
+                self._held.setdefault(priority, now_s)
+            else:
+                self._held.pop(priority, None)
 
     def wait_s(self, priority: Priority, now_s: float) -> float:
         """Return how long a call of this priority has to wait; 0 if it may go out now."""
+        asked_s = self._asked_s(priority, now_s)
+        if asked_s <= 0:
+            self._held.pop(priority, None)
+            return 0.0
+        held_s = self._held.setdefault(priority, now_s)
+        return max(0.0, min(asked_s, held_s + HOLDS_S[priority] - now_s))
+
+    def _asked_s(self, priority: Priority, now_s: float) -> float:
+        """How long the provider's replies ask a call of this priority to wait."""
         share = LEAVES[priority]
         used_up = (w.resets_at_s - now_s for w in self._now(now_s) if w.left <= int(w.quota * share))
         return max(0.0, self._closed_until_s - now_s, *used_up)
@@ -99,7 +126,7 @@ class CallBudget:
     def pace_s(self, now_s: float) -> float:
         """Return the least seconds between two pages of lists at which no window is used up before it resets."""
         paces = [(window.resets_at_s - now_s) / (LISTS_SHARE * max(1, window.left)) for window in self._now(now_s)]
-        return max([0.0, *paces])
+        return min(max([0.0, *paces]), HOLDS_S[Priority.LIST])
 
     def _now(self, now_s: float) -> list[Window]:
         """The windows, those that have reset since as new."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.call_budget import CallBudget, Priority, retry_after_s, windows
+from orchestrator.core.call_budget import HOLDS_S, CallBudget, Priority, retry_after_s, windows
 
 POLICY = '"minute";q=60;w=60, "hour";q=3000;w=3600, "day";q=50000;w=86400'
 LIST_S = 2.0  # the loop's own least pause
@@ -17,7 +17,7 @@ def headers(minute: int = 60, hour: int = 3000, day: int = 50_000, *, t: int = 3
 def told(**left: int) -> CallBudget:
     """A budget that has learnt from one reply at second 0."""
     budget = CallBudget()
-    budget.take()
+    budget.take(Priority.LIST, 0)
     budget.answered(200, headers(**left), 0)
     return budget
 
@@ -26,7 +26,7 @@ def test_nothing_is_held_back_before_the_first_reply() -> None:
     """An exempt account sends no headers at all."""
     budget = CallBudget()
     for _ in range(1000):
-        budget.take()
+        budget.take(Priority.OTHER, 0)
     assert (budget.wait_s(Priority.OTHER, 0), budget.pace_s(0)) == (0, 0)
 
 
@@ -46,22 +46,54 @@ def test_calls_under_way_count_before_they_are_answered() -> None:
     budget = told(minute=12)
     for _ in range(3):
         assert budget.wait_s(Priority.CREATE, 1) == 0
-        budget.take()
+        budget.take(Priority.CREATE, 1)
     assert budget.wait_s(Priority.CREATE, 1) > 0
     budget.answered(200, headers(minute=11), 1)  # of the first; two are still under way
     assert budget.wait_s(Priority.CREATE, 1) > 0
 
 
-@pytest.mark.parametrize(
-    ("said", "wait_s"), [("12", 12), ("0", 0), ("", 10), ("Wed, 21 Oct 2026 07:28:00 GMT", 10), ("9" * 9, 86_400)]
-)
+@pytest.mark.parametrize(("said", "wait_s"), [("12", 12), ("0", 0), ("", 10), ("Wed, 21 Oct 2026 07:28:00 GMT", 10)])
 def test_everybody_waits_after_a_429_for_as_long_as_it_says(said: str, wait_s: float) -> None:
-    """Within a bound; a date, or nothing, is taken for ten seconds."""
+    """A date, or nothing, is taken for ten seconds."""
     budget = CallBudget()
-    budget.take()
+    budget.take(Priority.LIST, 100)
     budget.answered(429, {"Retry-After": said}, 100)
     assert retry_after_s({"Retry-After": said}) == wait_s
     assert [budget.wait_s(one, 100) for one in Priority] == [wait_s] * 4
+
+
+ODD_REPLIES = {
+    "retry after a day": (429, {"Retry-After": "86400"}),
+    "retry after years": (429, {"Retry-After": "9" * 9}),
+    "an unknown window": (200, {"RateLimit-Policy": '"odd";q=1;w=86400', "RateLimit": '"odd";r=0;t=86400'}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_REPLIES)
+def test_one_reply_holds_no_call_for_long(odd: str) -> None:
+    """Each kind of call may try again within its own bound; a good answer to that ends the wait of all."""
+    budget = CallBudget()
+    budget.take(Priority.LIST, 100)
+    budget.answered(*ODD_REPLIES[odd], 100)
+    assert {one: budget.wait_s(one, 100) for one in Priority} == HOLDS_S
+    assert HOLDS_S[Priority.DELETE] == 60
+    assert budget.pace_s(100) <= HOLDS_S[Priority.LIST]
+    budget.take(Priority.DELETE, 160)
+    assert budget.wait_s(Priority.DELETE, 160) == 60  # one call tries it
+    assert budget.wait_s(Priority.LIST, 160) == 240
+    budget.answered(204, headers(), 160.5)
+    assert [budget.wait_s(one, 160.5) for one in Priority] == [0] * 4
+
+
+def test_a_long_wait_that_is_said_again_holds() -> None:
+    """One call of each kind tries per bound, for as long as the provider refuses."""
+    budget, made = CallBudget(), 0
+    for now_s in range(100, 3700):
+        if budget.wait_s(Priority.DELETE, now_s) == 0:
+            made += 1
+            budget.take(Priority.DELETE, now_s)
+            budget.answered(429, {"Retry-After": "86400"}, now_s)
+    assert made == 60
 
 
 @pytest.mark.parametrize(
@@ -103,7 +135,7 @@ def test_lists_without_end_stay_within_the_accounts_windows(environments: int) -
     due = [index * 0.1 for index in range(environments)]
     while (now_s := min(due)) < QUOTAS["day"][1]:
         who = due.index(now_s)
-        budgets[who].take()
+        budgets[who].take(Priority.LIST, now_s)
         status, said = account.call(now_s)
         budgets[who].answered(status, said, now_s)
         due[who] = now_s + max(LIST_S, budgets[who].pace_s(now_s), budgets[who].wait_s(Priority.LIST, now_s))
