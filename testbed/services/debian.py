@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNPACKED = Path(__file__).resolve().parents[2] / ".debian"
+LIBRARIES = ("lib/*/*.so*", "usr/lib/*/*.so*")
 SYSTEM_PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin")  # not on PATH for users other than root
 
 
@@ -44,5 +45,6 @@ def postgres(version: str) -> Program:
 
 def _libraries(package: str) -> dict[str, str]:
     """Unpacked programs find their own files by relative paths, but not the libraries of other packages."""
-    places = sorted({str(file.parent) for file in (UNPACKED / package).glob("usr/lib/*/*.so*")})
+    root = UNPACKED / package
+    places = sorted({str(file.parent) for pattern in LIBRARIES for file in root.glob(pattern)})
     return {"LD_LIBRARY_PATH": os.pathsep.join(places)} if places else {}
