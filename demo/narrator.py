@@ -9,6 +9,8 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from orchestrator.core.blocked import from_json, line
+
 POLL_S = 0.3
 LATE = 200  # ids looked at again: a row with a lower id may be committed after one with a higher
 CHATTY = 24  # with more tasks than this, they are counted rather than named
@@ -127,5 +129,5 @@ def _decision(row: Mapping[str, Any]) -> str:
     if acts:
         text += "; so " + ", ".join(f"{verb} {number}" for verb, number in acts.items())
     if row["blocked"]:
-        text += "; not done: " + ", ".join(map(str, row["blocked"]))
+        text += "; not done: " + ", ".join(line(from_json(reason)) for reason in row["blocked"])
     return text

@@ -116,8 +116,8 @@ def _pool(told: PoolExplanation, now: datetime) -> Iterator[Text]:
     if told.last:
         last = told.last
         yield Text(f"last decision {clock(last['at'])} ({relative(last['at'], now)}): {plain(last['rule'])}")
-        for text in last["blocked"]:
-            yield Text(f"  blocked then: {one_line(text, 300)}")
+        for reason in last["blocked"]:
+            yield Text(f"  blocked then: {one_line(reason['text'], 300)}")
     else:
         yield Text("last decision: none yet")
 

@@ -4,10 +4,10 @@ Each names the worker or pod it is about and why; execute.py carries each out wi
 named here, so that a plan made from an old snapshot does nothing rather than the wrong thing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
+from orchestrator.core.blocked import Blocked
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Offer
@@ -156,13 +156,12 @@ class Verdict:
     rule: str  # the formula with its numbers
     target: int
     inputs: dict[str, object]
-    blocked: tuple[str, ...]  # what was wanted and not done, and why
-    until: Mapping[str, datetime] = field(default_factory=dict)  # of what is blocked, where time ends it: when
+    blocked: tuple[Blocked, ...]  # what is wanted and not done, and why
 
     @property
     def retry_at(self) -> datetime | None:
         """When the first of what is blocked may go on."""
-        return min(self.until.values(), default=None)
+        return min((reason.until for reason in self.blocked if reason.count and reason.until), default=None)
 
 
 @dataclass(frozen=True, slots=True)

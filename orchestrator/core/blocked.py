@@ -27,6 +27,10 @@ SPAWNS, INTENTS, WORKERS, TASKS = "spawn", "recorded worker", "worker", "task"  
 ONE_THAT_FAILED = "python -m orchestrator list --all, then explain one that failed"
 ROOM = "workers are started once it has room; a day's begins at 00:00 UTC"
 MORE_MONEY = "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h"
+DAY = (
+    "${spent_usd:.2f} spent today + ${committed_usd:.2f} committed + ${needed_usd:.2f} for {gpu_type} "
+    "> DAILY_BUDGET_USD={limit_usd:g}"
+)
 LIST_FIX = "see RUNPOD_API_KEY and RunPod's status; the list is requested again at each tick"
 
 
@@ -74,8 +78,7 @@ class Kind(Explained):
         words=("${running_usd:.2f}/h running + ${rate_usd:.2f}/h for {gpu_type} > MAX_HOURLY_COST_USD={limit_usd:g}",))
     DAILY_BUDGET = "daily_budget", KindRow(
         "Another worker would cost more per day than allowed.", BUDGET, ROOM, MORE_MONEY,
-        words=("${spent_usd:.2f} spent today + ${committed_usd:.2f} committed + ${needed_usd:.2f} for {gpu_type} "
-               "> DAILY_BUDGET_USD={limit_usd:g}",))
+        words=(DAY,))
     PRICE_UNKNOWN = "price_unknown", KindRow(
         "A budget is set, and the price of the GPU is not known.", BUDGET, ROOM, MORE_MONEY,
         words=("a budget is set, and the price of {gpu_type} ({cloud}) is not known",))

@@ -18,11 +18,11 @@ breaker: a promotion, where climbs had failed; where promoted workers had fallen
 the promoted one is the canary. A task that kills its pods fells MAX_ATTEMPTS of them, fewer than are judged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 
+from orchestrator.core.blocked import Blocked, Kind
 from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import UNTRIED, Breaker, codes_where
 from orchestrator.core.model import EndedClimb, OfferState, Policy, Pool, Snapshot
@@ -38,24 +38,22 @@ UNPACED = UNTRIED - codes_where(breaker=Breaker.HOST)  # cool-downs and halts de
 COUNTED = FAILURES - {ExitCause.TASK_STUCK}
 
 
-class Brakes(StrEnum):
-    """The kinds of brake, the first one the absence of all."""
-
-    CLOSED = "closed"
-    HALTED = "halted"
-    OPEN = "open"
-    UNPROVEN = "unproven"
-    PACED = "paced"
+# The states of a pool's breaker as metrics name them, and the kind of blocked reason in each.
+STATES = {
+    "closed": None,
+    "halted": Kind.HALTED,
+    "open": Kind.BREAKER_OPEN,
+    "unproven": Kind.UNPROVEN,
+    "paced": Kind.PACED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Brake:
     """At most `limit` spawns now."""
 
-    kind: Brakes
     limit: int
-    why: str
-    until: datetime | None  # when it may be more; None: when something has happened
+    reason: Blocked  # its `until`: when it may be more; None: when something has happened
 
 
 def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brake | None:
@@ -66,7 +64,7 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     canary = max(0, 1 - spawning)
     halt = _halt(pool, snapshot)
     if halt:
-        return halt if halt.limit == 0 else Brake(halt.kind, canary, halt.why, None)
+        return halt if halt.limit == 0 else Brake(canary, halt.reason)
     release = policy.release(pool)
     if opened := _opened(tried, release, snapshot, policy, spawning):
         return opened
@@ -74,7 +72,7 @@ def brake(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> Brak
     if release not in snapshot.proven:
         if pace and pace.limit == 0:
             return pace
-        return Brake(Brakes.UNPROVEN, canary, f"release {release} is not proven, a canary first", None)
+        return Brake(canary, Blocked(Kind.UNPROVEN, detail={"release": release}))
     return pace
 
 
@@ -100,24 +98,23 @@ def _opened(
     judged = _judgement(tried, release, snapshot.now, policy)
     if judged is None:
         return None
-    why, trial = judged.why, judged.trial
+    trial = judged.trial
     if trial:
         until = trial.at + timedelta(seconds=policy.failure_window_s)
-        proof = f"canary {trial.worker_id} has to complete a task or to live until {until:%H:%M:%S}"
-        return Brake(Brakes.OPEN, 0, f"{why}, {proof}", until)
+        return Brake(0, Blocked(Kind.BREAKER_OPEN, detail={**judged.why, "canary": trial.worker_id}, until=until))
     tries = [climb.at for climb in tried if climb.release == release and climb.at >= judged.since]
     vain_s = (tries[-1] - tries[0]).total_seconds() if tries else 0.0
     next_at = tried[-1].at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * vain_s), CANARY_MAX_S))
     if not spawning and next_at > snapshot.now:
-        return Brake(Brakes.OPEN, 0, f"{why}, next canary {next_at:%H:%M:%S}", next_at)
-    return Brake(Brakes.OPEN, max(0, 1 - spawning), f"{why}, one canary at a time", None)
+        return Brake(0, Blocked(Kind.BREAKER_OPEN, detail=judged.why, until=next_at))
+    return Brake(max(0, 1 - spawning), Blocked(Kind.BREAKER_OPEN, detail=judged.why))
 
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
     """An open breaker."""
 
-    why: str
+    why: Mapping[str, object]  # facts for the blocked reason
     since: datetime
     trial: EndedClimb | None  # the promoted worker that is on probation for it, if there is one
 
@@ -135,16 +132,16 @@ def _judgement(tried: Sequence[EndedClimb], release: str, now: datetime, policy:
             continue
         if climb.exit_cause is ExitCause.RELEASE_BAD and climb.release == release:
             fell = max(fell, 1)
-            opened = opened or _Judgement("breaker open, this release fails its tasks on every worker", climb.at, None)
+            opened = opened or _Judgement({"bad_release": release}, climb.at, None)
             continue
         recent = [c for c in tried[: last + 1] if climb.at - c.at <= window]
         failed = [c for c in recent if not c.promoted]
         if len(recent) >= policy.failure_min_climbs and len(failed) > policy.max_failure_rate * len(recent):
-            within = f"{len(failed)} of {len(recent)} bring-ups failed within {window.total_seconds() / 60:g} min"
             fallen = sum(c.ending_since is not None for c in failed)
             fell = max(fell, fallen)  # what opened it is to be disproved, however a canary fails
-            within += f", {fallen} of them soon after promotion" if fallen else ""
-            why = f"breaker open, {within} ({climb.failure_code or climb.exit_cause})"
+            code = str(climb.failure_code or climb.exit_cause)
+            why: dict[str, object] = {"failed": len(failed), "ended": len(recent), "code": code}
+            why |= {"window_min": window.total_seconds() / 60} | ({"soon_after": fallen} if fallen else {})
             opened = replace(opened, why=why) if opened else _Judgement(why, climb.at, None)
     return opened
 
@@ -167,9 +164,8 @@ def _halt(pool: Pool, snapshot: Snapshot) -> Brake | None:
     wait_s = min(HALT_S * 2 ** min(len(refused) - 1, 10), HALT_MAX_S)
     until = newest.at + timedelta(seconds=wait_s)
     if until > snapshot.now:
-        why = f"halted by {newest.failure_code}, an operator must act, next try {until:%H:%M:%S}"
-        return Brake(Brakes.HALTED, 0, why, until)
-    return Brake(Brakes.HALTED, 1, f"after {newest.failure_code} one at a time", None)
+        return Brake(0, Blocked(Kind.HALTED, detail={"code": str(newest.failure_code)}, until=until))
+    return Brake(1, Blocked(Kind.HALTED, detail={"tried_after": str(newest.failure_code)}))
 
 
 def _of(pool: Pool, snapshot: Snapshot) -> list[OfferState]:
@@ -183,9 +179,9 @@ def _pace(pool: Pool, snapshot: Snapshot, climbs: Sequence[EndedClimb], policy: 
     if climbs[-1].failure_code in UNPACED:
         return None
     last = climbs[-1]
-    failed = "bring-up failed" if last.ending_since is None else "promoted worker failed on probation"
-    why = f"the last {failed} ({last.failure_code or last.exit_cause}), one spawn in {PACE_S:g} s"
+    failed = "bring_up_code" if last.ending_since is None else "probation_code"
+    detail = {failed: str(last.failure_code or last.exit_cause), "pace_s": PACE_S}
     spawned_at = snapshot.last_spawn_at.get(pool.name)
     if spawned_at is None or snapshot.now - spawned_at >= timedelta(seconds=PACE_S):
-        return Brake(Brakes.PACED, 1, why, snapshot.now + timedelta(seconds=PACE_S))
-    return Brake(Brakes.PACED, 0, why, spawned_at + timedelta(seconds=PACE_S))
+        return Brake(1, Blocked(Kind.PACED, detail=detail, until=snapshot.now + timedelta(seconds=PACE_S)))
+    return Brake(0, Blocked(Kind.PACED, detail=detail, until=spawned_at + timedelta(seconds=PACE_S)))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator.core.actions import Terminate
+from orchestrator.core.blocked import Blocked, Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
@@ -57,24 +58,23 @@ class Purse:
         of_one = self._prices.get(f"{offer.gpu_type}|{offer.cloud}")
         return None if of_one is None else of_one * pool.gpu_count
 
-    def refusal(self, pool: Pool, offer: Offer, own: Worker | None = None) -> str | None:
+    def refusal(self, pool: Pool, offer: Offer, own: Worker | None = None) -> Blocked | None:
         """Why the budgets do not allow this offer, with the arithmetic; `own` has a reservation that this replaces."""
         hourly, daily = self._policy.hourly_budget_usd, self._policy.daily_budget_usd
         if hourly is None and daily is None:
             return None
         rate = self.price(pool, offer)
         if rate is None:
-            return f"a budget is set, and the price of {offer.gpu_type} ({offer.cloud}) is not known"
+            return Blocked(Kind.PRICE_UNKNOWN, detail={"gpu_type": offer.gpu_type, "cloud": offer.cloud})
         running = self._hourly_usd - (own.reserved_usd_per_hour if own else 0)
         if hourly is not None and running + rate > hourly:
-            return f"${running:.2f}/h running + ${rate:.2f}/h for {offer.gpu_type} > MAX_HOURLY_COST_USD={hourly:g}"
+            detail = {"running_usd": running, "rate_usd": rate, "gpu_type": offer.gpu_type, "limit_usd": hourly}
+            return Blocked(Kind.HOURLY_BUDGET, detail=detail)
         committed = self._committed_usd - (own.reserved_usd if own else 0)
         room = rate * (wind_down_s(self._policy) + self._policy.spawning_timeout_s) / HOUR_S
         if daily is not None and self._today_usd + committed + room > daily:
-            return (
-                f"${self._today_usd:.2f} spent today + ${committed:.2f} committed + ${room:.2f} for {offer.gpu_type} "
-                f"> DAILY_BUDGET_USD={daily:g}"
-            )
+            spent = {"spent_usd": self._today_usd, "committed_usd": committed, "needed_usd": room}
+            return Blocked(Kind.DAILY_BUDGET, detail={**spent, "gpu_type": offer.gpu_type, "limit_usd": daily})
         return None
 
     def take(self, pool: Pool, offer: Offer, own: Worker | None = None) -> None:

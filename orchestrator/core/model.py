@@ -313,6 +313,9 @@ class StoreAway:
 
     since: datetime
     why: str
+    refused: bool = False  # it answers, and refuses our calls: an operator must act
+    waiting: int = 0  # workers that wait for it, if it is away for workers only
+    ready: int = 0  # of so many
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ place where hosts failed lately is passed over while another offer is left. A ne
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from orchestrator.core import breaker
+from orchestrator.core import breaker, store_outage
 from orchestrator.core.actions import Create, Wait
-from orchestrator.core.breaker import Brakes
+from orchestrator.core.blocked import Blocked, Kind, line
 from orchestrator.core.budget import Purse
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
@@ -33,7 +33,7 @@ class Market:
 
     def choose(self, pool: Pool, own: Worker | None = None) -> Offer | None:
         """The offer to ask for next, counted as asked; None while none can be."""
-        free = [offer for offer in self.within(pool) if self._held(pool, offer, own) is None]
+        free = [offer for offer in self.within(pool) if self._is_free(pool, offer, own)]
         free.sort(key=self._is_avoided)  # stable: the operator's order, with the avoided places last
         if not free:
             return None
@@ -41,22 +41,22 @@ class Market:
         self.purse.take(pool, free[0], own)
         return free[0]
 
-    def obstacle(self, pool: Pool, own: Worker | None = None) -> tuple[WaitingOn, str, datetime | None]:
-        """Why none can be asked for, whom that waits for, and when the first may be free again."""
+    def obstacle(self, pool: Pool, own: Worker | None = None) -> Blocked:
+        """Why none can be asked for, and when the first may be free again."""
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume and volume.problem:
-            return WaitingOn.OPERATOR, volume.problem, None
+            return Blocked(Kind.VOLUME_UNUSABLE, detail={"error": volume.problem})
         offers = self.within(pool)
         if not offers:
-            return WaitingOn.OPERATOR, "; ".join(self.passed_over(pool)), None
+            center = volume.data_center if volume else None
+            return Blocked(Kind.NO_OFFER_AT_VOLUME, detail={"volume": pool.volume_name, "data_center": center})
         for offer in offers:
             money = self.purse.refusal(pool, offer, own)
-            if money and self._closed(offer) is None:
-                return WaitingOn.BUDGET, money, None
+            if money and not self._is_closed(offer):
+                return money
         ends = [state.cooldown_until for state in map(self._offers.get, (offer.key for offer in offers)) if state]
         until = min((end for end in ends if end and end > self._now), default=None)
-        when = f", next try {until:%H:%M:%S}" if until else ""
-        return WaitingOn.CAPACITY, f"every offer was refused lately{when}", until
+        return Blocked(Kind.OFFERS_REFUSED, until=until)
 
     def within(self, pool: Pool) -> list[Offer]:
         """The pool's offers that its network volume, if it has one, can be mounted in."""
@@ -67,30 +67,32 @@ class Market:
         here = [offer for offer in pool.offers if offer.data_center in (None, center)] if center else []
         return list(dict.fromkeys(replace(offer, data_center=center) for offer in here))
 
-    def passed_over(self, pool: Pool) -> Iterator[str]:
-        """What the operator listed and the pool does not ask for, and why."""
+    def passed_over(self, pool: Pool) -> Iterator[Blocked]:
+        """What the operator listed and the pool does not ask for, or asks for last, and why."""
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume and volume.data_center:
             for offer in pool.offers:
                 if offer.data_center not in (None, volume.data_center):
-                    yield f"{offer.key} passed over: network volume {pool.volume_name} lies in {volume.data_center}"
+                    where = {"volume": pool.volume_name, "data_center": volume.data_center}
+                    yield Blocked(Kind.OFFER_OUTSIDE_VOLUME, detail={"offer": offer.key, **where})
         for offer in self.within(pool):
             if self._is_avoided(offer):
                 until = self._snapshot.avoid[_place(offer)]
-                yield f"{offer.key} is the last choice until {until:%H:%M:%S}: hosts failed there"
+                yield Blocked(Kind.OFFER_AVOIDED, detail={"offer": offer.key}, until=until)
 
-    def _held(self, pool: Pool, offer: Offer, own: Worker | None) -> str | None:
-        return self._closed(offer) or self.purse.refusal(pool, offer, own)
+    def _is_free(self, pool: Pool, offer: Offer, own: Worker | None) -> bool:
+        return not self._is_closed(offer) and self.purse.refusal(pool, offer, own) is None
 
-    def _closed(self, offer: Offer) -> str | None:
+    def _is_closed(self, offer: Offer) -> bool:
+        """Whether it cools down, or is being probed already."""
         known = self._offers.get(offer.key)
         if known is None:
-            return None
+            return False
         if known.cooldown_until and known.cooldown_until > self._now:
-            return "cooling down"
+            return True
         probing = known.last_refusal is not None and self._now - known.last_refusal < FORGIVEN
         budget = known.probe_budget if probing else None
-        return "being probed" if budget is not None and self._asked[offer.key] >= budget else None
+        return budget is not None and self._asked[offer.key] >= budget
 
     def _is_avoided(self, offer: Offer) -> bool:
         until = self._snapshot.avoid.get(_place(offer))
@@ -115,32 +117,30 @@ def plan(
             why = f"intent recorded; asking for {offer.key}"
             creates.append(Create(worker.id, pool.name, offer, why, market.purse.price(pool, offer)))
             continue
-        waiting_on, why, until = held or market.obstacle(pool, worker)
+        reason = held or market.obstacle(pool, worker)
+        waiting_on, words, until = WaitingOn(reason.kind.row.who), line(reason), reason.until
         silent_s = (snapshot.now - worker.next_attempt_at).total_seconds()
-        if (worker.waiting_on, worker.waiting_for) != (waiting_on, why) or silent_s >= MENDED_RETRY_S:
+        if (worker.waiting_on, worker.waiting_for) != (waiting_on, words) or silent_s >= MENDED_RETRY_S:
             retry_s = PROBE_RETRY_S if waiting_on is WaitingOn.CAPACITY else MENDED_RETRY_S
             until_s = (until - snapshot.now).total_seconds() if until else retry_s
             left_s = policy.spawning_timeout_s - (snapshot.now - worker.created_at).total_seconds()
-            waits.append(Wait(worker.id, State.SPAWNING, waiting_on, why, until_s, max(0, left_s)))
+            waits.append(Wait(worker.id, State.SPAWNING, waiting_on, words, until_s, max(0, left_s)))
     return creates, waits
 
 
-def _held_back(
-    pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, worker: Worker
-) -> tuple[WaitingOn, str, datetime | None] | None:
+def _held_back(pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, worker: Worker) -> Blocked | None:
     """What holds an intent back that holds new ones back too; an operator's own request waits for none of it."""
     if worker.metadata.get("asked_for"):
         return None
     pause = snapshot.pause_of(pool.name)
     if pause:
-        return WaitingOn.OPERATOR, f"paused, {pause.reason}", None  # however long: it may be resumed before
+        return Blocked(Kind.PAUSED, detail={"reason": pause.reason})  # without its end: it may be resumed before
     if snapshot.store_away:
-        why = f"the store is away since {snapshot.store_away.since:%H:%M:%S}: {snapshot.store_away.why}"
-        return WaitingOn.ORCHESTRATOR, why, None
+        return store_outage.reason(snapshot.store_away)
     brake = breaker.brake(pool, snapshot, policy, climbing)
-    if brake is None or brake.limit > 0 or brake.kind not in (Brakes.HALTED, Brakes.OPEN):
+    if brake is None or brake.limit > 0 or brake.reason.kind not in (Kind.HALTED, Kind.BREAKER_OPEN):
         return None
-    return WaitingOn.OPERATOR if brake.kind is Brakes.HALTED else WaitingOn.ORCHESTRATOR, brake.why, brake.until
+    return brake.reason
 
 
 def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:

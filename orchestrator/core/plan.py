@@ -29,6 +29,7 @@ from orchestrator.core.actions import (
     Verdict,
     Wait,
 )
+from orchestrator.core.blocked import Blocked, Kind
 from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.model import EndedClimb, Policy, Snapshot
 from orchestrator.core.states import State
@@ -74,11 +75,11 @@ def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list
     return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
 
 
-def _without_a_list(snapshot: Snapshot) -> tuple[str, ...]:
+def _without_a_list(snapshot: Snapshot) -> tuple[Blocked, ...]:
     """Return what the decision says about a pod list that is missing or old."""
     if snapshot.pods is None:
-        return (f"no pod is created: no list of pods from the provider ({snapshot.unlisted or 'none came yet'})",)
-    return (f"judged by an old list: no list of pods since ({snapshot.unlisted})",) if snapshot.unlisted else ()
+        return (Blocked(Kind.NO_POD_LIST, detail={"error": snapshot.unlisted or "none came yet"}),)
+    return (Blocked(Kind.OLD_POD_LIST, detail={"error": snapshot.unlisted}),) if snapshot.unlisted else ()
 
 
 def in_transition(snapshot: Snapshot) -> bool:

@@ -13,34 +13,22 @@ release has, its first worker comes beyond the target (succession.py).
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import ceil
 from statistics import median
 
-from orchestrator.core import breaker, rollout
+from orchestrator.core import breaker, rollout, store_outage
 from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
+from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, Kind
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import Demand, Offer, Policy, Pool, Snapshot, StoreAway, Worker
+from orchestrator.core.meanings import BUDGET
+from orchestrator.core.model import Demand, Offer, Pause, Policy, Pool, Snapshot, Worker
 from orchestrator.core.offers import Market
-from orchestrator.core.states import READY, Stage, State, WaitingOn
+from orchestrator.core.states import READY, Stage, State
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
 BOOTS = 20  # of the last promoted workers: their median is the usual boot
-
-
-@dataclass(slots=True)
-class Held:
-    """What was wanted and not done, and until when, where that is known."""
-
-    why: list[str] = field(default_factory=list)
-    until: dict[str, datetime] = field(default_factory=dict)
-
-    def note(self, why: str, until: datetime | None = None) -> None:
-        """Add a reason."""
-        self.why.append(why)
-        if until is not None:
-            self.until[why] = until
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +133,28 @@ def plan(
         "spawning": len(mine.spawning),
         "terminating": len(going),
     }
-    return actions, Verdict(pool.name, rule, target, inputs, tuple(held.why), held.until)
+    return actions, Verdict(pool.name, rule, target, inputs, tuple(held))
 
 
-def _held(pool: Pool, mine: Size, snapshot: Snapshot) -> Held:
+def _held(pool: Pool, mine: Size, snapshot: Snapshot) -> list[Blocked]:
     """What the limit, a pause and an outage of the store hold back."""
-    held = Held()
+    held = []
     if mine.wanted > mine.target:
-        held.note(f"{mine.wanted - mine.target} more wanted, MAX_ACTIVE_GPUS={pool.max_active}")
-    pause = snapshot.pause_of(pool.name)
-    if pause and mine.demand.blocked.get("paused"):
-        held.note(f"{mine.demand.blocked['paused']} task(s): paused, {pause.reason}", pause.until)
-    if snapshot.store_away and mine.demand.blocked["store"]:
-        held.note(f"{mine.demand.blocked['store']} task(s): {store_words(snapshot.store_away)}")
+        held.append(Blocked(Kind.MAX_ACTIVE, mine.wanted - mine.target, WORKERS, {"limit": pool.max_active}))
+    pause, blocked = snapshot.pause_of(pool.name), mine.demand.blocked
+    if pause and blocked.get("paused"):
+        held.append(_paused(pause, blocked["paused"], TASKS))
+    if snapshot.store_away and blocked["store"]:
+        held.append(store_outage.reason(snapshot.store_away, blocked["store"], TASKS))
     recorded = [w for w in mine.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
     intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
     if pause and intents:
-        held.note(f"{intents} intent(s): paused, {pause.reason}", pause.until)
+        held.append(_paused(pause, intents, INTENTS))
     return held
+
+
+def _paused(pause: Pause, count: int, unit: str) -> Blocked:
+    return Blocked(Kind.PAUSED, count, unit, {"reason": pause.reason}, pause.until)
 
 
 def unserved(
@@ -176,14 +168,9 @@ def unserved(
     for name in names:
         pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
         actions, verdict = plan(pool, size(pool, snapshot, policy, leaving=leaving), snapshot, policy, market)
-        blocked = (f"{tasks[name]} task(s): no pool {name!r} is configured",) if tasks.get(name) else ()
+        blocked = (Blocked(Kind.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
         plans.append((actions, replace(verdict, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
     return plans
-
-
-def store_words(away: StoreAway) -> str:
-    """Why nobody claims and no pod starts, for people."""
-    return f"the store is away since {away.since:%H:%M:%S}: {away.why}"
 
 
 def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
@@ -199,23 +186,21 @@ def _spawns(
     policy: Policy,
     market: Market,
     offers: Sequence[Offer],
-    held: Held,
+    held: list[Blocked],
 ) -> list[Spawn]:
     pause = snapshot.pause_of(pool.name)
     if pause:
-        held.note(f"{mine.asked} spawn(s): paused, {pause.reason}", pause.until)
+        held.append(_paused(pause, mine.asked, SPAWNS))
         return []
     if snapshot.store_away:
-        held.note(f"{mine.asked} spawn(s): {store_words(snapshot.store_away)}")
+        held.append(store_outage.reason(snapshot.store_away, mine.asked, SPAWNS))
         return []
     brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
     if brake and brake.limit < mine.asked:
-        held.note(f"{mine.asked - brake.limit} spawn(s): {brake.why}", brake.until)
-    for passed_over in market.passed_over(pool):
-        held.note(passed_over)
+        held.append(replace(brake.reason, count=mine.asked - brake.limit))
+    held += market.passed_over(pool)
     if len(offers) < allowed(pool, mine, snapshot, policy):
-        _, why, until = market.obstacle(pool)
-        held.note(f"{mine.asked - len(offers)} spawn(s): {why}", until)
+        held.append(replace(market.obstacle(pool), count=mine.asked - len(offers)))
     return [
         Spawn(
             worker_id(policy.fleet_id, pool.name, snapshot.now, index),
@@ -230,7 +215,7 @@ def _spawns(
 
 def _only_money(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, market: Market) -> bool:
     """Whether a spawn waits for nothing but the budget."""
-    return allowed(pool, mine, snapshot, policy) > 0 and market.obstacle(pool)[0] is WaitingOn.BUDGET
+    return allowed(pool, mine, snapshot, policy) > 0 and market.obstacle(pool).kind.row.who == BUDGET
 
 
 def _terminations(

@@ -6,6 +6,7 @@ While it is away no worker claims and no pod starts: what would run could not be
 from collections.abc import Sequence
 from datetime import datetime
 
+from orchestrator.core.blocked import TASKS, Blocked, Kind
 from orchestrator.core.model import StoreAway, Worker
 from orchestrator.core.states import READY
 
@@ -17,10 +18,17 @@ def judge(
 ) -> StoreAway | None:
     """The outage that holds now, None if there is none; `before` is the last answer, whose beginning it keeps."""
     if own is not None:
-        return StoreAway(min(own.since, before.since) if before else own.since, own.why)
+        return StoreAway(min(own.since, before.since) if before else own.since, own.why, own.refused)
     ready = [worker for worker in workers if worker.state in READY]
     waiting = sum(worker.waits_for_store for worker in ready)
     if waiting >= MIN_WAITING and waiting * 2 >= len(ready):
-        why = f"{waiting} of {len(ready)} workers wait for it, and this process reaches it"
-        return StoreAway(before.since if before else now, why)
+        why = "workers wait for it, and this process reaches it"
+        return StoreAway(before.since if before else now, why, waiting=waiting, ready=len(ready))
     return None
+
+
+def reason(away: StoreAway, count: int = 0, unit: str = TASKS) -> Blocked:
+    """The blocked reason of an outage."""
+    detail: dict[str, object] = {"since": f"{away.since:%H:%M:%S}", "error": away.why}
+    detail |= {"waiting": away.waiting, "ready": away.ready} if away.waiting else {}
+    return Blocked(Kind.STORE_REFUSES if away.refused else Kind.STORE_AWAY, count, unit, detail)

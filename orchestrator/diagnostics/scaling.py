@@ -1,105 +1,33 @@
 """`explain scaling`: per pool the arithmetic now, the last decision, what blocks since and until when, each offer."""
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from orchestrator.core.actions import Verdict
-from orchestrator.core.meanings import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR, PROVIDER
+from orchestrator.core.blocked import SPAWNS, Blocked, Kind, from_json, text
 from orchestrator.core.model import Policy, Pool
 from orchestrator.diagnostics import causes
 
 Row = Mapping[str, Any]
 
-# What is in a decision's `blocked` text -> (who must act, what happens then, what ends it). The first that fits holds.
-BLOCKS: tuple[tuple[re.Pattern[str], str, str, str], ...] = tuple(
-    (re.compile(words, re.IGNORECASE), who, then, fix)
-    for words, who, then, fix in (
-        (
-            r"no list of pods",
-            PROVIDER,
-            "the next complete list is decided by",
-            "see RUNPOD_API_KEY and RunPod's status; it is asked again at each tick",
-        ),
-        (
-            r"the store is away.*refuses",
-            OPERATOR,
-            "workers claim and start again once it takes objects",
-            "python -m orchestrator doctor; mend S3_BUCKET, S3_ENDPOINT_URL or the AWS keys",
-        ),
-        (
-            r"the store is away",
-            PROVIDER,
-            "workers claim and start again once it answers; running tasks keep their results",
-            "see the store's status; python -m orchestrator doctor",
-        ),
-        (r"\bpaused\b", OPERATOR, "workers are started again", "python -m orchestrator resume"),
-        (
-            r"halted by|after [A-Z_]+ one at a time",
-            OPERATOR,
-            "one worker is tried, and the pause doubles while that is refused",
-            "mend what it names: the account, RUNPOD_API_KEY, RUNPOD_WORKER_IMAGE or RUNPOD_GPU_TYPE",
-        ),
-        (
-            r"network volume|is configured",
-            OPERATOR,
-            "nothing until that is changed",
-            "mend what it names: RUNPOD_STORAGE_NAME, RUNPOD_DATA_CENTERS or POOLS_FILE",
-        ),
-        (
-            r"budget|MAX_HOURLY_COST_USD",
-            BUDGET,
-            "workers are started once it has room; a day's begins at 00:00 UTC",
-            "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h",
-        ),
-        (
-            r"hosts failed",
-            ORCHESTRATOR,
-            "it is asked in its turn again",
-            "python -m orchestrator list --all, then explain one that failed",
-        ),
-        (
-            r"breaker",
-            ORCHESTRATOR,
-            "one is tried after the other, ever more rarely, until one succeeds",
-            "python -m orchestrator list --all, then explain one that failed; once mended, spawn tries one at once",
-        ),
-        (
-            r"canary|bring-up|on probation",
-            ORCHESTRATOR,
-            "the next one is tried, and a success lets all go",
-            "python -m orchestrator list --all, then explain one that failed",
-        ),
-        (
-            r"MAX_ACTIVE_GPUS",
-            OPERATOR,
-            "nothing more is started until it is raised",
-            "raise MAX_ACTIVE_GPUS",
-        ),
-        (
-            r"offer|refused|capacity|market",
-            CAPACITY,
-            "it is asked again, with one call, then with more",
-            "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS",
-        ),
-    )
-)
-NUMBER = re.compile(r"\d+")
-
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
-    """Something that was wanted and is not done."""
+class Reason:
+    """Something that is wanted and not done, explained."""
 
     text: str
     who: str
     then: str
     fix: str
-    since: str | None = None  # since when decisions say so without a gap; None: the next one will be the first
+    since: str | None = None  # since when decisions name it without a gap; None: the next one will be the first
     until: str | None = None  # None: no time ends it
+    kind: str = Kind.OTHER
+    count: int = 0
+    unit: str = SPAWNS
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +52,7 @@ class PoolExplanation:
     target: int
     rule: str  # the arithmetic with the present inputs
     inputs: Mapping[str, object]
-    blocked: Sequence[Blocked]
+    blocked: Sequence[Reason]
     offers: Sequence[OfferNow]
     last: Row | None  # the decision row
     waiting: Sequence[Row]  # workers that wait for capacity, budget or an operator
@@ -141,37 +69,39 @@ def explained(found: Row, verdicts: Iterable[Verdict], policy: Policy) -> tuple[
             target=by_pool[pool.name].target,
             rule=by_pool[pool.name].rule,
             inputs=by_pool[pool.name].inputs,
-            blocked=[
-                _blocked(by_pool[pool.name], text, found["blocks"].get(pool.name, ()))
-                for text in by_pool[pool.name].blocked
-            ],
+            blocked=[_since(reason, found["blocks"].get(pool.name, ())) for reason in by_pool[pool.name].blocked],
             offers=_offers(pool, rows, now),
-            last=found["decisions"].get(pool.name),
+            last=_last(found["decisions"].get(pool.name)),
             waiting=[worker for worker in found["waiting"] if worker["pool"] == pool.name],
         )
         for pool in policy.pools
     )
 
 
-def block(text: str) -> Blocked:
-    """Who must act on a blocked wish, what happens then, and the fix."""
-    known = (known for words, *known in BLOCKS if words.search(text))
-    who, then, fix = next(known, (ORCHESTRATOR, "the next tick decides", "python -m orchestrator plan"))
-    return Blocked(text, who, then, fix)
+def explained_reason(reason: Blocked) -> Reason:
+    """Who must act on a blocked reason, what happens then, and the fix."""
+    row = reason.kind.row
+    until = reason.until.isoformat() if reason.until else None
+    kind, count, unit, detail = reason.kind, reason.count, reason.unit, reason.detail
+    return Reason(text(reason), row.who, row.then, row.fix, None, until, kind, count, unit, detail)
 
 
-def _blocked(verdict: Verdict, text: str, before: Sequence[Row]) -> Blocked:
-    """The same with since when the decisions before, the newest first, have said so without a gap, and until when."""
-    kind = _kind(text)
-    standing = list(itertools.takewhile(lambda row: kind in map(_kind, row["blocked"]), before))
-    since = standing[-1]["at"] if standing else None
-    until = verdict.until[text].isoformat() if text in verdict.until else None
-    return replace(block(text), since=since, until=until)
+def _since(reason: Blocked, before: Sequence[Row]) -> Reason:
+    """The same with since when the decisions before, the newest first, name a reason of this kind without a gap."""
+
+    def names_it(row: Row) -> bool:
+        return any(from_json(stored).kind is reason.kind for stored in row["blocked"])
+
+    standing = list(itertools.takewhile(names_it, before))
+    return replace(explained_reason(reason), since=standing[-1]["at"] if standing else None)
 
 
-def _kind(text: str) -> str:
-    """The same for texts that tell the same: by what they have in common, or else word by word, numbers aside."""
-    return next((words.pattern for words, *_ in BLOCKS if words.search(text)), NUMBER.sub("#", text))
+def _last(decision: Row | None) -> Row | None:
+    """The last decision row; what was blocked then also in words."""
+    if decision is None:
+        return None
+    blocked = [reason.as_json() | {"text": text(reason)} for reason in map(from_json, decision["blocked"])]
+    return {**decision, "blocked": blocked}
 
 
 def _offers(pool: Pool, rows: Mapping[str, Row], now: datetime) -> list[OfferNow]:

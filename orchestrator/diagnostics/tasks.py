@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.blocked import Blocked, from_json, line
 from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
 from orchestrator.core.model import Policy
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.scaling import block
+from orchestrator.diagnostics.scaling import explained_reason
 
 Row = Mapping[str, Any]
 LEAD = "python -m orchestrator run"
@@ -166,8 +167,12 @@ def _claimable(found: Row, policy: Policy | None) -> _Why:
 def _held_back(found: Row) -> str:
     """Why there will not be more workers than there are."""
     pause = found["paused"].get("*") or found["paused"].get(found["task"]["pool"])
-    held = [f"paused, {pause['reason']}"] if pause else (found["decision"] or {}).get("blocked", [])
+    held = [f"paused ({pause['reason']})"] if pause else list(map(line, _blocked(found["decision"])))
     return f"; no more workers are started: {'; '.join(held)}" if held else ""
+
+
+def _blocked(decision: Row | None) -> list[Blocked]:
+    return list(map(from_json, (decision or {}).get("blocked", ())))
 
 
 def _unserved(found: Row) -> _Why:
@@ -180,10 +185,9 @@ def _unserved(found: Row) -> _Why:
         what = f"an operator: spawning is paused{'' if every else f' in pool {pool}'}, {pause['reason']}"
         fix = f"python -m orchestrator resume{'' if every else f' --pool {pool}'}"
         return _Why(OPERATOR, what, "nothing until it is resumed", fix, until=pause["until"])
-    if decision.get("blocked"):
-        blocked = block(decision["blocked"][0])
-        said = "; ".join(decision["blocked"])
-        what = f"a worker: {said}"
+    if reasons := _blocked(decision):
+        blocked = explained_reason(reasons[0])
+        what = f"a worker: {'; '.join(map(line, reasons))}"
         return _Why(blocked.who, what, blocked.then, blocked.fix)
     if decision and decision["target"] == 0:
         what = f"a worker: the pool's target is 0, {decision['rule']}"

@@ -1,6 +1,5 @@
 """What a tick leaves behind: its decisions as rows, and the cycle summary, whose phrases operators search for."""
 
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import Any
 import structlog
 
 from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
+from orchestrator.core.blocked import line
 from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.model import Snapshot
 from orchestrator.core.states import READY, State
@@ -16,7 +16,6 @@ from orchestrator.observability import log_phrases
 from orchestrator.ports import Store
 
 SAID_EVERY_S = 30.0  # at least, although nothing was done: silence would look like death
-DIGITS = re.compile(r"\d+")  # a queue that shrinks by one is no new decision
 log = structlog.get_logger()
 
 
@@ -25,7 +24,7 @@ class Journal:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._recorded: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._recorded: dict[str, tuple[int, tuple[tuple[object, ...], ...]]] = {}
         self._before: tuple[frozenset[str], frozenset[str]] | None = None  # ready and terminating at the last tick
         self._said_at_s = -SAID_EVERY_S
 
@@ -38,16 +37,17 @@ class Journal:
             await self._record(term, verdict, [action for pool, action in changes if pool == verdict.pool])
 
     async def _record(self, term: int, verdict: Verdict, changes: Sequence[Spawn | Terminate]) -> None:
-        gist = (verdict.target, tuple(DIGITS.sub("#", blocked) for blocked in verdict.blocked))
+        # A queue that shrinks by one, or a later time, is no new decision.
+        gist = (verdict.target, tuple(reason.identity for reason in verdict.blocked))
         if not changes and self._recorded.get(verdict.pool) == gist:
             return
         described = [_described(a) for a in changes]
         row = {"pool": verdict.pool, "rule": verdict.rule, "target": verdict.target, "inputs": verdict.inputs}
-        await self._store.record_decision(term, row | {"actions": described, "blocked": list(verdict.blocked)})
+        row |= {"actions": described, "blocked": [reason.as_json() for reason in verdict.blocked]}
+        await self._store.record_decision(term, row)
         self._recorded[verdict.pool] = gist
-        log.info(
-            "decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=verdict.blocked
-        )
+        said = [line(reason) for reason in verdict.blocked]
+        log.info("decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=said)
 
     def sum_up(self, snapshot: Snapshot, made: Plan, *, tick_s: float, observe_s: float) -> None:
         """The cycle summary."""

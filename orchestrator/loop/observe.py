@@ -122,7 +122,7 @@ class Observer:
         if fresh and pods is not None:
             self._presence = fold(self._presence, pods, half.workers, self._fleet_id, half.now)
         away = self._store_watch.away() if self._store_watch else None
-        own = StoreAway(half.now - timedelta(seconds=away[0]), away[1]) if away else None
+        own = StoreAway(half.now - timedelta(seconds=away[0]), away[1], refused=away[2]) if away else None
         self._store_away = store_outage.judge(own, half.workers, self._store_away, half.now)
         return Snapshot(
             now=half.now,
@@ -196,7 +196,7 @@ class Observer:
         late_s = asyncio.get_running_loop().time() - self._listed_at_s
         if self._listing is None or late_s < LATE_S:
             return None
-        return f"asked for {late_s:.0f} s ago, and not answered yet"
+        return f"asked for more than {LATE_S:g} s ago, and not answered yet"
 
     async def _list(self) -> bool:
         """Whether a new complete list came."""

@@ -25,6 +25,7 @@ class _Side:
     failures: int = 0  # in a row
     since_s: float = 0.0  # the first of them
     why: str = ""
+    refused: bool = False
 
     def note(self, now_s: float, error: PortError | None) -> None:
         """Take in one call's end."""
@@ -34,7 +35,7 @@ class _Side:
         if not self.failures:
             self.since_s = now_s
         self.failures += 1
-        self.why = _why(error)
+        self.why, self.refused = _why(error), isinstance(error, BlobRefused)
 
 
 class StoreWatch:
@@ -60,15 +61,15 @@ class StoreWatch:
         """Whether the store has ever answered this process."""
         return self._answered_s is not None
 
-    def away(self) -> tuple[float, str] | None:
-        """For how many seconds it has been away, and why; None while it serves, or nothing is known of it yet."""
+    def away(self) -> tuple[float, str, bool] | None:
+        """For how many seconds it has been away, why, and whether it refuses; None while it serves, or is unknown."""
         now_s = time.monotonic()
         sides = [side for side in (self._writes, self._reads) if side.failures >= FAILURES]
         if sides:
             first = min(sides, key=lambda side: side.since_s)
-            return now_s - first.since_s, first.why
+            return now_s - first.since_s, first.why, first.refused
         pending_s = now_s - self._probed_s if self._probe else 0.0
-        return (pending_s, f"S3 has not answered for {SLOW_S:.0f} s") if pending_s >= SLOW_S else None
+        return (pending_s, f"S3 has not answered for {SLOW_S:.0f} s", False) if pending_s >= SLOW_S else None
 
     async def look(self, blobs: Blobs) -> None:
         """Begin a probe if one is due; it is not waited for, because a store that hangs holds a call for minutes."""

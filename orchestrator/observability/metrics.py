@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
 from orchestrator.core.actions import Plan, Terminate
-from orchestrator.core.breaker import Brakes, brake
+from orchestrator.core.breaker import STATES, brake
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.stages import STAGE_SPECS
@@ -137,9 +137,8 @@ class Metrics:
         _show(self.workers, workers)
         for pool in policy.pools:
             held = brake(pool, snapshot, policy, 0)
-            kind = Brakes.CLOSED if held is None else held.kind
-            for known in Brakes:
-                self.breaker.labels(pool.name, known).set(known is kind)
+            for name, kind in STATES.items():
+                self.breaker.labels(pool.name, name).set(kind is (held.reason.kind if held else None))
 
     def counted(self, row: Mapping[str, Any]) -> None:
         """What `fleet_metrics` says has happened to tasks since the last time, and what is not shipped."""

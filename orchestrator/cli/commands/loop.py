@@ -11,6 +11,7 @@ from rich.table import Table
 
 from orchestrator.cli.output import Output, clock, json_option, numbers, one_line
 from orchestrator.cli.session import opened_store, runs, settings_for
+from orchestrator.core.blocked import line, text
 from orchestrator.errors import BAD_ARGUMENT, NO_PROVIDER, OLD_SCHEMA, Failure
 from orchestrator.ports import SchemaMismatch
 
@@ -147,7 +148,10 @@ async def _look_at_schema() -> "MigrationReport":
 
 def _plan_json(made: "Plan") -> dict[str, Any]:
     return {
-        "verdicts": [dataclasses.asdict(verdict) for verdict in made.verdicts],
+        "verdicts": [
+            dataclasses.asdict(verdict) | {"blocked": [b.as_json() | {"text": text(b)} for b in verdict.blocked]}
+            for verdict in made.verdicts
+        ],
         "actions": [{"kind": type(action).__name__.lower(), **dataclasses.asdict(action)} for action in made.actions],
     }
 
@@ -186,7 +190,7 @@ def _show_plan(output: Output, made: "Plan") -> None:
     verdicts = Table("pool", "target", "because", "blocked", box=None, header_style="bold", pad_edge=False)
     for verdict in made.verdicts:
         verdicts.add_row(
-            verdict.pool, str(verdict.target), one_line(verdict.rule), one_line("; ".join(verdict.blocked))
+            verdict.pool, str(verdict.target), one_line(verdict.rule), one_line("; ".join(map(line, verdict.blocked)))
         )
     actions = Table("action", "what", "why", box=None, header_style="bold", pad_edge=False)
     for action in made.actions:

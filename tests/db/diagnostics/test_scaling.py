@@ -1,37 +1,47 @@
 """`explain scaling`: for each thing that is blocked who must act, since when, until when, what then, and the fix."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 from orchestrator.cli import explain_view
 from orchestrator.core.actions import Verdict
+from orchestrator.core.blocked import WORKERS, Blocked, Kind, text
 from orchestrator.diagnostics import scaling
 from tests.db.conformance.builders import FLEET, Fleet
 from tests.db.diagnostics.build import lines, policy
 
-DRY = "2 spawn(s): every offer was refused lately, next try 12:00:30"
-LATER = "1 spawn(s): every offer was refused lately, next try 12:07:30"
-LIMIT = "2 more wanted, MAX_ACTIVE_GPUS=2"
-OPEN = "4 spawn(s): breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), one canary at a time"
-CANARY = "3 spawn(s): breaker open, 6 of 6 bring-ups failed within 5 min (NO_RUNTIME), next canary 12:00:06"
+DRY = Blocked(Kind.OFFERS_REFUSED, 2)
+LATER = Blocked(Kind.OFFERS_REFUSED, 1)
+LIMIT = Blocked(Kind.MAX_ACTIVE, 2, WORKERS, {"limit": 2})
+FAILED = {"failed": 5, "ended": 5, "window_min": 5, "code": "NO_RUNTIME"}
+OPEN = Blocked(Kind.BREAKER_OPEN, 4, detail=FAILED)
+CANARY = Blocked(Kind.BREAKER_OPEN, 3, detail=FAILED | {"failed": 6, "ended": 6, "canary": "gpu-1"})
 
 
-async def decided(fleet: Fleet, *blocked: str, pool: str = "default") -> str:
+async def decided(fleet: Fleet, *blocked: Blocked | str, pool: str = "default") -> str:
     """A decision row, and when it was made."""
-    decision = {"pool": pool, "rule": "…", "target": 2, "inputs": {}, "actions": [], "blocked": list(blocked)}
+    decision = {
+        "pool": pool,
+        "rule": "…",
+        "target": 2,
+        "inputs": {},
+        "actions": [],
+        "blocked": [b if isinstance(b, str) else b.as_json() for b in blocked],
+    }
     await fleet.fleet("record_decision", p_decision=decision)
     fleet.wait(60)
     return (fleet.now - timedelta(seconds=60)).isoformat()
 
 
-async def blocked(fleet: Fleet, verdict: Verdict) -> list[scaling.Blocked]:
+async def blocked(fleet: Fleet, verdict: Verdict) -> list[scaling.Reason]:
     """What is said of what is blocked now."""
     found = await fleet.call("fleet_scaling_explain", p_fleet=FLEET)
     (told,) = scaling.explained(found, [verdict], policy())
     return list(told.blocked)
 
 
-def now(*texts: str) -> Verdict:
-    return Verdict("default", "…", 2, {}, texts)
+def now(*reasons: Blocked) -> Verdict:
+    return Verdict("default", "…", 2, {}, reasons)
 
 
 async def test_since_when_something_is_blocked_is_when_decisions_began_to_say_so(fleet: Fleet) -> None:
@@ -41,7 +51,7 @@ async def test_since_when_something_is_blocked_is_when_decisions_began_to_say_so
     first = await decided(fleet, LIMIT)
     second = await decided(fleet, DRY, LIMIT)
     await decided(fleet, pool="other")
-    await decided(fleet, LIMIT.replace("2", "3"), LATER)
+    await decided(fleet, replace(LIMIT, count=3), LATER)
     said = await blocked(fleet, now(LATER, LIMIT, OPEN))
     assert [one.since for one in said] == [second, first, None]
 
@@ -59,9 +69,20 @@ async def test_it_is_shown_since_when_until_when_and_what_then(fleet: Fleet) -> 
     began = await decided(fleet, DRY)
     found = await fleet.call("fleet_scaling_explain", p_fleet=FLEET)
     until = fleet.now + timedelta(seconds=90)
-    (told,) = scaling.explained(found, [Verdict("default", "…", 2, {}, (DRY, LIMIT), {DRY: until})], policy())
+    (told,) = scaling.explained(found, [now(replace(DRY, until=until), LIMIT)], policy())
     shown = lines(*explain_view.scaling([told], found, fleet.now))
-    at = shown.index(f"BLOCKED, WAITING ON capacity: {DRY}")
+    at = shown.index(f"BLOCKED, WAITING ON capacity: {text(DRY)}")
     assert shown[at + 1].startswith(f"  since {began[11:19]}   until {until:%H:%M:%S} (in 1m30s)   then: it is asked ")
     assert shown[at + 1].endswith("   fix: add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS")
     assert shown[at + 3] == "  then: nothing more is started until it is raised   fix: raise MAX_ACTIVE_GPUS"
+
+
+async def test_a_sentence_that_an_earlier_release_stored_is_shown_as_it_is(fleet: Fleet) -> None:
+    """Beside the reasons of now, whose clocks it does not continue."""
+    await decided(fleet, "2 spawn(s): every offer was refused lately", DRY)
+    found = await fleet.call("fleet_scaling_explain", p_fleet=FLEET)
+    (told,) = scaling.explained(found, [now(LIMIT)], policy())
+    shown = lines(*explain_view.scaling([told], found, fleet.now))
+    assert "  blocked then: 2 spawn(s): every offer was refused lately" in shown
+    assert f"  blocked then: {text(DRY)}" in shown
+    assert told.blocked[0].since is None

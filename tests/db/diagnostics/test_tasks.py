@@ -8,6 +8,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.cli import explain_view
+from orchestrator.core.blocked import WORKERS, Blocked, Kind, text
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
@@ -18,9 +19,14 @@ from tests.db.diagnostics.build import climb, lines, promoted, times, told
 DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
 
 
-async def decided(fleet: Fleet, *blocked: str, **fields: Any) -> None:
+DEAR = Blocked(Kind.PRICE_UNKNOWN, 1, detail={"gpu_type": "NVIDIA A40", "cloud": "SECURE"})
+
+
+async def decided(fleet: Fleet, *blocked: Blocked, **fields: Any) -> None:
     """What the loop last decided for the pool."""
-    await fleet.fleet("record_decision", p_decision={**DECISION, "blocked": list(blocked), **fields})
+    await fleet.fleet(
+        "record_decision", p_decision={**DECISION, "blocked": [reason.as_json() for reason in blocked], **fields}
+    )
 
 
 async def test_a_blocked_task_names_the_dependencies_that_are_missing(fleet: Fleet) -> None:
@@ -75,21 +81,21 @@ async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("blocked", "who", "fix"),
     [
-        ("2 more wanted, MAX_ACTIVE_GPUS=0", "operator", "MAX_ACTIVE_GPUS"),
-        ("2 spawn(s): every offer was refused lately, next try 12:00:30", "capacity", "RUNPOD_DATA_CENTERS"),
-        ("1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1", "budget", "DAILY_BUDGET_USD"),
-        ("3 spawn(s): breaker open, 1 canary at a time", "orchestrator", "python -m orchestrator list --all"),
-        ("2 spawn(s): paused, maintenance", "operator", "python -m orchestrator resume"),
+        (Blocked(Kind.MAX_ACTIVE, 2, WORKERS, {"limit": 0}), "operator", "MAX_ACTIVE_GPUS"),
+        (Blocked(Kind.OFFERS_REFUSED, 2), "capacity", "RUNPOD_DATA_CENTERS"),
+        (DEAR, "budget", "DAILY_BUDGET_USD"),
+        (Blocked(Kind.BREAKER_OPEN, 3), "orchestrator", "python -m orchestrator list --all"),
+        (Blocked(Kind.PAUSED, 2, detail={"reason": "budget"}), "operator", "python -m orchestrator resume"),
     ],
 )
 async def test_without_a_worker_the_decision_says_why_none_comes(
-    fleet: Fleet, blocked: str, who: str, fix: str
+    fleet: Fleet, blocked: Blocked, who: str, fix: str
 ) -> None:
     """Capacity, budget, breaker, the most that are allowed, or a pause."""
     (task,) = await fleet.submit()
     await decided(fleet, blocked)
     said = await told(fleet, task)
-    assert (said.who, said.what) == (who, f"a worker: {blocked}")
+    assert (said.who, said.what) == (who, f"a worker: {text(blocked)}")
     assert fix in said.fix
 
 
@@ -118,11 +124,9 @@ async def test_a_task_with_workers_says_why_there_will_be_no_more(fleet: Fleet) 
     """What blocks its pool, after who goes before it."""
     (task,) = await fleet.submit()
     await promoted(fleet, 10)
-    await decided(fleet, "1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1")
+    await decided(fleet, DEAR)
     said = await told(fleet, task)
-    assert said.what.endswith(
-        "; no more workers are started: 1 spawn(s): $0.72 would pass DAILY_BUDGET_USD=1, 1 worker(s) serve it"
-    )
+    assert said.what.endswith(f"; no more workers are started: {text(DEAR)}, 1 worker(s) serve it")
 
 
 async def test_a_pool_with_the_target_zero_shows_the_arithmetic(fleet: Fleet) -> None:

@@ -1,5 +1,6 @@
 """Pools, budgets, the breaker and stuck tasks, on the running daemon."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from demo.scenario import submit
+from orchestrator.core.blocked import from_json, text
 from testbed.stack import Stack
 from tests.process.e2e.conftest import Until
 
@@ -51,9 +53,9 @@ async def test_money_stops_spawns_and_then_ends_workers(stack: Stack, sql: Sql, 
     many = {"MIN_ACTIVE_GPUS": "4", "MAX_ACTIVE_GPUS": "4"}
     first = await stack.start_orchestrator({**many, "MAX_HOURLY_COST_USD": "1.5"})
     await until("select 1 from workers where pod_id is not null offset 1")
-    (decision,) = await until("select blocked from decisions where blocked::text like '%%MAX_HOURLY%%' limit 1")
-    assert decision["blocked"] == [
-        "2 spawn(s): $1.38/h running + $0.69/h for NVIDIA GeForce RTX 4090 > MAX_HOURLY_COST_USD=1.5"
+    (decision,) = await until('select blocked from decisions where blocked @> \'[{"kind": "hourly_budget"}]\' limit 1')
+    assert [text(from_json(reason)) for reason in decision["blocked"]] == [
+        "2 spawns blocked: $1.38/h running + $0.69/h for NVIDIA GeForce RTX 4090 > MAX_HOURLY_COST_USD=1.5"
     ]
     assert await pods(stack) == 2
     await first.stop()
@@ -69,7 +71,8 @@ async def test_a_pool_that_cannot_come_up_is_tried_one_at_a_time_until_it_can(st
     await stack.control("POST", "faults", {"kind": "boot_error"})
     await stack.start_orchestrator({"MIN_ACTIVE_GPUS": "4", "MAX_ACTIVE_GPUS": "4", "MIN_WORKERS_FOR_RATE_CHECK": "4"})
     await until("select 1 from workers where exit_cause = 'spawn_failed' offset 3")
-    await until("select 1 from decisions where blocked::text like '%%breaker open, 4 of 4 bring-ups failed%%'")
+    opened = [{"kind": "breaker_open", "detail": {"failed": 4, "ended": 4}}]
+    await until("select 1 from decisions where blocked @> %s::jsonb", json.dumps(opened))
     assert await pods(stack) == 4
     await stack.control("DELETE", "faults")
     await until("select 1 from workers where status in ('active', 'idle') offset 3", timeout_s=90)

@@ -65,7 +65,7 @@ async def test_a_backlog(scene: Scene) -> None:
     await scene.led()
     await scene.fleet.submit(*[LONG] * 4)
     await scene.fleet.until("select 1 from tasks where status = 'In Progress'")
-    await scene.fleet.until("select 1 from decisions where position('MAX_ACTIVE_GPUS' in blocked::text) > 0")
+    await scene.fleet.until('select 1 from decisions where blocked @> \'[{"kind": "max_active"}]\'')
     ran = await scene.diagnose()
     head, detail, fix = advice(ran, "Backlog in pool default: 3 tasks wait")
     assert "[MEDIUM] Scaling" in head

@@ -62,5 +62,6 @@ async def test_a_refusal_is_told_apart_and_names_what_to_check(own_s3: EmbeddedS
     found = watch.away()
     assert found is not None
     assert "S3 refuses" in found[1]
+    assert found[2]
     assert "check S3_BUCKET" in found[1]
     await blobs.close()

@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 
+from orchestrator.core.blocked import from_json, text
+
 LOOK_EVERY_S = 0.4
 VERDICTS = ("ENDED", "ENDING", "WAITING", "BLOCKED", "FAILED")  # beginnings of lines, the best first
 CLOCKS = "since "  # … and the one that tells what would happen, and names codes that have not come true
@@ -21,12 +23,11 @@ SAID = """
     select task_id::text as subject, concat_ws(' ', 'attempt', outcome, failure_code) as said
       from task_attempts where outcome in ('failed', 'lost')
     union all
-    select 'scaling', blocked::text from decisions where blocked <> '[]'
-    union all
     select 'scaling', 'leader (term ' || term || ')'
                       || case when expires_at between now() and now() + interval '8 s' then ' is silent for' else '' end
       from fleet_lease
 """
+BLOCKED = "select blocked from decisions where blocked <> '[]'"
 WAITS = """
     select id || ' waits in ' || stage || case when waiting_on is null or deadline_at is null
                or next_attempt_at is null then ' for nobody' else ' past its deadline' end as wait
@@ -68,7 +69,7 @@ class Observer:
         for worker, lines in (await self._explain_workers()).items():
             if self._settle(worker, lines, began):
                 return
-        for row in await self._rows(SAID):
+        for row in [*await self._rows(SAID), *map(_blocked, await self._rows(BLOCKED))]:
             if self._says.search(row["said"]):
                 self._suspects.setdefault(row["subject"], began)
         for subject in sorted(self._suspects, key=lambda one: (one == "scaling", one)):
@@ -86,3 +87,8 @@ class Observer:
         self.sentence, self.named_at = f"{subject}: {' '.join(best.split())}", at
         self.named.set()
         return True
+
+
+def _blocked(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a decision row says was blocked, in words."""
+    return {"subject": "scaling", "said": "; ".join(text(from_json(reason)) for reason in row["blocked"])}

@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orchestrator.core.actions import Plan
+from orchestrator.core.blocked import line
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.liveness import Hearing
 from orchestrator.core.model import (
@@ -161,6 +163,11 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
         proven=frozenset({"image@"}),
     )
     return replace(base, **changes)
+
+
+def said(made: Plan, pool: int = 0) -> list[str]:
+    """What blocks a pool, in words."""
+    return [line(reason) for reason in made.verdicts[pool].blocked]
 
 
 def climbed(

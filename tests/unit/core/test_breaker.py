@@ -8,11 +8,11 @@ import pytest
 
 from orchestrator.core import breaker
 from orchestrator.core.actions import Spawn
-from orchestrator.core.breaker import Brakes
+from orchestrator.core.blocked import Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
-from tests.unit.core.build import A40, ago, climbed, pod_of, policy, pool, snapshot, spawning, worker
+from tests.unit.core.build import A40, ago, climbed, pod_of, policy, pool, said, snapshot, spawning, worker
 
 
 def wanting(*ended: EndedClimb, on_their_way: int = 0, **changes: Any) -> Snapshot:
@@ -54,9 +54,8 @@ def test_an_open_breaker_has_one_canary(on_their_way: int, count: int) -> None:
 def test_an_open_breaker_says_so() -> None:
     """With the numbers it opened by, and when the next canary may go."""
     made = plan(wanting(*failures(5, newest_s=4)), policy())
-    assert made.verdicts[0].blocked == (
-        "4 spawn(s): breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), next canary 12:00:06",
-    )
+    opened = "breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), one canary at a time"
+    assert said(made) == [f"4 spawns blocked: {opened}, until 12:00:06"]
     assert made.verdicts[0].retry_at == ago(-6)
 
 
@@ -153,9 +152,9 @@ def test_respawns_after_a_failure_are_paced(ended_s: float, spawned_s: float, co
 def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
     """MIN_ACTIVE_GPUS with climbs that end at once: the loop comes back when the next may go."""
     seen = snapshot(ended=(climbed(1),), last_spawn_at={"default": ago(4)})
-    verdict = plan(seen, policy(pool={"min_active": 2})).verdicts[0]
-    assert verdict.blocked == ("2 spawn(s): the last bring-up failed (NO_RUNTIME), one spawn in 10 s",)
-    assert verdict.retry_at == ago(-6)
+    made = plan(seen, policy(pool={"min_active": 2}))
+    assert said(made) == ["2 spawns blocked: the last bring-up failed (NO_RUNTIME), one spawn in 10 s, until 12:00:06"]
+    assert made.verdicts[0].retry_at == ago(-6)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
         snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_climbs=4)
     )
     assert not [a for a in made.actions if isinstance(a, Spawn)]
-    assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in made.verdicts[0].blocked[0]
+    assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in said(made)[0]
 
 
 def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_own() -> None:
@@ -196,7 +195,7 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
     returned = [climbed(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
     assert spawns(wanting(*returned)) == 1
     assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
-    assert "breaker" not in plan(wanting(*returned), policy()).verdicts[0].blocked[0]
+    assert plan(wanting(*returned), policy()).verdicts[0].blocked[0].kind is Kind.PACED
 
 
 # --- probation
@@ -213,27 +212,27 @@ def falls(count: int, promoted_s: float = 100, **changes: Any) -> list[EndedClim
     return [fell(promoted_s + number, 40, **changes) for number in range(count)]
 
 
-def kind(*ended: EndedClimb) -> Brakes:
+def kind(*ended: EndedClimb) -> Kind | None:
     """What holds the pool back."""
     brake = breaker.brake(pool(), wanting(*ended), policy(), 0)
-    return brake.kind if brake else Brakes.CLOSED
+    return brake.reason.kind if brake else None
 
 
 @pytest.mark.parametrize(
     ("ended", "expected"),
     [
-        (falls(5), Brakes.OPEN),
-        (falls(3), Brakes.PACED),  # a task that kills its pods
-        ([*falls(3), climbed(20, promoted=True), *(climbed(120 + n, promoted=True) for n in range(8))], Brakes.CLOSED),
-        (falls(5, worked=True), Brakes.CLOSED),  # image and code have shown that they work
-        (falls(5, exit_cause=ExitCause.SCALE_DOWN), Brakes.CLOSED),  # our own wish
-        (falls(5, exit_cause=ExitCause.TASK_STUCK), Brakes.CLOSED),  # it says something about the task
-        ([fell(400 + n, 320) for n in range(5)], Brakes.CLOSED),  # lived longer than FAILURE_WINDOW_MINUTES
-        ([fell(538 - 60 * n, 72 * n) for n in range(5)], Brakes.PACED),  # it counts from when it fell
+        (falls(5), Kind.BREAKER_OPEN),
+        (falls(3), Kind.PACED),  # a task that kills its pods
+        ([*falls(3), climbed(20, promoted=True), *(climbed(120 + n, promoted=True) for n in range(8))], None),
+        (falls(5, worked=True), None),  # image and code have shown that they work
+        (falls(5, exit_cause=ExitCause.SCALE_DOWN), None),  # our own wish
+        (falls(5, exit_cause=ExitCause.TASK_STUCK), None),  # it says something about the task
+        ([fell(400 + n, 320) for n in range(5)], None),  # lived longer than FAILURE_WINDOW_MINUTES
+        ([fell(538 - 60 * n, 72 * n) for n in range(5)], Kind.PACED),  # it counts from when it fell
     ],
 )
 def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
-    ended: Sequence[EndedClimb], expected: Brakes
+    ended: Sequence[EndedClimb], expected: Kind | None
 ) -> None:
     """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
     assert kind(*ended) is expected
@@ -270,11 +269,11 @@ def test_a_canary_that_fails_to_climb_does_not_hide_what_opened_the_breaker() ->
 def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
     """Whom, for what and until when."""
     canary = climbed(30, promoted=True, worker_id="gpu-canary")
-    verdict = plan(wanting(*falls(5, promoted_s=200), canary), policy()).verdicts[0]
-    opened = "breaker open, 5 of 5 bring-ups failed within 5 min, 5 of them soon after promotion (agent_crashed)"
-    proof = "canary gpu-canary has to complete a task or to live until 12:04:30"
-    assert verdict.blocked == (f"4 spawn(s): {opened}, {proof}",)
-    assert verdict.retry_at == ago(-270)
+    made = plan(wanting(*falls(5, promoted_s=200), canary), policy())
+    opened = "breaker open, 5 of 5 bring-ups failed within 5 min (agent_crashed), 5 of them soon after promotion"
+    proof = "one canary at a time, canary gpu-canary must complete a task or live long enough, until 12:04:30"
+    assert said(made) == [f"4 spawns blocked: {opened}, {proof}"]
+    assert made.verdicts[0].retry_at == ago(-270)
 
 
 def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None:
@@ -283,5 +282,5 @@ def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None
     seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
     climbs = (*falls(4, promoted_s=200), climbed(20, promoted=True, worker_id="gpu-1"))
     made = plan(replace(seen, ended=climbs), policy())
-    assert "5 of 5 bring-ups failed" in made.verdicts[0].blocked[0]
+    assert "5 of 5 bring-ups failed" in said(made)[0]
     assert [a for a in made.actions if isinstance(a, Spawn)] == []

@@ -11,7 +11,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot, Spent
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
-from tests.unit.core.build import A40, L4, ago, busy, idle, policy, snapshot, spawning, terminating
+from tests.unit.core.build import A40, L4, ago, busy, idle, policy, said, snapshot, spawning, terminating
 
 PRICES = {"NVIDIA A40|SECURE": 0.6, "NVIDIA L4|SECURE": 0.3}
 WIND_DOWN_USD, BRING_UP_USD = 0.14, 0.15  # of an A40: 600 + 60 + 180 s, and 900 s
@@ -53,10 +53,10 @@ def test_the_hourly_limit_counts_what_is_spawned_in_this_tick(limit: float, hour
 def test_a_budget_that_holds_something_back_shows_its_arithmetic() -> None:
     """The sum can be checked by hand, for each budget."""
     made = plan(wanting(0, 0, 0.6), policy(hourly_budget_usd=1, pool={"offers": (A40,)}))
-    assert made.verdicts[0].blocked == ("4 spawn(s): $0.60/h running + $0.60/h for NVIDIA A40 > MAX_HOURLY_COST_USD=1",)
+    assert said(made) == ["4 spawns blocked: $0.60/h running + $0.60/h for NVIDIA A40 > MAX_HOURLY_COST_USD=1"]
     made = plan(wanting(9.5, 0.25), daily(10, pool={"offers": (A40,)}))
-    assert made.verdicts[0].blocked[-1] == (
-        "4 spawn(s): $9.50 spent today + $0.25 committed + $0.29 for NVIDIA A40 > DAILY_BUDGET_USD=10"
+    assert said(made)[-1] == (
+        "4 spawns blocked: $9.50 spent today + $0.25 committed + $0.29 for NVIDIA A40 > DAILY_BUDGET_USD=10"
     )
 
 
@@ -82,7 +82,7 @@ def test_an_unknown_price_is_not_taken_for_nothing() -> None:
     """With a budget set, nothing is rented before its price is known."""
     made = plan(wanting(prices={}), daily(10))
     assert not spawned(made)
-    assert "price of NVIDIA A40 (SECURE) is not known" in made.verdicts[0].blocked[-1]
+    assert "price of NVIDIA A40 (SECURE) is not known" in said(made)[-1]
 
 
 def test_all_go_when_the_day_is_used_up() -> None:

@@ -11,7 +11,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import strikes
 from orchestrator.core.model import HeldBack, Snapshot, Worker
 from orchestrator.core.plan import plan
-from tests.unit.core.build import ago, busy, climbed, idle, policy, snapshot, spawning
+from tests.unit.core.build import ago, busy, climbed, idle, policy, said, snapshot, spawning
 
 ONE = frozenset({"travel"})
 
@@ -58,7 +58,7 @@ def test_a_release_is_bad_if_its_workers_fail_alike() -> None:
     fallen = tuple(replace(c, exit_cause=bad[0], failure_code=bad[1], ending_since=ago(60)) for c in climbs)
     later = replace(snapshot(claimable=300), ended=fallen)
     assert spawns(later) == 1
-    assert "this release fails its tasks on every worker" in plan(later, policy()).verdicts[0].blocked[-1]
+    assert "fails its tasks on every worker" in said(plan(later, policy()))[-1]
     cured = climbed(20, promoted=True, worker_id="gpu-3", worked=True)
     assert spawns(replace(later, ended=(*fallen, cured))) == 4
     assert spawns(later, code_sha="next") == 1, "a new release has its own canary"

@@ -6,12 +6,13 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
+from orchestrator.core.blocked import Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedClimb, Offer, Pause, Volume
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
-from tests.unit.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, snapshot, spawning
+from tests.unit.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, said, snapshot, spawning
 
 ROMANIA, TEXAS = Offer("NVIDIA A40", "EU-RO-1", "SECURE"), Offer("NVIDIA A40", "US-TX-3", "SECURE")
 
@@ -32,7 +33,7 @@ def test_a_refused_offer_is_probed_with_one_create() -> None:
     dry = {A40.key: cooling(A40, -1), L4.key: cooling(L4, -1)}
     made = plan(snapshot(claimable=300, offers=dry), policy())
     assert [s.offer for s in spawned(made)] == [A40, L4]
-    assert any("every offer was refused lately" in b for b in made.verdicts[0].blocked)
+    assert made.verdicts[0].blocked[-1].kind is Kind.OFFERS_REFUSED
 
 
 def test_no_spawn_while_every_offer_cools() -> None:
@@ -40,7 +41,7 @@ def test_no_spawn_while_every_offer_cools() -> None:
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     made = plan(snapshot(claimable=1, offers=dry), policy())
     assert not made.actions
-    assert made.verdicts[0].blocked == ("1 spawn(s): every offer was refused lately, next try 12:00:20",)
+    assert said(made) == ["1 spawn blocked: every offer was refused recently, until 12:00:20"]
 
 
 @pytest.mark.parametrize(("budget", "creates"), [(1, 1), (2, 2), (4, 3), (None, 3)])
@@ -72,7 +73,8 @@ def test_a_place_where_hosts_failed_is_the_last_choice() -> None:
     avoid = {"place:EU-RO-1|NVIDIA A40": NOW + timedelta(seconds=600)}
     made = plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA, TEXAS)}))
     assert spawned(made)[0].offer == TEXAS
-    assert made.verdicts[0].blocked == (f"{ROMANIA.key} is the last choice until 12:10:00: hosts failed there",)
+    assert said(made) == [f"{ROMANIA.key} is tried last because hosts failed there, until 12:10:00"]
+    assert made.verdicts[0].retry_at is None  # it is a remark: nothing waits for it
     assert spawned(plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA,)})))
     over = {"place:EU-RO-1|NVIDIA A40": ago(1)}
     assert (
@@ -98,10 +100,10 @@ def test_a_volume_pins_the_data_centre() -> None:
     pinned = {"volume_name": "models", "offers": (TEXAS, A40)}
     made = plan(snapshot(claimable=1, volumes=volumes), policy(pool=pinned))
     assert spawned(made)[0].offer == ROMANIA
-    assert made.verdicts[0].blocked == (f"{TEXAS.key} passed over: network volume models lies in EU-RO-1",)
+    assert said(made) == [f"{TEXAS.key} is not used: network volume models is in EU-RO-1"]
     nowhere = plan(snapshot(claimable=1, volumes=volumes), policy(pool=pinned | {"offers": (TEXAS,)}))
     assert not spawned(nowhere)
-    assert "network volume models lies in EU-RO-1" in nowhere.verdicts[0].blocked[-1]
+    assert said(nowhere)[-1] == "1 spawn blocked: no offer is in EU-RO-1, where network volume models is"
 
 
 def test_a_volume_that_is_not_there_spawns_nothing() -> None:
@@ -109,7 +111,7 @@ def test_a_volume_that_is_not_there_spawns_nothing() -> None:
     volumes = {"models": Volume(None, "0 network volumes are named 'models'")}
     made = plan(snapshot(claimable=1, volumes=volumes), policy(pool={"volume_name": "models"}))
     assert not made.actions
-    assert made.verdicts[0].blocked == ("1 spawn(s): 0 network volumes are named 'models'",)
+    assert said(made) == ["1 spawn blocked: 0 network volumes are named 'models'"]
 
 
 def test_an_intent_is_asked_for_or_says_whom_it_waits_for() -> None:
@@ -126,18 +128,18 @@ def test_an_intent_is_asked_for_or_says_whom_it_waits_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "waiting_for"), [(1, "every offer was refused lately, next try 11:59:59"), (30, None)]
+    ("waited_s", "waiting_for"), [(1, "every offer was refused recently, until 11:59:59"), (30, None)]
 )
 def test_a_wait_whose_time_has_passed_is_told_anew(waited_s: float, waiting_for: str | None) -> None:
     """With when the next try is now; and after half a minute in any case."""
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
-    said = waiting_for or "every offer was refused lately, next try 12:00:20"
+    words = waiting_for or "every offer was refused recently, until 12:00:20"
     one = spawning(
-        "gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=said, next_attempt_at=ago(waited_s)
+        "gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=words, next_attempt_at=ago(waited_s)
     )
     (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy()).actions
     assert isinstance(wait, Wait)
-    assert (wait.waiting_for, wait.until_s) == ("every offer was refused lately, next try 12:00:20", 20)
+    assert (wait.waiting_for, wait.until_s) == ("every offer was refused recently, until 12:00:20", 20)
 
 
 def test_a_wait_ends_with_its_climb() -> None:
@@ -155,8 +157,8 @@ def test_a_pause_holds_recorded_intents_too() -> None:
     made = plan(seen, policy())
     (wait,) = made.actions
     assert isinstance(wait, Wait)
-    assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "paused, stock-taking")
-    assert made.verdicts[0].blocked == ("1 intent(s): paused, stock-taking",)
+    assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "paused (stock-taking)")
+    assert said(made) == ["1 recorded worker blocked: paused (stock-taking)"]
     wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
     made = plan(replace(seen, workers=(wanted,)), policy())
     assert ([type(a) for a in made.actions], made.verdicts[0].blocked) == ([Create], ())

@@ -10,7 +10,21 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, EndedClimb, Pause, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, plan
 from orchestrator.core.states import Stage, State
-from tests.unit.core.build import A40, L4, NOW, ago, busy, climbed, idle, policy, pool, snapshot, spawning, terminating
+from tests.unit.core.build import (
+    A40,
+    L4,
+    NOW,
+    ago,
+    busy,
+    climbed,
+    idle,
+    policy,
+    pool,
+    said,
+    snapshot,
+    spawning,
+    terminating,
+)
 
 
 def spawned(made: Plan) -> list[Spawn]:
@@ -72,7 +86,7 @@ def test_blocked_tasks_never_scale() -> None:
 def test_more_wanted_than_allowed_is_said() -> None:
     """The limit that held back a spawn is named."""
     made = plan(snapshot(claimable=300), policy())
-    assert made.verdicts[0].blocked == ("96 more wanted, MAX_ACTIVE_GPUS=4",)
+    assert said(made) == ["96 workers blocked: MAX_ACTIVE_GPUS=4"]
 
 
 def test_rule_shows_its_arithmetic() -> None:
@@ -97,7 +111,7 @@ def test_pause_stops_spawns_only() -> None:
     pauses = {"*": Pause("stock-taking", None)}
     made = plan(snapshot(paused=pauses), policy(pool={"min_active": 3}))
     assert not spawned(made)
-    assert made.verdicts[0].blocked == ("3 spawn(s): paused, stock-taking",)
+    assert said(made) == ["3 spawns blocked: paused (stock-taking)"]
     assert ended(plan(snapshot(idle("gpu-1", 700), paused=pauses), policy())) == ["gpu-1"]
 
 
@@ -105,8 +119,9 @@ def test_one_pool_is_paused_for_a_time() -> None:
     """Its waiting tasks are shown as paused and scale nothing; the loop looks again when the pause is over."""
     until = NOW + timedelta(minutes=5)
     seen = snapshot(blocked={"paused": 9}, paused={"default": Pause("stock-taking", until)})
-    verdict = plan(seen, policy()).verdicts[0]
-    assert (verdict.target, verdict.blocked, verdict.retry_at) == (0, ("9 task(s): paused, stock-taking",), until)
+    made = plan(seen, policy())
+    assert said(made) == [f"9 tasks blocked: paused (stock-taking), until {until:%H:%M:%S}"]
+    assert (made.verdicts[0].target, made.verdicts[0].retry_at) == (0, until)
     assert spawned(plan(snapshot(claimable=1, paused={"other": Pause("x", None)}), policy()))
 
 
@@ -215,7 +230,7 @@ def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> Non
     seen = replace(snapshot(*workers), demand=(Demand("old", 7, 1, {}, None),))
     made = plan(seen, policy())
     assert ended(made) == ["gpu-1"]
-    assert made.verdicts[1].blocked == ("7 task(s): no pool 'old' is configured",)
+    assert said(made, pool=1) == ["7 tasks blocked: no pool 'old' is configured"]
 
 
 def test_a_worker_that_an_operator_asked_for_comes_up_without_work() -> None:

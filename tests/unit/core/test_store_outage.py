@@ -6,10 +6,11 @@ import pytest
 
 from orchestrator.core import store_outage
 from orchestrator.core.actions import Create, Spawn
+from orchestrator.core.blocked import Kind, line
 from orchestrator.core.model import StoreAway
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage
-from tests.unit.core.build import NOW, ago, busy, idle, policy, snapshot, spawning
+from tests.unit.core.build import NOW, ago, busy, idle, policy, said, snapshot, spawning
 
 AWAY = StoreAway(ago(90), "S3 does not answer (Unavailable: cut)")
 
@@ -20,7 +21,8 @@ def test_no_pod_starts_and_the_reason_has_its_beginning(changes: dict[str, int])
     made = plan(snapshot(claimable=9, store_away=AWAY), policy(pool=changes))
     assert not [a for a in made.actions if isinstance(a, Spawn)]
     [verdict] = made.verdicts
-    assert any(f"the store is away since {AWAY.since:%H:%M:%S}" in why for why in verdict.blocked)
+    assert any(f"the store is away since {AWAY.since:%H:%M:%S}" in why for why in said(made))
+    assert {reason.kind for reason in verdict.blocked} == {Kind.STORE_AWAY}
     assert dict(verdict.inputs)["blocked"] == {"store": 9}
 
 
@@ -51,4 +53,5 @@ def test_half_of_the_workers_are_believed_and_one_is_not() -> None:
     assert store_outage.judge(None, [*waiting, *others], None, NOW) is None
     found = store_outage.judge(None, [*waiting, *others[:2]], None, NOW)
     assert found is not None
-    assert (found.since, "2 of 4 workers" in found.why) == (NOW, True)
+    assert (found.since, store_outage.reason(found).detail["waiting"]) == (NOW, 2)
+    assert "2 of 4 workers wait for it" in line(store_outage.reason(found))

@@ -11,7 +11,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import DATABASE, Snapshot, Spent, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
-from tests.unit.core.build import absent, ago, busy, idle, policy, snapshot, spawning, terminating
+from tests.unit.core.build import absent, ago, busy, idle, policy, said, snapshot, spawning, terminating
 
 MINE = {DATABASE: "d1"}  # rows whose pod this database asked for
 
@@ -85,7 +85,7 @@ def test_no_pod_is_asked_for_without_a_list() -> None:
     made = plan(seen, policy())
     assert [type(a) for a in made.actions] == [Rescue]
     assert made.verdicts[0].target == 4
-    assert any("no list of pods" in why and "502 from the provider" in why for why in made.verdicts[0].blocked)
+    assert any("no list of pods" in why and "502 from the provider" in why for why in said(made))
 
 
 def test_a_pod_is_deleted_once_without_a_list_if_this_database_asked_for_it() -> None:

@@ -1,14 +1,23 @@
 """What blocks a pool is explained by its kind, whatever the words in it say."""
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.core.blocked import Blocked, Kind, from_json, line, text, why
 from orchestrator.core.model import Pause
 from orchestrator.core.plan import plan
 from orchestrator.diagnostics import scaling
 from tests.unit.core.build import NOW, policy, snapshot
 
+CORE = Path(__file__).resolve().parents[3] / "orchestrator" / "core"
+ADD_A_KIND = (
+    'Add `{name} = "{value}", KindRow(means, who, then, fix, words=("… {{fact}} …",))` to Kind in '
+    "orchestrator/core/blocked.py: the kind in one sentence, who must act, what happens then, a command or setting as "
+    "the fix, and the words with the facts of `detail`. `explain`, `plan` and `diagnose` read it from there."
+)
 NOTHING: dict[str, Any] = {"now": NOW.isoformat(), "offers": [], "blocks": {}, "decisions": {}, "waiting": []}
 REASONS = ("no list of pods since yesterday", "the store is away", "over budget", "MAX_ACTIVE_GPUS is wrong", "breaker")
 
@@ -21,3 +30,53 @@ def test_an_operators_pause_is_a_pause_whatever_reason_was_given(reason: str) ->
     (blocked,) = told.blocked
     assert reason in blocked.text
     assert (blocked.who, blocked.fix) == ("operator", "python -m orchestrator resume")
+
+
+def used() -> dict[str, str]:
+    """Each `Kind.NAME` that the core uses, and where."""
+    found = {}
+    for path in sorted(CORE.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Kind":
+                found[node.attr] = f"orchestrator/core/{path.name}:{node.lineno}"
+    return found
+
+
+def test_every_kind_that_the_planner_uses_is_in_the_catalogue() -> None:
+    """A limit that only the planner knows would be explained to nobody; one that it does not use explains nothing."""
+    unknown = [
+        f"{where} uses Kind.{name}. {ADD_A_KIND.format(name=name, value=name.lower())}"
+        for name, where in used().items()
+        if name not in Kind.__members__
+    ]
+    assert not unknown, "\n".join(unknown)
+    assert set(Kind.__members__) == set(used())
+
+
+def test_a_reason_is_the_same_after_it_was_stored() -> None:
+    """Every field."""
+    reason = Blocked(Kind.HALTED, 3, detail={"code": "QUOTA"}, until=NOW)
+    assert from_json(reason.as_json()) == reason
+    assert line(reason) == "3 spawns blocked: halted by QUOTA, an operator must act, until 12:00:00"
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ("1 spawn(s): none to be had", "1 spawn(s): none to be had"),
+        ({"kind": "tomorrow", "detail": {"limit": 2}}, "tomorrow {'limit': 2}"),
+        ({"kind": "paced", "detail": {"pace_s": "?"}}, "The last worker failed. {'pace_s': '?'}"),
+    ],
+)
+def test_what_another_release_stored_is_shown_too(stored: object, said: str) -> None:
+    """A sentence, a kind that this release does not know, a fact of another type."""
+    assert text(from_json(stored)) == said
+
+
+def test_numbers_and_times_make_no_other_reason_and_words_do() -> None:
+    """A queue that shrinks by one is no new decision; another failure code is one."""
+    one = Blocked(Kind.PACED, 3, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 10}, until=NOW)
+    same = Blocked(Kind.PACED, 2, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 20})
+    assert one.identity == same.identity
+    assert one.identity != Blocked(Kind.PACED, 3, detail={"bring_up_code": "POD_ERROR", "pace_s": 10}).identity
+    assert why(one) == "the last bring-up failed (NO_RUNTIME), one spawn in 10 s"

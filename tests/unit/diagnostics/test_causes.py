@@ -7,11 +7,12 @@ import pytest
 
 from orchestrator.cli.commands.tasks import tasks
 from orchestrator.cli.main import COMMANDS
+from orchestrator.core.blocked import Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.states import WaitingOn
 from orchestrator.core.xids import XIDS
-from orchestrator.diagnostics import causes, scaling
+from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.causes import Cause
 from orchestrator.errors import KINDS
 
@@ -81,13 +82,13 @@ def test_each_fix_names_a_command_or_a_variable_that_exists(cause: Cause) -> Non
     check_fix(cause.fix)
 
 
-@pytest.mark.parametrize("block", scaling.BLOCKS, ids=lambda block: block[0].pattern)
-def test_what_blocks_scaling_has_such_a_fix_too(block: tuple[re.Pattern[str], str, str, str]) -> None:
-    """Each of them, and what happens then."""
-    _, who, then, fix = block
-    assert who in WHO
-    assert then
-    check_fix(fix)
+@pytest.mark.parametrize("kind", Kind)
+def test_what_blocks_scaling_has_such_a_fix_too(kind: Kind) -> None:
+    """Each kind of reason, and what happens then."""
+    assert kind.row.who in WHO
+    assert kind.row.then
+    assert kind.row.words
+    check_fix(kind.row.fix)
 
 
 def test_a_word_means_what_was_typed() -> None:
