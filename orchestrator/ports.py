@@ -15,7 +15,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import (
     Demand,
-    EndedClimb,
+    EndedBringUp,
     OfferState,
     Pause,
     Pod,
@@ -133,7 +133,7 @@ class DatabaseHalf:
     offers: Mapping[str, OfferState]
     last_spawn_at: Mapping[str, datetime]
     paused: Mapping[str, Pause]
-    ended: tuple[EndedClimb, ...]
+    ended: tuple[EndedBringUp, ...]
     proven: frozenset[str]
     spent: Spent
     avoid: Mapping[str, datetime]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.ssh import AsyncSshShell
     from orchestrator.adapters.ssh_pool import SshLines
     from orchestrator.config.settings import Settings
-    from orchestrator.core.actions import Plan, Verdict
+    from orchestrator.core.actions import Plan, PoolDecision
     from orchestrator.core.model import Policy, Snapshot
     from orchestrator.pods.bundle import Bundle
     from orchestrator.ports import Db, PortError
@@ -199,7 +199,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     return seen, plan(seen, policy)
 
 
-async def verdicts(settings: Settings) -> tuple[Verdict, ...]:
+async def pool_decisions(settings: Settings) -> tuple[PoolDecision, ...]:
     """What each pool's size comes to now, by the planner, from the database alone: RunPod may be away."""
     from orchestrator.loop.observe import Observer
     from orchestrator.pods.bundle import build_bundle
@@ -212,4 +212,4 @@ async def verdicts(settings: Settings) -> tuple[Verdict, ...]:
             await catalog.refresh()
     async with open_store(settings) as store:
         seen = await Observer(store, None, settings.fleet_id, catalog).observe(frozenset(), frozenset())
-    return tuple(verdict for _, verdict in sizes(seen, policy, []))
+    return tuple(decision for _, decision in sizes(seen, policy, []))

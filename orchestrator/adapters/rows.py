@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Demand, EndedClimb, HeldBack, OfferState, Worker
+from orchestrator.core.model import Demand, EndedBringUp, HeldBack, OfferState, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.ports import LogRange
 from worker.protocol import DISK
@@ -86,9 +86,9 @@ def offer_of(row: Row) -> OfferState:
     )
 
 
-def climb_of(row: Row) -> EndedClimb:
+def climb_of(row: Row) -> EndedBringUp:
     """A bring-up that ended, and what became of its worker, decoded."""
-    return EndedClimb(
+    return EndedBringUp(
         worker_id=row["worker_id"],
         pool=row["pool"],
         at=moment(row["at"]),

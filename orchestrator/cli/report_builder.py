@@ -170,7 +170,7 @@ class _Gathering:
             from orchestrator import wiring
 
             assert self._store is not None  # noqa: S101  the database answered
-            rows, made = await asyncio.gather(self._store.explain_scaling(), wiring.verdicts(self._settings))
+            rows, made = await asyncio.gather(self._store.explain_scaling(), wiring.pool_decisions(self._settings))
             return {"pools": [asdict(pool) for pool in scaling.explained(rows, made, self._settings.policy())]}
 
         told = await part(decisions(), self._limits.part_s)

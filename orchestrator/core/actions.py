@@ -4,6 +4,7 @@ Each names the worker or pod it is about and why; execute.py carries each out wi
 named here, so that a plan made from an old snapshot does nothing rather than the wrong thing.
 """
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -48,8 +49,8 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
-    """See that the bring-up of a spawning worker with a pod is under way in this process."""
+class ContinueBringUp:
+    """Make sure that the bring-up of a spawning worker with a pod is under way in this process."""
 
     worker_id: str
 
@@ -67,7 +68,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Readdress:
+class UpdateAddress:
     """Write down where the provider's list shows SSH to a worker's pod now; a restart gives a pod other ports."""
 
     worker_id: str
@@ -78,7 +79,7 @@ class Readdress:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class SetActivity:
     """Move a worker that runs its own program between active and idle, by what it holds."""
 
     worker_id: str
@@ -121,7 +122,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class MarkTerminated:
     """Move a terminating worker whose pod is proven absent to terminated."""
 
     worker_id: str
@@ -129,7 +130,7 @@ class Bury:
 
 
 @dataclass(frozen=True, slots=True)
-class Reap:
+class DeleteOrphan:
     """Delete a pod of this fleet that no live row names."""
 
     pod_id: str
@@ -144,12 +145,17 @@ class Rescue:
     over_s: float = 0  # for at least so long: meanwhile nobody could have renewed one
 
 
-Effect = Spawn | Create | Flush | Delete | Bury | Reap  # what takes the world, once it is written
-Action = Effect | Adopt | Climb | Readdress | Wait | Settle | Terminate | Rescue
+Effect = Spawn | Create | Flush | Delete | MarkTerminated | DeleteOrphan  # what takes the world, once it is written
+Action = Effect | Adopt | ContinueBringUp | UpdateAddress | Wait | SetActivity | Terminate | Rescue
+
+
+def kind_of(action: type[Action]) -> str:
+    """The name of a kind of action in logs and JSON: `mark_terminated`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", action.__name__).lower()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PoolDecision:
     """Why one pool is the size it is: the decision row."""
 
     pool: str
@@ -169,4 +175,4 @@ class Plan:
     """The outcome of one tick's thinking."""
 
     actions: tuple[Action, ...]
-    verdicts: tuple[Verdict, ...]
+    decisions: tuple[PoolDecision, ...]

@@ -45,7 +45,7 @@ def rented(usd_per_hour: float | None, policy: Policy) -> dict[str, Any]:
     return reservation(usd_per_hour, policy) | {"price_usd_per_hour": usd_per_hour, "budget": None}
 
 
-class Purse:
+class BudgetRoom:
     """What may still be committed in this tick; what is taken counts at once."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:

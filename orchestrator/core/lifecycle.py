@@ -8,7 +8,18 @@ where the list shows it.
 from datetime import datetime, timedelta
 
 from orchestrator.core import fitness, rollout
-from orchestrator.core.actions import Action, Adopt, Bury, Climb, Delete, Flush, Readdress, Settle, Terminate, Wait
+from orchestrator.core.actions import (
+    Action,
+    Adopt,
+    ContinueBringUp,
+    Delete,
+    Flush,
+    MarkTerminated,
+    SetActivity,
+    Terminate,
+    UpdateAddress,
+    Wait,
+)
 from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD, POD_GONE, FailureCode
 from orchestrator.core.model import DATABASE, DELETES, UNREACHED, Pod, PodStatus, Policy, Snapshot, Worker
@@ -29,7 +40,11 @@ DEAD = {
     PodStatus.TERMINATED: FailureCode.POD_EXITED,
     PodStatus.ERROR: FailureCode.POD_ERROR,
 }
-ENDS = (Terminate, Delete, Bury)  # nobody speaks to the pod: a list with another address each time holds none up
+ENDS = (
+    Terminate,
+    Delete,
+    MarkTerminated,
+)  # nobody speaks to the pod: a list with another address each time holds none up
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
@@ -49,7 +64,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
     return actions
 
 
-def _moved(worker: Worker, pod: Pod | None) -> Readdress | None:
+def _moved(worker: Worker, pod: Pod | None) -> UpdateAddress | None:
     """Its new address, where the list shows another than the row: whatever speaks to the pod must find it there."""
     if worker.ssh_host is None or pod is None or pod.ssh_host is None or pod.ssh_port is None:
         return None
@@ -57,7 +72,7 @@ def _moved(worker: Worker, pod: Pod | None) -> Readdress | None:
         return None
     before, now = f"{worker.ssh_host}:{worker.ssh_port}", f"{pod.ssh_host}:{pod.ssh_port}"
     why = f"SSH moved from {before} to {now}, as RunPod's list shows"
-    return Readdress(worker.id, worker.state, pod.ssh_host, pod.ssh_port, why)
+    return UpdateAddress(worker.id, worker.state, pod.ssh_host, pod.ssh_port, why)
 
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -77,7 +92,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     if pod and avoided_until and avoided_until > snapshot.now:
         why = f"it landed on machine {pod.machine_id}, which failed and is avoided until {avoided_until:%H:%M:%S}"
         return Terminate(worker.id, State.SPAWNING, ExitCause.HOST_FAULT, FailureCode.HOST_AVOIDED, why)
-    return None if worker.id in snapshot.climbing else Climb(worker.id)
+    return None if worker.id in snapshot.climbing else ContinueBringUp(worker.id)
 
 
 def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
@@ -155,17 +170,17 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     return Terminate(worker.id, worker.state, ExitCause.TASK_STUCK, None, why)
 
 
-def _settled(worker: Worker, snapshot: Snapshot, policy: Policy) -> Settle | None:
+def _settled(worker: Worker, snapshot: Snapshot, policy: Policy) -> SetActivity | None:
     """What it holds tells whether it is idle, of the user's own program, and of an agent that does not say so itself.
 
     That one beats, and asks for no work, or gets no answer: it must not cost more than an idle one does.
     """
     if worker.own_program and worker.state is State.IDLE and worker.tasks_running:
-        return Settle(worker.id, State.IDLE, State.ACTIVE, f"holds {worker.tasks_running} task(s)")
+        return SetActivity(worker.id, State.IDLE, State.ACTIVE, f"holds {worker.tasks_running} task(s)")
     empty_s = (snapshot.now - (worker.empty_since or worker.state_since)).total_seconds()
     grace_s = policy.scale_down_grace_s if worker.own_program else UNASKED_S
     if worker.state is State.ACTIVE and not worker.tasks_running and empty_s >= grace_s:
-        return Settle(worker.id, State.ACTIVE, State.IDLE, f"held no task for {empty_s:.0f} s")
+        return SetActivity(worker.id, State.ACTIVE, State.IDLE, f"held no task for {empty_s:.0f} s")
     return None
 
 
@@ -216,13 +231,13 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         why = "no list of pods; deleted all the same" if unlisted else "not listed; deleted all the same"
         return Delete(worker.id, worker.pod_id, why)
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
-        return Bury(worker.id, f"no pod was ever created ({worker.failure_code})")
+        return MarkTerminated(worker.id, f"no pod was ever created ({worker.failure_code})")
     outlived = worker.metadata.get(DELETES) or STILL_LISTED in (worker.waiting_for or "")
     deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
     age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
     asked_at = _asked_at(worker, policy) if sent else worker.created_at
     gone = _absent(worker, snapshot, age_s, asked_at)
-    return Bury(worker.id, "two complete lists do not show its pod") if gone else None
+    return MarkTerminated(worker.id, "two complete lists do not show its pod") if gone else None
 
 
 def _asked_at(worker: Worker, policy: Policy) -> datetime:

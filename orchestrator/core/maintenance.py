@@ -8,13 +8,23 @@ from dataclasses import replace
 from enum import StrEnum
 
 from orchestrator.core import plan as loop
-from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Readdress, Reap, Rescue, Terminate
+from orchestrator.core.actions import (
+    Action,
+    Delete,
+    DeleteOrphan,
+    Flush,
+    MarkTerminated,
+    Plan,
+    Rescue,
+    Terminate,
+    UpdateAddress,
+)
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import POD_GONE
 from orchestrator.core.model import Policy, Snapshot
 
 ORPHAN_GRACE_S = 2.0  # a second list; the operator has asked, and a pod's row is there before the pod is asked for
-FOLLOWING = (Readdress, Flush, Delete, Bury, Rescue)  # the rest of an end that has begun
+FOLLOWING = (UpdateAddress, Flush, Delete, MarkTerminated, Rescue)  # the rest of an end that has begun
 
 
 class Errand(StrEnum):
@@ -35,9 +45,9 @@ def _belongs(errand: Errand, action: Action) -> bool:
     match errand:
         case Errand.END_ALL:
             asked = isinstance(action, Terminate) and action.cause is ExitCause.MANUAL
-            return asked or isinstance(action, (*FOLLOWING, Reap))
+            return asked or isinstance(action, (*FOLLOWING, DeleteOrphan))
         case Errand.REAP:
-            return isinstance(action, Reap)
+            return isinstance(action, DeleteOrphan)
         case Errand.FORGET:
             lost = isinstance(action, Terminate) and action.code in POD_GONE
             return lost or isinstance(action, FOLLOWING)

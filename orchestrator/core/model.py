@@ -275,7 +275,7 @@ class Absence:
 
 
 @dataclass(frozen=True, slots=True)
-class EndedClimb:
+class EndedBringUp:
     """A bring-up that is over: promoted, or not and why; and what became of the worker that was promoted."""
 
     worker_id: str
@@ -343,7 +343,7 @@ class Snapshot:
     climbing: frozenset[str]  # worker ids whose bring-up is under way in this process
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, ended ones included
     paused: Mapping[str, Pause]  # by pool; "*" is every pool
-    ended: tuple[EndedClimb, ...] = ()  # climbs of the last day, at most 100 a pool, newest last
+    ended: tuple[EndedBringUp, ...] = ()  # climbs of the last day, at most 100 a pool, newest last
     proven: frozenset[str] = frozenset()  # releases that were promoted in the last 30 days
     spent: Spent = Spent(0, 0, 0)
     avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when

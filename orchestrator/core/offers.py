@@ -1,8 +1,8 @@
-"""Which offer an intent asks for: the first in the operator's order that the market, the budget and experience allow.
+"""Which offer an intent asks for: the first in the operator's order that refusals, budget and failed hosts allow.
 
-An offer cools down after a refusal. Then its probe budget holds: one create call under way at a time, twice as many
-after each success, any number once an hour has passed without a refusal; so a dry market sees a few calls a minute. A
-place where hosts failed lately is passed over while another offer is left. A network volume pins the data centre.
+An offer cools down after a refusal. Then its probe budget applies: one create call under way at a time, twice as many
+after each success, any number once an hour has passed without a refusal. So an offer without capacity gets a few calls
+a minute. A place where hosts failed recently is asked last. A network volume pins the data centre.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from datetime import timedelta
 from orchestrator.core import breaker, store_outage
 from orchestrator.core.actions import Create, Wait
 from orchestrator.core.blocked import Blocked, Kind, line
-from orchestrator.core.budget import Purse
+from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
 
@@ -22,12 +22,12 @@ PROBE_RETRY_S = 2.0  # while somebody else's create call is under way
 MENDED_RETRY_S = 30.0  # while money or a person is waited for
 
 
-class Market:
+class OfferSelector:
     """The offers as one tick sees them; what is chosen counts at once, whichever pool it is for."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
-        self.purse = Purse(snapshot, policy)
+        self.room = BudgetRoom(snapshot, policy)
         asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _is_asking(w, snapshot))
         self._asked = Counter(str(worker.metadata.get("offer")) for worker in asking)
 
@@ -38,7 +38,7 @@ class Market:
         if not free:
             return None
         self._asked[free[0].key] += 1
-        self.purse.take(pool, free[0], own)
+        self.room.take(pool, free[0], own)
         return free[0]
 
     def obstacle(self, pool: Pool, own: Worker | None = None) -> Blocked:
@@ -51,7 +51,7 @@ class Market:
             center = volume.data_center if volume else None
             return Blocked(Kind.NO_OFFER_AT_VOLUME, detail={"volume": pool.volume_name, "data_center": center})
         for offer in offers:
-            money = self.purse.refusal(pool, offer, own)
+            money = self.room.refusal(pool, offer, own)
             if money and not self._is_closed(offer):
                 return money
         ends = [state.cooldown_until for state in map(self._offers.get, (offer.key for offer in offers)) if state]
@@ -81,7 +81,7 @@ class Market:
                 yield Blocked(Kind.OFFER_AVOIDED, detail={"offer": offer.key}, until=until)
 
     def _is_free(self, pool: Pool, offer: Offer, own: Worker | None) -> bool:
-        return not self._is_closed(offer) and self.purse.refusal(pool, offer, own) is None
+        return not self._is_closed(offer) and self.room.refusal(pool, offer, own) is None
 
     def _is_closed(self, offer: Offer) -> bool:
         """Whether it cools down, or is being probed already."""
@@ -100,7 +100,7 @@ class Market:
 
 
 def plan(
-    pool: Pool, snapshot: Snapshot, policy: Policy, market: Market, *, leaving: frozenset[str]
+    pool: Pool, snapshot: Snapshot, policy: Policy, selector: OfferSelector, *, leaving: frozenset[str]
 ) -> tuple[list[Create], list[Wait]]:
     """A create for each recorded intent that is due and finds an offer; a written wait for each that does not."""
     creates: list[Create] = []
@@ -111,13 +111,13 @@ def plan(
     due = [w for w in spawning if w.stage is Stage.INTENT and w.id not in others and w.next_attempt_at <= snapshot.now]
     climbing = sum(1 for w in spawning if w.stage is not Stage.INTENT or w.id in others)
     for worker in due:
-        held = _held_back(pool, snapshot, policy, climbing + len(creates), worker)
-        offer = None if held else market.choose(pool, worker)
+        blocked = _blocked_intent(pool, snapshot, policy, climbing + len(creates), worker)
+        offer = None if blocked else selector.choose(pool, worker)
         if offer:
             why = f"intent recorded; asking for {offer.key}"
-            creates.append(Create(worker.id, pool.name, offer, why, market.purse.price(pool, offer)))
+            creates.append(Create(worker.id, pool.name, offer, why, selector.room.price(pool, offer)))
             continue
-        reason = held or market.obstacle(pool, worker)
+        reason = blocked or selector.obstacle(pool, worker)
         waiting_on, words, until = WaitingOn(reason.kind.row.who), line(reason), reason.until
         silent_s = (snapshot.now - worker.next_attempt_at).total_seconds()
         if (worker.waiting_on, worker.waiting_for) != (waiting_on, words) or silent_s >= MENDED_RETRY_S:
@@ -128,7 +128,7 @@ def plan(
     return creates, waits
 
 
-def _held_back(pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, worker: Worker) -> Blocked | None:
+def _blocked_intent(pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, worker: Worker) -> Blocked | None:
     """What holds an intent back that holds new ones back too; an operator's own request waits for none of it."""
     if worker.metadata.get("asked_for"):
         return None
@@ -137,10 +137,10 @@ def _held_back(pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, wo
         return Blocked(Kind.PAUSED, detail={"reason": pause.reason})  # without its end: it may be resumed before
     if snapshot.store_away:
         return store_outage.reason(snapshot.store_away)
-    brake = breaker.brake(pool, snapshot, policy, climbing)
-    if brake is None or brake.limit > 0 or brake.reason.kind not in (Kind.HALTED, Kind.BREAKER_OPEN):
+    limit = breaker.spawn_limit(pool, snapshot, policy, climbing)
+    if limit is None or limit.spawns > 0 or limit.reason.kind not in (Kind.HALTED, Kind.BREAKER_OPEN):
         return None
-    return brake.reason
+    return limit.reason
 
 
 def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:

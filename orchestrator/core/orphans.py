@@ -6,13 +6,13 @@ Ownership is the fleet id in the pod's environment; a pod without it is never to
 from collections import Counter
 from datetime import timedelta
 
-from orchestrator.core.actions import Reap
+from orchestrator.core.actions import DeleteOrphan
 from orchestrator.core.model import Policy, Snapshot
 
 
-def plan(snapshot: Snapshot, policy: Policy) -> list[Reap]:
+def plan(snapshot: Snapshot, policy: Policy) -> list[DeleteOrphan]:
     """Deletes for orphans past their grace, and at once for the second pod of a worker that has its own."""
-    reaps = []
+    deletes = []
     pods_of = {w.id: w.pod_id for w in snapshot.workers}
     copies = Counter(pod.worker_id for pod in snapshot.pods or () if pod.fleet_id == policy.fleet_id)
     for pod in snapshot.pods or ():
@@ -22,7 +22,9 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Reap]:
         own = pods_of.get(pod.worker_id or "")
         if since is not None and snapshot.now - since >= timedelta(seconds=policy.orphan_grace_s):
             age_s = (snapshot.now - since).total_seconds()
-            reaps.append(Reap(pod.id, f"no live worker names it for {age_s:.0f} s (its env says {pod.worker_id})"))
+            why = f"no live worker names it for {age_s:.0f} s (its env says {pod.worker_id})"
+            deletes.append(DeleteOrphan(pod.id, why))
         elif own is not None and own != pod.id and copies[pod.worker_id] > 1:
-            reaps.append(Reap(pod.id, f"worker {pod.worker_id} has pod {own}; this one came from a repeated create"))
-    return reaps
+            why = f"worker {pod.worker_id} has pod {own}; this one came from a repeated create"
+            deletes.append(DeleteOrphan(pod.id, why))
+    return deletes

@@ -1,7 +1,7 @@
 """One tick's thinking: the phases, in order. Pure: the same snapshot and policy give the same plan.
 
-    lifecycle  what each live worker needs next (adopt, climb, readdress, watchdog, drain, flush, delete, bury)
-    budget     who goes because the money is used up
+    lifecycle  what each live worker needs next (adopt, bring up, watch, drain, flush, delete, mark terminated)
+    budget     which workers end because the money is used up
     orphans    pods of this fleet that no live row names
     rescue     tasks whose lease is over
     scaling    how many workers each pool should have; spawns and terminations
@@ -17,27 +17,27 @@ from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scalin
 from orchestrator.core.actions import (
     Action,
     Adopt,
-    Bury,
-    Climb,
+    ContinueBringUp,
     Create,
+    MarkTerminated,
     Plan,
-    Readdress,
+    PoolDecision,
     Rescue,
-    Settle,
+    SetActivity,
     Spawn,
     Terminate,
-    Verdict,
+    UpdateAddress,
     Wait,
 )
 from orchestrator.core.blocked import Blocked, Kind
 from orchestrator.core.exit_causes import FAILURES
-from orchestrator.core.model import EndedClimb, Policy, Snapshot
+from orchestrator.core.model import EndedBringUp, Policy, Snapshot
 from orchestrator.core.states import State
 
 ROWS_PER_TICK = 30  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
 # A create whose reply is lost is found only by a list, and a bring-up reads its pod from one.
-NEED_A_LIST = (Spawn, Create, Climb)
-WRITTEN = (Adopt, Bury, Readdress, Settle, Spawn, Terminate, Wait)
+NEED_A_LIST = (Spawn, Create, ContinueBringUp)
+WRITTEN = (Adopt, MarkTerminated, UpdateAddress, SetActivity, Spawn, Terminate, Wait)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -47,32 +47,32 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
-    verdicts = []
+    decisions = []
     late = _without_a_list(snapshot)
-    for changes, verdict in sizes(snapshot, policy, actions):
+    for changes, decision in sizes(snapshot, policy, actions):
         actions += changes
-        verdicts.append(replace(verdict, blocked=(*verdict.blocked, *late)))
+        decisions.append(replace(decision, blocked=(*decision.blocked, *late)))
     if snapshot.pods is None:
         # The first list is under way for a few seconds: it may show pods to adopt before their deadlines are judged.
         failed = snapshot.unlisted is not None
         actions = [a for a in actions if isinstance(a, Rescue) or (failed and not isinstance(a, NEED_A_LIST))]
-    return Plan(tuple(_bounded(actions)), tuple(verdicts))
+    return Plan(tuple(_bounded(actions)), tuple(decisions))
 
 
-def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], Verdict]]:
+def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], PoolDecision]]:
     """What each pool's size comes to and what that takes, after `actions`; pools that nobody configured come last."""
     snapshot = _with_ends(snapshot, actions)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in FAILURES)
-    market = offers.Market(snapshot, policy)
+    selector = offers.OfferSelector(snapshot, policy)
     sized = {pool.name: scaling.size(pool, snapshot, policy, leaving=leaving) for pool in policy.pools}
-    shares = sharing.offers(policy.pools, sized, snapshot, policy, market)
+    shares = sharing.offers(policy.pools, sized, snapshot, policy, selector)
     plans = []
     for pool in policy.pools:
         mine, share = sized[pool.name], shares[pool.name]
-        changes, verdict = scaling.plan(pool, mine, snapshot, policy, market, offers=share, lost=lost)
-        chosen, waits = offers.plan(pool, snapshot, policy, market, leaving=leaving | _ended(changes))
-        plans.append(([*changes, *chosen, *waits], verdict))
-    return plans + scaling.unserved(snapshot, policy, market, leaving=leaving)
+        changes, decision = scaling.plan(pool, mine, snapshot, policy, selector, offers=share, lost=lost)
+        chosen, waits = offers.plan(pool, snapshot, policy, selector, leaving=leaving | _ended(changes))
+        plans.append(([*changes, *chosen, *waits], decision))
+    return plans + scaling.unserved(snapshot, policy, selector, leaving=leaving)
 
 
 def _without_a_list(snapshot: Snapshot) -> tuple[Blocked, ...]:
@@ -89,7 +89,7 @@ def in_transition(snapshot: Snapshot) -> bool:
 
 
 def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Action]:
-    """The ends, and what was planned for everybody else: a worker that goes does not climb on meanwhile."""
+    """The ends, and what was planned for everybody else: the bring-up of a worker that ends does not go on."""
     gone = _ended(ends)
     return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
 
@@ -104,7 +104,7 @@ def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
 
 
 def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
-    """The snapshot with the climbs and workers that this tick ends among the ended ones: none is replaced unjudged."""
+    """The snapshot with the ends of this tick among the ended bring-ups, so that the breaker counts them at once."""
     rows = {worker.id: worker for worker in snapshot.workers}
     ends = {a.worker_id: a for a in actions if isinstance(a, Terminate)}
     known = [
@@ -114,7 +114,9 @@ def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
         for climb in snapshot.ended
     ]
     known += [
-        EndedClimb(a.worker_id, rows[a.worker_id].pool, snapshot.now, False, a.cause, a.code, rows[a.worker_id].release)
+        EndedBringUp(
+            a.worker_id, rows[a.worker_id].pool, snapshot.now, False, a.cause, a.code, rows[a.worker_id].release
+        )
         for a in ends.values()
         if a.from_state is State.SPAWNING
     ]

@@ -3,12 +3,12 @@
     target = clamp(max(ceil(demand / TASKS_PER_GPU_THRESHOLD), busy + MACHINES_TO_KEEP_IDLE, MIN_ACTIVE_GPUS),
                    0, MAX_ACTIVE_GPUS)
 
-Demand is claimable plus running tasks; blocked tasks never scale anything. Up is immediate, as far as pause, breaker,
-offers and budgets let it (sharing.py divides what pools share). Down touches only idle workers, and spawning ones that
-are more than the limit or whose work has gone and whose boot costs more to finish than it can still save. It never goes
-below the target: the workers beyond what is needed, or beyond the one that stays warm when nothing is needed, go after
-the overcapacity timeout; the last warm one after the idle timeout. Where tasks wait for a handler that only the present
-release has, its first worker comes beyond the target (succession.py).
+Demand is claimable plus running tasks; blocked tasks never scale anything. A pool grows at once, as far as pause,
+breaker, offers and budgets allow (sharing.py divides what pools share); core/blocked.py has the reasons for which it
+does not. It shrinks by idle workers, and by spawning workers that exceed the limit, or whose work is gone and whose
+boot costs more than it can still save. It never shrinks below the target. Workers beyond the target end after the
+overcapacity timeout, but one worker stays warm until the idle timeout. If tasks wait for a handler that only the
+present release has, the first worker of that release is started beyond the target (rollout.py).
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from math import ceil
 from statistics import median
 
 from orchestrator.core import breaker, rollout, store_outage
-from orchestrator.core.actions import Action, Spawn, Terminate, Verdict
+from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.meanings import BUDGET
 from orchestrator.core.model import Demand, Offer, Pause, Policy, Pool, Snapshot, Worker
-from orchestrator.core.offers import Market
+from orchestrator.core.offers import OfferSelector
 from orchestrator.core.states import READY, Stage, State
 
 SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
@@ -44,7 +44,7 @@ class Size:
     wanted: int  # before MAX_ACTIVE_GPUS
     target: int
     awaited: str | None  # what waits for a first worker of the present release
-    heir: Worker | None  # that worker, while it spawns
+    replacement: Worker | None  # that worker, while it spawns
 
     @property
     def live(self) -> int:
@@ -59,7 +59,7 @@ class Size:
     @property
     def asked(self) -> int:
         """Spawns that are wanted now."""
-        return max(self.missing, 1 if self.awaited and self.heir is None else 0)
+        return max(self.missing, 1 if self.awaited and self.replacement is None else 0)
 
 
 def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
@@ -76,17 +76,17 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     running = max(0, demand.running - sum(w.tasks_running for w in going))
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
     awaited = rollout.awaited(pool, policy, [*here, *going], demand)
-    heir = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
+    replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
     target = max(0, min(wanted, pool.max_active - unfit))  # they are pods until they have ended
-    return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, heir)
+    return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, replacement)
 
 
 def allowed(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> int:
     """Of the spawns that are wanted, those that no pause, no outage of the store and no breaker holds back."""
     if mine.asked <= 0 or snapshot.pause_of(pool.name) or snapshot.store_away:
         return 0
-    brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
-    return min(mine.asked, SPAWNS_PER_TICK, brake.limit if brake else SPAWNS_PER_TICK)
+    limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
+    return min(mine.asked, SPAWNS_PER_TICK, limit.spawns if limit else SPAWNS_PER_TICK)
 
 
 def plan(
@@ -94,14 +94,14 @@ def plan(
     mine: Size,
     snapshot: Snapshot,
     policy: Policy,
-    market: Market,
+    selector: OfferSelector,
     *,
     offers: Sequence[Offer] = (),
     lost: frozenset[str] = frozenset(),
-) -> tuple[list[Action], Verdict]:
+) -> tuple[list[Action], PoolDecision]:
     """The spawns and terminations of one pool, with the arithmetic behind them.
 
-    `offers` are what is this pool's share of the market in this tick; those who go and are `lost` finish nothing.
+    `offers` are what is this pool's share of the offers in this tick; those who go and are `lost` finish nothing.
     """
     demand, target, going = mine.demand, mine.target, mine.going
     rule = (
@@ -110,19 +110,19 @@ def plan(
     )
     if mine.awaited:
         rule += f"; 1 more, {mine.awaited}"
-    held = _held(pool, mine, snapshot)
+    reasons = _blocked(pool, mine, snapshot)
     actions: list[Action] = []
     if mine.asked > 0:
-        spawns = _spawns(pool, mine, snapshot, policy, market, offers, held)
-        if mine.awaited is None or mine.heir or (spawns and mine.live < pool.max_active):
+        spawns = _spawns(pool, mine, snapshot, policy, selector, offers, reasons)
+        if mine.awaited is None or mine.replacement or (spawns and mine.live < pool.max_active):
             why = None if mine.missing > 0 else mine.awaited
             actions += [replace(spawn, reason=why) for spawn in spawns] if why else spawns
-        elif spawns or _only_money(pool, mine, snapshot, policy, market):
+        elif spawns or _only_money(pool, mine, snapshot, policy, selector):
             actions += rollout.place(pool, snapshot, policy, mine.ready, mine.awaited)
     if mine.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # What the lost ones ran is queued again in a moment: whoever is free stays for it.
         again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)
-        others = [w for w in mine.spawning if w is not mine.heir]  # who was not begun for the target is not too many
+        others = [w for w in mine.spawning if w is not mine.replacement]  # it was not started for the target
         actions += _terminations(pool, snapshot, policy, mine.ready, others, min(target + again, pool.max_active))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
@@ -133,24 +133,24 @@ def plan(
         "spawning": len(mine.spawning),
         "terminating": len(going),
     }
-    return actions, Verdict(pool.name, rule, target, inputs, tuple(held))
+    return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons))
 
 
-def _held(pool: Pool, mine: Size, snapshot: Snapshot) -> list[Blocked]:
+def _blocked(pool: Pool, mine: Size, snapshot: Snapshot) -> list[Blocked]:
     """What the limit, a pause and an outage of the store hold back."""
-    held = []
+    reasons = []
     if mine.wanted > mine.target:
-        held.append(Blocked(Kind.MAX_ACTIVE, mine.wanted - mine.target, WORKERS, {"limit": pool.max_active}))
+        reasons.append(Blocked(Kind.MAX_ACTIVE, mine.wanted - mine.target, WORKERS, {"limit": pool.max_active}))
     pause, blocked = snapshot.pause_of(pool.name), mine.demand.blocked
     if pause and blocked.get("paused"):
-        held.append(_paused(pause, blocked["paused"], TASKS))
+        reasons.append(_paused(pause, blocked["paused"], TASKS))
     if snapshot.store_away and blocked["store"]:
-        held.append(store_outage.reason(snapshot.store_away, blocked["store"], TASKS))
+        reasons.append(store_outage.reason(snapshot.store_away, blocked["store"], TASKS))
     recorded = [w for w in mine.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
     intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
     if pause and intents:
-        held.append(_paused(pause, intents, INTENTS))
-    return held
+        reasons.append(_paused(pause, intents, INTENTS))
+    return reasons
 
 
 def _paused(pause: Pause, count: int, unit: str) -> Blocked:
@@ -158,8 +158,8 @@ def _paused(pause: Pause, count: int, unit: str) -> Blocked:
 
 
 def unserved(
-    snapshot: Snapshot, policy: Policy, market: Market, *, leaving: frozenset[str]
-) -> list[tuple[list[Action], Verdict]]:
+    snapshot: Snapshot, policy: Policy, selector: OfferSelector, *, leaving: frozenset[str]
+) -> list[tuple[list[Action], PoolDecision]]:
     """Pools that are not configured (any more): their idle workers go, and their tasks wait where it can be seen."""
     known = {pool.name for pool in policy.pools}
     tasks = {d.pool: d.claimable for d in snapshot.demand if d.pool not in known}
@@ -167,9 +167,9 @@ def unserved(
     plans = []
     for name in names:
         pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
-        actions, verdict = plan(pool, size(pool, snapshot, policy, leaving=leaving), snapshot, policy, market)
+        actions, decision = plan(pool, size(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
         blocked = (Blocked(Kind.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
-        plans.append((actions, replace(verdict, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
+        plans.append((actions, replace(decision, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
     return plans
 
 
@@ -184,38 +184,38 @@ def _spawns(
     mine: Size,
     snapshot: Snapshot,
     policy: Policy,
-    market: Market,
+    selector: OfferSelector,
     offers: Sequence[Offer],
-    held: list[Blocked],
+    reasons: list[Blocked],
 ) -> list[Spawn]:
     pause = snapshot.pause_of(pool.name)
     if pause:
-        held.append(_paused(pause, mine.asked, SPAWNS))
+        reasons.append(_paused(pause, mine.asked, SPAWNS))
         return []
     if snapshot.store_away:
-        held.append(store_outage.reason(snapshot.store_away, mine.asked, SPAWNS))
+        reasons.append(store_outage.reason(snapshot.store_away, mine.asked, SPAWNS))
         return []
-    brake = breaker.brake(pool, snapshot, policy, len(mine.spawning))
-    if brake and brake.limit < mine.asked:
-        held.append(replace(brake.reason, count=mine.asked - brake.limit))
-    held += market.passed_over(pool)
+    limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
+    if limit and limit.spawns < mine.asked:
+        reasons.append(replace(limit.reason, count=mine.asked - limit.spawns))
+    reasons += selector.passed_over(pool)
     if len(offers) < allowed(pool, mine, snapshot, policy):
-        held.append(replace(market.obstacle(pool), count=mine.asked - len(offers)))
+        reasons.append(replace(selector.obstacle(pool), count=mine.asked - len(offers)))
     return [
         Spawn(
             worker_id(policy.fleet_id, pool.name, snapshot.now, index),
             pool.name,
             offer,
             f"{mine.asked} below target",
-            market.purse.price(pool, offer),
+            selector.room.price(pool, offer),
         )
         for index, offer in enumerate(offers)
     ]
 
 
-def _only_money(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, market: Market) -> bool:
+def _only_money(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector) -> bool:
     """Whether a spawn waits for nothing but the budget."""
-    return allowed(pool, mine, snapshot, policy) > 0 and market.obstacle(pool).kind.row.who == BUDGET
+    return allowed(pool, mine, snapshot, policy) > 0 and selector.obstacle(pool).kind.row.who == BUDGET
 
 
 def _terminations(

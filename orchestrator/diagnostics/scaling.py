@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.actions import Verdict
+from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import SPAWNS, Blocked, Kind, from_json, text
 from orchestrator.core.model import Policy, Pool
 from orchestrator.diagnostics import causes
@@ -58,10 +58,10 @@ class PoolExplanation:
     waiting: Sequence[Row]  # workers that wait for capacity, budget or an operator
 
 
-def explained(found: Row, verdicts: Iterable[Verdict], policy: Policy) -> tuple[PoolExplanation, ...]:
-    """Each pool of the policy; `verdicts` are the planner's, on what is now."""
+def explained(found: Row, decisions: Iterable[PoolDecision], policy: Policy) -> tuple[PoolExplanation, ...]:
+    """Each pool of the policy; `decisions` are the planner's, on what is now."""
     now = datetime.fromisoformat(found["now"])
-    by_pool = {verdict.pool: verdict for verdict in verdicts}
+    by_pool = {decision.pool: decision for decision in decisions}
     rows = {offer["key"]: offer for offer in found["offers"]}
     return tuple(
         PoolExplanation(

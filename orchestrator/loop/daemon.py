@@ -311,7 +311,7 @@ class Daemon:
             self._runtime.latest.pods.update(snapshot.pods)
         self._runtime.latest.workers.update(snapshot.workers)
         made = self._think(snapshot, self._policy)
-        waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.verdicts if v.retry_at)
+        waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.decisions if v.retry_at)
         self._retry_s = min(waits, default=None)
         if not self._stopping:
             await self._hold_claims(term, snapshot)

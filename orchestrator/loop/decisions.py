@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from orchestrator.core.actions import Plan, Rescue, Spawn, Terminate, Verdict
+from orchestrator.core.actions import Plan, PoolDecision, Rescue, Spawn, Terminate, kind_of
 from orchestrator.core.blocked import line
 from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.model import Snapshot
@@ -33,21 +33,21 @@ class Journal:
         pool_of = {worker.id: worker.pool for worker in snapshot.workers}
         changes = [(a.pool if isinstance(a, Spawn) else pool_of.get(a.worker_id), a)
                    for a in made.actions if isinstance(a, Spawn | Terminate)]  # fmt: skip
-        for verdict in made.verdicts:
-            await self._record(term, verdict, [action for pool, action in changes if pool == verdict.pool])
+        for decision in made.decisions:
+            await self._record(term, decision, [action for pool, action in changes if pool == decision.pool])
 
-    async def _record(self, term: int, verdict: Verdict, changes: Sequence[Spawn | Terminate]) -> None:
+    async def _record(self, term: int, decision: PoolDecision, changes: Sequence[Spawn | Terminate]) -> None:
         # A queue that shrinks by one, or a later time, is no new decision.
-        gist = (verdict.target, tuple(reason.identity for reason in verdict.blocked))
-        if not changes and self._recorded.get(verdict.pool) == gist:
+        gist = (decision.target, tuple(reason.identity for reason in decision.blocked))
+        if not changes and self._recorded.get(decision.pool) == gist:
             return
         described = [_described(a) for a in changes]
-        row = {"pool": verdict.pool, "rule": verdict.rule, "target": verdict.target, "inputs": verdict.inputs}
-        row |= {"actions": described, "blocked": [reason.as_json() for reason in verdict.blocked]}
+        row = {"pool": decision.pool, "rule": decision.rule, "target": decision.target, "inputs": decision.inputs}
+        row |= {"actions": described, "blocked": [reason.as_json() for reason in decision.blocked]}
         await self._store.record_decision(term, row)
-        self._recorded[verdict.pool] = gist
-        said = [line(reason) for reason in verdict.blocked]
-        log.info("decision_recorded", message=f"{verdict.pool}: {verdict.rule}", actions=described, blocked=said)
+        self._recorded[decision.pool] = gist
+        said = [line(reason) for reason in decision.blocked]
+        log.info("decision_recorded", message=f"{decision.pool}: {decision.rule}", actions=described, blocked=said)
 
     def sum_up(self, snapshot: Snapshot, made: Plan, *, tick_s: float, observe_s: float) -> None:
         """The cycle summary."""
@@ -70,7 +70,7 @@ class Journal:
         said = any(did.values()) or now_s - self._said_at_s >= SAID_EVERY_S
         self._said_at_s = now_s if said else self._said_at_s
         level = log.info if said else log.debug
-        planned = {kind.__name__.lower(): number for kind, number in kinds.items()}
+        planned = {kind_of(kind): number for kind, number in kinds.items()}
         took = {"tick_s": round(tick_s, 3), "observe_s": round(observe_s, 3)}
         facts = {"actions": did, "status": status, "planned": planned, "pods": len(snapshot.pods or ()), **took}
         level("cycle_ended", message=log_phrases.CYCLE, **facts)

@@ -27,7 +27,7 @@ CONCURRENT_ACTIONS = 32
 MAX_PAUSE_S = 300.0  # between two deletes of an orphan that are refused
 MAX_DOUBLINGS = 10
 CANCEL_S = 0.5  # for a cancelled action to close its attempt row
-ROWS_ONLY = (act.Adopt, act.Readdress, act.Wait, act.Settle, act.Terminate, act.Rescue)
+ROWS_ONLY = (act.Adopt, act.UpdateAddress, act.Wait, act.SetActivity, act.Terminate, act.Rescue)
 log = structlog.get_logger()
 
 
@@ -94,12 +94,12 @@ class Executor:
         for action, is_written in zip(actions, written, strict=True):
             if not is_written or isinstance(action, ROWS_ONLY):
                 continue
-            if isinstance(action, act.Climb):
+            if isinstance(action, act.ContinueBringUp):
                 self._begin(
                     self._climbs, action.worker_id, action, self._pods.bring_up(term, workers[action.worker_id])
                 )
             else:
-                key = action.pod_id if isinstance(action, act.Reap) else action.worker_id
+                key = action.pod_id if isinstance(action, act.DeleteOrphan) else action.worker_id
                 self._begin(self._running, key, action, self._gated(term, action, workers.get(key)))
 
     def stop_climbing(self) -> None:
@@ -133,7 +133,7 @@ class Executor:
 
     async def _recorded(self, action: act.Action, work: Awaitable[None]) -> bool:
         """The one broad except: an action that goes wrong is written down, and the next tick decides."""
-        name, subject = type(action).__name__.lower(), getattr(action, "worker_id", getattr(action, "pod_id", None))
+        name, subject = act.kind_of(type(action)), getattr(action, "worker_id", getattr(action, "pod_id", None))
         try:
             await work
         except (LostRace, NotLeader) as error:
@@ -155,21 +155,21 @@ class Executor:
                 await self._intend(term, action)
             case act.Adopt():
                 await self._adopt(term, action)
-            case act.Readdress():
+            case act.UpdateAddress():
                 await self._readdress(term, action)
             case act.Wait():
                 await self._wait(term, action)
-            case act.Settle():
+            case act.SetActivity():
                 await self._move(
                     term, action.worker_id, action.from_state, to_state=action.to_state, reason=action.reason
                 )
             case act.Terminate():
                 await self._terminate(term, action)
-            case act.Bury():
+            case act.MarkTerminated():
                 await self._bury(term, action)
             case act.Rescue():
                 await self._rescue(term, None, action.reason, action.over_s)
-            case act.Create() | act.Climb() | act.Flush() | act.Delete() | act.Reap():
+            case act.Create() | act.ContinueBringUp() | act.Flush() | act.Delete() | act.DeleteOrphan():
                 pass
             case _:
                 assert_never(action)
@@ -184,14 +184,14 @@ class Executor:
                 await self._pods.teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():
                 await self._pods.teardown.delete(term, action)
-            case act.Bury():
+            case act.MarkTerminated():
                 await self._pods.disconnect(action.worker_id)
-            case act.Reap():
+            case act.DeleteOrphan():
                 await self._reap(action)
             case _:
                 assert_never(action)
 
-    async def _reap(self, action: act.Reap) -> None:
+    async def _reap(self, action: act.DeleteOrphan) -> None:
         """Delete an orphan; the more often that was refused, the longer the next try waits."""
         refusals = self._refused.pop(action.pod_id, 0)
         pause_s = min(self._policy.delete_retry_s * 2**refusals, MAX_PAUSE_S)
@@ -243,7 +243,7 @@ class Executor:
         )
         log.warning("pod_adopted", worker=action.worker_id, pod=action.pod_id, reason=action.reason)
 
-    async def _readdress(self, term: int, action: act.Readdress) -> None:
+    async def _readdress(self, term: int, action: act.UpdateAddress) -> None:
         """The pinned host key stays; what nobody answered at the old address says nothing of the new one."""
         where: dict[str, Any] = {"ssh_host": action.host, "ssh_port": action.port, "metadata": {UNREACHED: 0}}
         await self._move(term, action.worker_id, action.from_state, reason=action.reason, **where)
@@ -275,7 +275,7 @@ class Executor:
         elif ended.tasks_running:
             await self._pods.teardown.name_tasks(term, action)
 
-    async def _bury(self, term: int, action: act.Bury) -> None:
+    async def _bury(self, term: int, action: act.MarkTerminated) -> None:
         await self._store.move(
             term,
             action.worker_id,

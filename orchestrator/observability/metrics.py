@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
 from orchestrator.core.actions import Plan, Terminate
-from orchestrator.core.breaker import STATES, brake
+from orchestrator.core.breaker import STATES, spawn_limit
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.stages import STAGE_SPECS
@@ -136,9 +136,9 @@ class Metrics:
             workers[key] = workers.get(key, 0) + 1
         _show(self.workers, workers)
         for pool in policy.pools:
-            held = brake(pool, snapshot, policy, 0)
+            limit = spawn_limit(pool, snapshot, policy, 0)
             for name, kind in STATES.items():
-                self.breaker.labels(pool.name, name).set(kind is (held.reason.kind if held else None))
+                self.breaker.labels(pool.name, name).set(kind is (limit.reason.kind if limit else None))
 
     def counted(self, row: Mapping[str, Any]) -> None:
         """What `fleet_metrics` says has happened to tasks since the last time, and what is not shipped."""

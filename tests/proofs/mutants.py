@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant("what was done before the failures is a second opinion", "sick", f"{SQL}/fitness.py",
            'attempt["started_at"] >= after', 'attempt["ended_at"] is not None'),
     Mutant("a bad release leaves the breaker closed", "sick", "orchestrator/core/breaker.py",
-           "if climb.exit_cause is ExitCause.RELEASE_BAD and climb.release == release:", "if False:"),
+           "if ended.exit_cause is ExitCause.RELEASE_BAD and ended.release == release:", "if False:"),
     Mutant("no intent row before the create call", "I1", EXEC,
            "        if not await self._store.spawn(term, intent):\n            raise LostRace(",
            "        await self._cloud.create_pod(await self._renter._spec(action.worker_id, pool, action.offer))\n"
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant("a pod bears no database's identity", "I1", "orchestrator/adapters/runpod.py",
            "        ownership[DATABASE_VARIABLE] = spec.database_id", "        pass"),
     Mutant("no orphan is ever reaped", "I1", "orchestrator/core/orphans.py",
-           "    return reaps", "    return []"),
+           "    return deletes", "    return []"),
     Mutant("an unreadable list is an empty one", "I8 I1", "orchestrator/adapters/runpod_replies.py",
            '        raise Malformed(f"{collection} is not a list")\n    if "pagination"',
            '        return [], None, True\n    if "pagination"'),
@@ -129,11 +129,11 @@ MUTANTS = (
            "        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):",
            "        if missing:"),
     Mutant("buried as soon as the delete was sent", "I1", LIFE,
-           '    return Bury(worker.id, "two complete lists do not show its pod") if gone else None',
-           '    return Bury(worker.id, "sent")'),
+           '    return MarkTerminated(worker.id, "two complete lists do not show its pod") if gone else None',
+           '    return MarkTerminated(worker.id, "sent")'),
     Mutant("a delete is believed", "I1", LIFE,
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:",
-           "    if pod is not None and sent:\n        return Bury(worker.id, 'deleted')\n"
+           "    if pod is not None and sent:\n        return MarkTerminated(worker.id, 'deleted')\n"
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:"),
     Mutant("a delete is never repeated", "I2", LIFE,
            "        if sent and snapshot.now < worker.next_attempt_at:",

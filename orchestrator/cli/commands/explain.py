@@ -74,7 +74,7 @@ async def _scaling(output: Output) -> None:
         found = await store.explain_scaling()
     from orchestrator import wiring
 
-    told = scaling.explained(found, await wiring.verdicts(settings), settings.policy())
+    told = scaling.explained(found, await wiring.pool_decisions(settings), settings.policy())
     if output.json:
         facts = {name: found[name] for name in ("leader", "paused")}
         output.document(kind="scaling", at=found["now"], **facts, pools=[dataclasses.asdict(pool) for pool in told])

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from orchestrator.cli.output import Output, clock, json_option, numbers, one_line
 from orchestrator.cli.session import opened_store, runs, settings_for
+from orchestrator.core.actions import kind_of
 from orchestrator.core.blocked import line, text
 from orchestrator.errors import BAD_ARGUMENT, NO_PROVIDER, OLD_SCHEMA, Failure
 from orchestrator.ports import SchemaMismatch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.migrate import MigrationReport
 
 HAS_CHANGES = 2  # exit code of a plan that would act
-BOOKKEEPING = ("Climb", "Wait")  # actions that change neither the fleet nor a task
+BOOKKEEPING = ("ContinueBringUp", "Wait")  # actions that change neither the fleet nor a task
 PUSH = (
     "apply the files in migrations/ with `supabase db push`, or repeat this command with DATABASE_URL set to the "
     "project's session pooler (Supabase: Connect, port 5432)"
@@ -148,11 +149,11 @@ async def _look_at_schema() -> "MigrationReport":
 
 def _plan_json(made: "Plan") -> dict[str, Any]:
     return {
-        "verdicts": [
-            dataclasses.asdict(verdict) | {"blocked": [b.as_json() | {"text": text(b)} for b in verdict.blocked]}
-            for verdict in made.verdicts
+        "decisions": [
+            dataclasses.asdict(decision) | {"blocked": [b.as_json() | {"text": text(b)} for b in decision.blocked]}
+            for decision in made.decisions
         ],
-        "actions": [{"kind": type(action).__name__.lower(), **dataclasses.asdict(action)} for action in made.actions],
+        "actions": [{"kind": kind_of(type(action)), **dataclasses.asdict(action)} for action in made.actions],
     }
 
 
@@ -187,10 +188,13 @@ def _show_seen(output: Output, seen: "Snapshot") -> None:
 
 
 def _show_plan(output: Output, made: "Plan") -> None:
-    verdicts = Table("pool", "target", "because", "blocked", box=None, header_style="bold", pad_edge=False)
-    for verdict in made.verdicts:
-        verdicts.add_row(
-            verdict.pool, str(verdict.target), one_line(verdict.rule), one_line("; ".join(map(line, verdict.blocked)))
+    decisions = Table("pool", "target", "because", "blocked", box=None, header_style="bold", pad_edge=False)
+    for decision in made.decisions:
+        decisions.add_row(
+            decision.pool,
+            str(decision.target),
+            one_line(decision.rule),
+            one_line("; ".join(map(line, decision.blocked))),
         )
     actions = Table("action", "what", "why", box=None, header_style="bold", pad_edge=False)
     for action in made.actions:
@@ -198,10 +202,8 @@ def _show_plan(output: Output, made: "Plan") -> None:
         what = " ".join(str(facts[name]) for name in ("worker_id", "pod_id") if facts.get(name))
         if offer := getattr(action, "offer", None):
             what += f" on {offer.key}"
-        actions.add_row(
-            type(action).__name__.lower(), what, one_line(facts.get("reason") or facts.get("waiting_for") or "")
-        )
-    output.show(verdicts)
+        actions.add_row(kind_of(type(action)), what, one_line(facts.get("reason") or facts.get("waiting_for") or ""))
+    output.show(decisions)
     if made.actions:
         output.show("", actions)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.actions import Reap
+from orchestrator.core.actions import DeleteOrphan
 from orchestrator.loop.execute import MAX_PAUSE_S
 from orchestrator.pods.teardown import MAX_RETRY_S, _pause_s
 from tests.db.conformance.loops import executor_over
@@ -28,7 +28,7 @@ async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(tmp_p
         for _ in range(3):
             seen = snapshot(pods=(ORPHAN,), in_flight=executor.in_flight)
             if ORPHAN.id not in seen.in_flight:
-                await executor.start(1, seen, (Reap(ORPHAN.id, "no row"),))
+                await executor.start(1, seen, (DeleteOrphan(ORPHAN.id, "no row"),))
             await executor.settle(10)
         assert api.emulator.core.calls["DELETE /v2/pods/{id}"] == 1
         assert ORPHAN.id in executor.in_flight

@@ -83,7 +83,7 @@ async def test_a_task_from_beyond_all_calendars_is_counted(
     await hand.execute("insert into tasks (task_type, created_at) values ('t', %s)", (at,))
     (demand,) = (await SqlStore(db, FLEET).snapshot()).demand
     assert demand.claimable == 1
-    assert plan(build.snapshot(demand=(demand,)), policy()).verdicts
+    assert plan(build.snapshot(demand=(demand,)), policy()).decisions
 
 
 async def test_a_pause_for_ten_thousand_years_is_one(fleet: Fleet, db: Db) -> None:

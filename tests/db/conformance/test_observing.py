@@ -68,6 +68,6 @@ async def test_a_later_list_that_hangs_is_told_of_and_not_waited_for(
     async with asyncio.timeout(TICK_S):
         seen = await observer.observe(frozenset(), frozenset())
     assert seen.pods == ()
-    [verdict] = plan(seen, POLICY).verdicts
-    assert Kind.OLD_POD_LIST in {reason.kind for reason in verdict.blocked}
+    [decision] = plan(seen, POLICY).decisions
+    assert Kind.OLD_POD_LIST in {reason.kind for reason in decision.blocked}
     observer.gap()

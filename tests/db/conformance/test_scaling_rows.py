@@ -11,7 +11,7 @@ from psycopg.rows import DictRow
 
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import EndedClimb, Pause, Spent, TaskType
+from orchestrator.core.model import EndedBringUp, Pause, Spent, TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
 from tests.db.conformance.builders import FLEET, Fleet
@@ -128,7 +128,7 @@ async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
     seen = await fleet.snapshot()
     assert [climb["worker_id"] for climb in seen["ended"]] == [good.id, bad]
     assert seen["proven"] == ["image@1"]
-    failed = EndedClimb(bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2")
+    failed = EndedBringUp(bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2")
     assert (await store.snapshot()).ended[-1] == failed
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from orchestrator.cli import explain_view
-from orchestrator.core.actions import Verdict
+from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import WORKERS, Blocked, Kind, text
 from orchestrator.diagnostics import scaling
 from tests.db.conformance.builders import FLEET, Fleet
@@ -33,15 +33,15 @@ async def decided(fleet: Fleet, *blocked: Blocked | str, pool: str = "default") 
     return (fleet.now - timedelta(seconds=60)).isoformat()
 
 
-async def blocked(fleet: Fleet, verdict: Verdict) -> list[scaling.Reason]:
+async def blocked(fleet: Fleet, decided_now: PoolDecision) -> list[scaling.Reason]:
     """What is said of what is blocked now."""
     found = await fleet.call("fleet_scaling_explain", p_fleet=FLEET)
-    (told,) = scaling.explained(found, [verdict], policy())
+    (told,) = scaling.explained(found, [decided_now], policy())
     return list(told.blocked)
 
 
-def now(*reasons: Blocked) -> Verdict:
-    return Verdict("default", "…", 2, {}, reasons)
+def now(*reasons: Blocked) -> PoolDecision:
+    return PoolDecision("default", "…", 2, {}, reasons)
 
 
 async def test_since_when_something_is_blocked_is_when_decisions_began_to_say_so(fleet: Fleet) -> None:

@@ -158,7 +158,7 @@ async def test_plan_shows_the_next_tick_and_writes_nothing(cli: Cli, fleet: Flee
     assert planned.code == 2
     assert planned.json()["would_act"] is True
     assert planned.json()["actions"][0]["kind"] == "spawn"
-    assert planned.json()["verdicts"][0]["target"] >= 1
+    assert planned.json()["decisions"][0]["target"] >= 1
     assert "RunPod: ABSENT" in status.out
     assert await SqlStore(fleet.db, "empty").workers(all=True) == []
     away = await cli("plan", **cloud)

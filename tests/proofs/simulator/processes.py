@@ -24,7 +24,7 @@ UNTAUGHT_S = 2.0  # a climb may go on for so long after its process learnt of an
 HELD_S = 10.0  # SSH connections, by a process that learnt that it stands by
 MOVED_S = 20.0  # an SSH connection to an earlier address of its worker
 DELETE_PAUSE_S = 5.0  # between two deletes of one pod that no live row names, by one process
-OF_A_LIST = (act.Adopt, act.Reap, act.Spawn, act.Create)
+OF_A_LIST = (act.Adopt, act.DeleteOrphan, act.Spawn, act.Create)
 OF_ABSENCE = (FailureCode.POD_MISSING, FailureCode.POD_EXITED)
 
 
@@ -76,7 +76,7 @@ class ProcessLaws:
         workers = {worker.id: worker for worker in snapshot.workers}
         for action in actions:
             absent = isinstance(action, act.Terminate) and action.code in OF_ABSENCE
-            gone = isinstance(action, act.Bury) and workers[action.worker_id].pod_id is not None
+            gone = isinstance(action, act.MarkTerminated) and workers[action.worker_id].pod_id is not None
             if absent or gone or isinstance(action, OF_A_LIST):
                 self._broken("list", f"decided {action}, and its last list of pods failed")
 

@@ -11,7 +11,7 @@ from orchestrator.core.liveness import Hearing
 from orchestrator.core.model import (
     Absence,
     Demand,
-    EndedClimb,
+    EndedBringUp,
     Offer,
     OfferState,
     Pod,
@@ -167,15 +167,15 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
 
 def said(made: Plan, pool: int = 0) -> list[str]:
     """What blocks a pool, in words."""
-    return [line(reason) for reason in made.verdicts[pool].blocked]
+    return [line(reason) for reason in made.decisions[pool].blocked]
 
 
 def climbed(
     seconds_ago: float, *, promoted: bool = False, code: str | None = "NO_RUNTIME", **changes: Any
-) -> EndedClimb:
+) -> EndedBringUp:
     """A climb that ended: failed, unless it is said to have been promoted."""
     cause = None if promoted else ExitCause.SPAWN_FAILED
-    base = EndedClimb(
+    base = EndedBringUp(
         f"gpu-{seconds_ago:g}", "default", ago(seconds_ago), promoted, cause, None if promoted else code, "image@"
     )
     return replace(base, **changes)

@@ -10,12 +10,12 @@ from orchestrator.core import breaker
 from orchestrator.core.actions import Spawn
 from orchestrator.core.blocked import Kind
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import EndedClimb, OfferState, PodStatus, Snapshot
+from orchestrator.core.model import EndedBringUp, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
 from tests.unit.core.build import A40, ago, climbed, pod_of, policy, pool, said, snapshot, spawning, worker
 
 
-def wanting(*ended: EndedClimb, on_their_way: int = 0, **changes: Any) -> Snapshot:
+def wanting(*ended: EndedBringUp, on_their_way: int = 0, **changes: Any) -> Snapshot:
     """A pool of which all four workers are wanted."""
     newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
     workers = [spawning(f"gpu-{number}") for number in range(on_their_way)]
@@ -26,7 +26,7 @@ def spawns(seen: Snapshot, **changes: Any) -> int:
     return sum(isinstance(a, Spawn) for a in plan(seen, policy(**changes)).actions)
 
 
-def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[EndedClimb]:
+def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[EndedBringUp]:
     return [climbed(newest_s + apart_s * number) for number in range(count)]
 
 
@@ -40,7 +40,7 @@ def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[Ende
         ([*failures(4), *(climbed(s, promoted=True) for s in (200, 210))], 1),  # 4 of 6 is below 0.8: paced only
     ],
 )
-def test_too_many_failures_leave_one_at_a_time(ended: Sequence[EndedClimb], count: int) -> None:
+def test_too_many_failures_leave_one_at_a_time(ended: Sequence[EndedBringUp], count: int) -> None:
     """MAX_WORKER_FAILURE_RATE over the window, once MIN_WORKERS_FOR_RATE_CHECK climbs have ended."""
     assert spawns(wanting(*ended)) == count
 
@@ -56,7 +56,7 @@ def test_an_open_breaker_says_so() -> None:
     made = plan(wanting(*failures(5, newest_s=4)), policy())
     opened = "breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), one canary at a time"
     assert said(made) == [f"4 spawns blocked: {opened}, until 12:00:06"]
-    assert made.verdicts[0].retry_at == ago(-6)
+    assert made.decisions[0].retry_at == ago(-6)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
     """Half of the time since the breaker opened, in bounds: each canary of a night is rented for nothing."""
     newest = climbed(newest_s, release="image@" if of_now else "image@old")
     seen = wanting(*failures(5, newest_s=newest_s + open_s), newest)
-    (verdict,) = plan(seen, policy()).verdicts
-    assert verdict.retry_at == ago(newest_s - pause_s)
+    (decision,) = plan(seen, policy()).decisions
+    assert decision.retry_at == ago(newest_s - pause_s)
     assert spawns(seen) == 0
     assert spawns(replace(seen, now=ago(newest_s - pause_s))) == 1
 
@@ -88,8 +88,8 @@ def test_the_pause_begins_anew_with_each_release() -> None:
     """Who deploys one cure after the other does not wait for the outage before them."""
     earlier = [replace(climb, release="image@old") for climb in failures(5, newest_s=5_000)]
     first, second = climbed(30, release="image@"), climbed(1, release="image@")
-    assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).verdicts[0].retry_at == ago(1 - 10)
-    assert plan(wanting(*earlier, first, second), policy()).verdicts[0].retry_at == ago(1 - 14.5)
+    assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).decisions[0].retry_at == ago(1 - 10)
+    assert plan(wanting(*earlier, first, second), policy()).decisions[0].retry_at == ago(1 - 14.5)
 
 
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
@@ -112,7 +112,7 @@ def test_failures_far_apart_do_not_open_it() -> None:
         [climbed(60 + n, pool="other") for n in range(9)],
     ],
 )
-def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence[EndedClimb]) -> None:
+def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence[EndedBringUp]) -> None:
     """Refusals of the market, planned ends, other pools."""
     assert spawns(wanting(*ended)) == 4
 
@@ -154,7 +154,7 @@ def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
     seen = snapshot(ended=(climbed(1),), last_spawn_at={"default": ago(4)})
     made = plan(seen, policy(pool={"min_active": 2}))
     assert said(made) == ["2 spawns blocked: the last bring-up failed (NO_RUNTIME), one spawn in 10 s, until 12:00:06"]
-    assert made.verdicts[0].retry_at == ago(-6)
+    assert made.decisions[0].retry_at == ago(-6)
 
 
 @pytest.mark.parametrize(
@@ -195,27 +195,27 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
     returned = [climbed(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
     assert spawns(wanting(*returned)) == 1
     assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
-    assert plan(wanting(*returned), policy()).verdicts[0].blocked[0].kind is Kind.PACED
+    assert plan(wanting(*returned), policy()).decisions[0].blocked[0].kind is Kind.PACED
 
 
 # --- probation
 
 
-def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedClimb:
+def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedBringUp:
     """A worker that was promoted so long ago and failed when it had lived so long."""
     ending_since = ago(promoted_s - lived_s)
     fallen = climbed(promoted_s, promoted=True, exit_cause=ExitCause.AGENT_CRASHED, ending_since=ending_since)
     return replace(fallen, **changes)
 
 
-def falls(count: int, promoted_s: float = 100, **changes: Any) -> list[EndedClimb]:
+def falls(count: int, promoted_s: float = 100, **changes: Any) -> list[EndedBringUp]:
     return [fell(promoted_s + number, 40, **changes) for number in range(count)]
 
 
-def kind(*ended: EndedClimb) -> Kind | None:
+def kind(*ended: EndedBringUp) -> Kind | None:
     """What holds the pool back."""
-    brake = breaker.brake(pool(), wanting(*ended), policy(), 0)
-    return brake.reason.kind if brake else None
+    limit = breaker.spawn_limit(pool(), wanting(*ended), policy(), 0)
+    return limit.reason.kind if limit else None
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def kind(*ended: EndedClimb) -> Kind | None:
     ],
 )
 def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
-    ended: Sequence[EndedClimb], expected: Kind | None
+    ended: Sequence[EndedBringUp], expected: Kind | None
 ) -> None:
     """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
     assert kind(*ended) is expected
@@ -249,7 +249,7 @@ def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
         (fell(230, 30, exit_cause=ExitCause.TASK_STUCK), 1),  # nor does that
     ],
 )
-def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedClimb, count: int) -> None:
+def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedBringUp, count: int) -> None:
     """A canary that is promoted and dies at once does not close the breaker."""
     assert spawns(wanting(*falls(5, promoted_s=400), canary)) == count
 
@@ -273,7 +273,7 @@ def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
     opened = "breaker open, 5 of 5 bring-ups failed within 5 min (agent_crashed), 5 of them soon after promotion"
     proof = "one canary at a time, canary gpu-canary must complete a task or live long enough, until 12:04:30"
     assert said(made) == [f"4 spawns blocked: {opened}, {proof}"]
-    assert made.verdicts[0].retry_at == ago(-270)
+    assert made.decisions[0].retry_at == ago(-270)
 
 
 def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None:

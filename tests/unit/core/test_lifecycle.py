@@ -9,16 +9,16 @@ import pytest
 from orchestrator.core.actions import (
     Action,
     Adopt,
-    Bury,
-    Climb,
+    ContinueBringUp,
     Create,
     Delete,
+    DeleteOrphan,
     Flush,
-    Readdress,
-    Reap,
+    MarkTerminated,
     Rescue,
-    Settle,
+    SetActivity,
     Terminate,
+    UpdateAddress,
     Wait,
 )
 from orchestrator.core.exit_causes import ExitCause
@@ -134,7 +134,7 @@ def test_a_row_that_names_another_databases_pod_ends_without_its_delete() -> Non
     """It was copied with that database, which got an identity of its own afterwards."""
     copied = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
     seen = snapshot(copied, pods=(), strangers=(pod_of(copied),), absent={"pod-gpu-1": absent(60)})
-    assert isinstance(only(seen), Bury)
+    assert isinstance(only(seen), MarkTerminated)
     assert isinstance(only(replace(seen, strangers=())), Delete)
 
 
@@ -148,7 +148,7 @@ def test_a_create_without_an_answer_waits_for_its_deadline() -> None:
 def test_a_worker_with_a_pod_climbs_once() -> None:
     """Bring-up is begun unless it is under way."""
     seen = snapshot(spawning("gpu-1"))
-    assert only(seen) == Climb("gpu-1")
+    assert only(seen) == ContinueBringUp("gpu-1")
     assert only(replace(seen, climbing=frozenset({"gpu-1"}))) is None
 
 
@@ -191,7 +191,7 @@ def test_a_pod_in_a_state_that_nobody_knows_neither_dies_nor_stays_for_ever() ->
     leaves = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR)
     assert isinstance(only(snapshot(leaves, pods=(pod_of(leaves, **odd),))), Delete)
     orphan = pod_of(worker("gpu-9"), **odd)
-    assert isinstance(only(snapshot(pods=(orphan,), orphan_since={orphan.id: ago(900)})), Reap)
+    assert isinstance(only(snapshot(pods=(orphan,), orphan_since={orphan.id: ago(900)})), DeleteOrphan)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_an_agent_that_asks_for_nothing_is_idle() -> None:
     """It beats, so it is not lost; it holds nothing and never says that it is idle: it would be paid for for ever."""
     mute = worker("gpu-1", state_since=ago(9_000), empty_since=ago(121))
     action = only(snapshot(mute))
-    assert action == Settle("gpu-1", State.ACTIVE, State.IDLE, "held no task for 121 s")
+    assert action == SetActivity("gpu-1", State.ACTIVE, State.IDLE, "held no task for 121 s")
     assert only(snapshot(replace(mute, empty_since=ago(110)))) is None
     assert only(snapshot(replace(mute, tasks_running=1, empty_since=None))) is None
 
@@ -361,9 +361,9 @@ def test_an_agent_that_asks_for_nothing_is_idle() -> None:
 def test_an_own_programs_state_follows_what_it_holds() -> None:
     """A program that claims in its own way is idle when it has held nothing for a while."""
     free = worker("gpu-1", own_program=True, state_since=ago(61))
-    assert only(snapshot(free)) == Settle("gpu-1", State.ACTIVE, State.IDLE, "held no task for 61 s")
+    assert only(snapshot(free)) == SetActivity("gpu-1", State.ACTIVE, State.IDLE, "held no task for 61 s")
     taken = idle("gpu-1", 5, own_program=True, tasks_running=2)
-    assert only(snapshot(taken)) == Settle("gpu-1", State.IDLE, State.ACTIVE, "holds 2 task(s)")
+    assert only(snapshot(taken)) == SetActivity("gpu-1", State.IDLE, State.ACTIVE, "holds 2 task(s)")
 
 
 @pytest.mark.parametrize(("still_s", "steady_s", "stuck"), [(1199, 9000, False), (1200, 9000, True), (5000, 60, False)])
@@ -397,9 +397,9 @@ def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
     """In every state, before whatever speaks to the pod: an end that began must still find it."""
     moved = snapshot(one, pods=(pod_of(one, ssh_host="1.2.3.4", ssh_port=40_002),))
     why = "SSH moved from 1.2.3.4:40001 to 1.2.3.4:40002, as RunPod's list shows"
-    assert only(moved) == Readdress("gpu-1", one.state, "1.2.3.4", 40_002, why)
-    assert not isinstance(only(snapshot(one, pods=(pod_of(one, **HERE),))), Readdress)
-    assert not isinstance(only(snapshot(one, pods=(pod_of(one, ssh_host=None, ssh_port=None),))), Readdress)
+    assert only(moved) == UpdateAddress("gpu-1", one.state, "1.2.3.4", 40_002, why)
+    assert not isinstance(only(snapshot(one, pods=(pod_of(one, **HERE),))), UpdateAddress)
+    assert not isinstance(only(snapshot(one, pods=(pod_of(one, ssh_host=None, ssh_port=None),))), UpdateAddress)
     assert only(replace(moved, in_flight=frozenset({"gpu-1"}))) is None
 
 
@@ -411,7 +411,7 @@ def test_a_list_with_another_address_each_time_keeps_no_worker_alive() -> None:
 
 def test_a_row_without_an_address_is_not_given_one() -> None:
     """That is the ladder's, at its stage ssh_details."""
-    assert only(snapshot(spawning("gpu-1"))) == Climb("gpu-1")
+    assert only(snapshot(spawning("gpu-1"))) == ContinueBringUp("gpu-1")
 
 
 def test_a_worker_in_flight_is_left_alone() -> None:
@@ -540,7 +540,7 @@ def test_only_proven_absence_buries() -> None:
     """Terminated means that two complete lists did not show the pod after the delete."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(5, lists=1)})) is None
-    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(3)})), Bury)
+    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(3)})), MarkTerminated)
 
 
 @pytest.mark.parametrize(
@@ -551,7 +551,7 @@ def test_a_delete_that_lied_before_takes_longer_to_be_believed(known: dict[str, 
     """Where a pod outlived its delete, two lists without it may be two that flickered."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, **known)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(7)})) is None
-    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(11)})), Bury)
+    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(11)})), MarkTerminated)
 
 
 def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
@@ -560,14 +560,14 @@ def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
     for asked_s, deletes, proven in ((1, 0, False), (3, 0, True), (7, 3, False), (11, 3, True)):
         asked = replace(sent, next_attempt_at=ago(asked_s - policy().delete_retry_s), metadata={DELETES: deletes})
         found = only(snapshot(asked, pods=(), absent={"pod-gpu-1": absent(30)}))
-        assert isinstance(found, Bury) == proven, asked_s
+        assert isinstance(found, MarkTerminated) == proven, asked_s
 
 
 def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
     """No pod id, no clear refusal: absence needs the listing lag, and a late pod is deleted."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN)
     assert only(snapshot(one, absent={"gpu-1": absent(30)})) is None
-    assert isinstance(only(snapshot(one, absent={"gpu-1": absent(61)})), Bury)
+    assert isinstance(only(snapshot(one, absent={"gpu-1": absent(61)})), MarkTerminated)
     late = only(snapshot(one, pods=(pod_of(one),)))
     assert isinstance(late, Delete)
     assert late.pod_id == "pod-gpu-1"
@@ -576,14 +576,14 @@ def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
 def test_a_refused_intent_needs_no_proof() -> None:
     """The provider said that there is no pod."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.NO_CAPACITY)
-    assert isinstance(only(snapshot(one)), Bury)
+    assert isinstance(only(snapshot(one)), MarkTerminated)
 
 
 def test_one_tick_buries_a_part_of_a_large_fleet() -> None:
     """So that it stays short; the next one goes on."""
     refused = {"pod_id": None, "failure_code": FailureCode.NO_CAPACITY}
     seen = snapshot(*[terminating(f"gpu-{n}", Stage.DELETING, **refused) for n in range(150)])
-    assert len([a for a in plan(seen, policy()).actions if isinstance(a, Bury)]) == ROWS_PER_TICK
+    assert len([a for a in plan(seen, policy()).actions if isinstance(a, MarkTerminated)]) == ROWS_PER_TICK
 
 
 # --- orphans, rescue, presence
@@ -594,7 +594,7 @@ def test_an_orphan_is_reaped_after_its_grace() -> None:
     stray = pod_of(worker("gpu-9"))
     assert plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(74)}), policy()).actions == ()
     made = plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(76)}), policy())
-    assert [type(a) for a in made.actions] == [Reap]
+    assert [type(a) for a in made.actions] == [DeleteOrphan]
 
 
 def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
@@ -602,7 +602,9 @@ def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
     one = busy("gpu-1")
     twin = pod_of(one, id="pod-twin")
     made = plan(snapshot(one, running=1, pods=(twin, pod_of(one))), policy())
-    assert made.actions == (Reap("pod-twin", made.actions[0].reason if isinstance(made.actions[0], Reap) else ""),)
+    (action,) = made.actions
+    assert isinstance(action, DeleteOrphan)
+    assert action.pod_id == "pod-twin"
 
 
 def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
@@ -642,7 +644,7 @@ def test_of_a_time_without_lists_little_is_watched() -> None:
     others = [replace(pod_of(idle("gpu-2", 5)), id=f"pod-{n}") for n in range(101)]
     assert fold(first, others, [one], "test", ago(10)).absent["pod-gpu-1"].watched_s == 20
     unknown = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(900))
-    for watched_s, action in ((59, type(None)), (60, Bury)):
+    for watched_s, action in ((59, type(None)), (60, MarkTerminated)):
         gone = replace(absent(300), watched_s=watched_s)
         assert isinstance(only(snapshot(unknown, pods=(), absent={"gpu-1": gone})), action)
 
@@ -659,9 +661,9 @@ def test_an_old_list_proves_no_absence() -> None:
     gone = replace(absent(80), until=ago(15))
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, next_attempt_at=ago(40))
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": gone})) is None
-    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": replace(gone, until=ago(9))})), Bury)
+    assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": replace(gone, until=ago(9))})), MarkTerminated)
     others = tuple(replace(pod_of(busy("gpu-2")), id=f"pod-{n}", fleet_id="other") for n in range(101))
-    assert isinstance(only(snapshot(sent, pods=others, absent={"pod-gpu-1": gone})), Bury)
+    assert isinstance(only(snapshot(sent, pods=others, absent={"pod-gpu-1": gone})), MarkTerminated)
 
 
 def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:

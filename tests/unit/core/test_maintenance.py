@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.core import maintenance
-from orchestrator.core.actions import Delete, Flush, Reap, Spawn, Terminate
+from orchestrator.core.actions import Delete, DeleteOrphan, Flush, Spawn, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.maintenance import Errand
@@ -25,7 +25,7 @@ def test_no_errand_spawns_climbs_or_sizes_the_fleet() -> None:
     assert any(isinstance(action, Spawn) for action in plan(seen, policy()).actions)
     for errand in Errand:
         made = maintenance.plan(errand, seen, policy())
-        assert (made.actions, made.verdicts) == ((), ())
+        assert (made.actions, made.decisions) == ((), ())
 
 
 def test_ending_all_ends_what_was_asked_to_end_and_no_other() -> None:
@@ -50,7 +50,7 @@ def test_orphans_are_reaped_after_a_short_grace() -> None:
     """The operator has asked; a pod of a live worker is never one."""
     pods = (pod_of(worker("gpu-1")), STRAY)
     seen = {"pods": pods, "orphan_since": {"stray": ago(maintenance.ORPHAN_GRACE_S)}}
-    assert _kinds(Errand.REAP, worker("gpu-1"), **seen) == [Reap]
+    assert _kinds(Errand.REAP, worker("gpu-1"), **seen) == [DeleteOrphan]
     assert _kinds(Errand.FORGET, worker("gpu-1"), **seen) == []
     seen["orphan_since"] = {"stray": ago(maintenance.ORPHAN_GRACE_S - 1)}
     assert _kinds(Errand.REAP, worker("gpu-1"), **seen) == []

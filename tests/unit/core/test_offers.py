@@ -9,7 +9,7 @@ from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
 from orchestrator.core.blocked import Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import EndedClimb, Offer, Pause, Volume
+from orchestrator.core.model import EndedBringUp, Offer, Pause, Volume
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
 from tests.unit.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, said, snapshot, spawning
@@ -33,7 +33,7 @@ def test_a_refused_offer_is_probed_with_one_create() -> None:
     dry = {A40.key: cooling(A40, -1), L4.key: cooling(L4, -1)}
     made = plan(snapshot(claimable=300, offers=dry), policy())
     assert [s.offer for s in spawned(made)] == [A40, L4]
-    assert made.verdicts[0].blocked[-1].kind is Kind.OFFERS_REFUSED
+    assert made.decisions[0].blocked[-1].kind is Kind.OFFERS_REFUSED
 
 
 def test_no_spawn_while_every_offer_cools() -> None:
@@ -74,7 +74,7 @@ def test_a_place_where_hosts_failed_is_the_last_choice() -> None:
     made = plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA, TEXAS)}))
     assert spawned(made)[0].offer == TEXAS
     assert said(made) == [f"{ROMANIA.key} is tried last because hosts failed there, until 12:10:00"]
-    assert made.verdicts[0].retry_at is None  # it is a remark: nothing waits for it
+    assert made.decisions[0].retry_at is None  # it is a remark: nothing waits for it
     assert spawned(plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA,)})))
     over = {"place:EU-RO-1|NVIDIA A40": ago(1)}
     assert (
@@ -161,7 +161,7 @@ def test_a_pause_holds_recorded_intents_too() -> None:
     assert said(made) == ["1 recorded worker blocked: paused (stock-taking)"]
     wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
     made = plan(replace(seen, workers=(wanted,)), policy())
-    assert ([type(a) for a in made.actions], made.verdicts[0].blocked) == ([Create], ())
+    assert ([type(a) for a in made.actions], made.decisions[0].blocked) == ([Create], ())
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_pause_holds_recorded_intents_too() -> None:
     ],
 )
 def test_what_halts_spawns_holds_recorded_intents_too(
-    ended: list[EndedClimb], waiting_on: WaitingOn | None, asked: int
+    ended: list[EndedBringUp], waiting_on: WaitingOn | None, asked: int
 ) -> None:
     """The one canary of an open breaker may be any of them; an operator's own request waits for none."""
     intents = [spawning(f"gpu-{n}", Stage.INTENT) for n in range(4)]

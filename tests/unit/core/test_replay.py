@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from orchestrator.core.actions import Spawn, Terminate
-from orchestrator.core.model import Demand, EndedClimb, Worker
+from orchestrator.core.model import Demand, EndedBringUp, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 from tests.unit.core.build import NOW, busy, climbed, idle, policy, snapshot, spawning
@@ -28,7 +28,7 @@ class Replay:
     born_s: dict[str, int] = field(default_factory=dict)
     since_s: dict[str, int] = field(default_factory=dict)  # of an idle or busy one
     until_s: dict[str, int] = field(default_factory=dict)  # of a busy one
-    climbs: list[EndedClimb] = field(default_factory=list)
+    climbs: list[EndedBringUp] = field(default_factory=list)
 
     def advance(self, now_s: int) -> None:
         """Bring the pods and the queue up to a moment."""

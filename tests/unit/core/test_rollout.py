@@ -37,7 +37,7 @@ def test_one_of_the_present_release_comes_beyond_the_target() -> None:
     made = plan(waiting(idle("gpu-1", 5, **MARK), idle("gpu-2", 5, release=OLD)), LEADER)
     assert [s.reason for s in spawned(made)] == [f"tasks of type sing wait for release {NEW}"]
     assert superseded(made) == []
-    assert "1 more, tasks of type sing wait" in made.verdicts[0].rule
+    assert "1 more, tasks of type sing wait" in made.decisions[0].rule
     made = plan(waiting(idle("gpu-1", 5, **MARK), spawning("gpu-3", release=NEW, created_at=ago(600))), LEADER)
     assert [type(a) for a in made.actions if isinstance(a, Spawn | Terminate)] == []  # nor is it one too many
 

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import Demand, EndedClimb, Pause, Snapshot, Worker
+from orchestrator.core.model import Demand, EndedBringUp, Pause, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, plan
 from orchestrator.core.states import Stage, State
 from tests.unit.core.build import (
@@ -53,14 +53,14 @@ def ended(made: Plan) -> list[str]:
 def test_target_follows_the_formula(claimable: int, running: int, changes: dict[str, int], target: int) -> None:
     """Target = clamp(max(ceil(demand / threshold), busy + kept idle, min), 0, max), and an empty fleet spawns it."""
     made = plan(snapshot(claimable=claimable, running=running), policy(pool=changes))
-    assert made.verdicts[0].target == target
+    assert made.decisions[0].target == target
     assert len(spawned(made)) == target
 
 
 def test_kept_idle_comes_on_top_of_busy() -> None:
     """MACHINES_TO_KEEP_IDLE adds to the busy ones, whatever the queue says."""
     made = plan(snapshot(busy("gpu-1"), running=1), policy(pool={"keep_idle": 1}))
-    assert made.verdicts[0].target == 2
+    assert made.decisions[0].target == 2
     assert len(spawned(made)) == 1
 
 
@@ -80,7 +80,7 @@ def test_blocked_tasks_never_scale() -> None:
     """Tasks that wait for others or for their time are shown, and spawn nothing."""
     made = plan(snapshot(blocked={"dependencies": 500, "scheduled": 9}), policy())
     assert not made.actions
-    assert made.verdicts[0].inputs["blocked"] == {"dependencies": 500, "scheduled": 9}
+    assert made.decisions[0].inputs["blocked"] == {"dependencies": 500, "scheduled": 9}
 
 
 def test_more_wanted_than_allowed_is_said() -> None:
@@ -93,7 +93,8 @@ def test_rule_shows_its_arithmetic() -> None:
     """The decision can be checked by hand."""
     made = plan(snapshot(busy("gpu-1"), claimable=3, running=1), policy())
     assert (
-        made.verdicts[0].rule == "min(max(ceil((3 claimable + 1 running) / 3), 1 busy + 0 kept idle, 0 min), 4 max) = 2"
+        made.decisions[0].rule
+        == "min(max(ceil((3 claimable + 1 running) / 3), 1 busy + 0 kept idle, 0 min), 4 max) = 2"
     )
 
 
@@ -121,7 +122,7 @@ def test_one_pool_is_paused_for_a_time() -> None:
     seen = snapshot(blocked={"paused": 9}, paused={"default": Pause("stock-taking", until)})
     made = plan(seen, policy())
     assert said(made) == [f"9 tasks blocked: paused (stock-taking), until {until:%H:%M:%S}"]
-    assert (made.verdicts[0].target, made.verdicts[0].retry_at) == (0, until)
+    assert (made.decisions[0].target, made.decisions[0].retry_at) == (0, until)
     assert spawned(plan(snapshot(claimable=1, paused={"other": Pause("x", None)}), policy()))
 
 
@@ -154,7 +155,7 @@ def test_newest_idle_goes_first() -> None:
     assert ended(plan(snapshot(older, newer, busy("gpu-3"), running=1, claimable=3), policy())) == ["gpu-2"]
 
 
-def booted(boot_s: float, count: int = 5) -> tuple[EndedClimb, ...]:
+def booted(boot_s: float, count: int = 5) -> tuple[EndedBringUp, ...]:
     return tuple(climbed(600 + n, promoted=True, boot_s=boot_s) for n in range(count, 0, -1))
 
 
@@ -221,7 +222,7 @@ def test_each_pool_answers_for_its_own_tasks() -> None:
     demand = (Demand("default", 3, 0, {}, None), Demand("training", 5, 0, {}, None))
     made = plan(replace(snapshot(), demand=demand), replace(policy(), pools=pools))
     assert [(s.pool, s.offer) for s in spawned(made)] == [("default", A40), ("training", L4), ("training", L4)]
-    assert [(v.pool, v.target) for v in made.verdicts] == [("default", 1), ("training", 2)]
+    assert [(v.pool, v.target) for v in made.decisions] == [("default", 1), ("training", 2)]
 
 
 def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> None:

@@ -58,5 +58,5 @@ def test_a_pool_that_may_not_spawn_keeps_no_money_from_others() -> None:
 def test_the_pool_that_gets_less_than_it_wants_says_so() -> None:
     """With the arithmetic of the budget."""
     rules = three(pool(name="a"), pool(name="z"))
-    verdict = plan(seen(wants("a", 900, 60), wants("z", 900, 600)), rules).verdicts[0]
-    assert Kind.HOURLY_BUDGET in {reason.kind for reason in verdict.blocked}
+    decision = plan(seen(wants("a", 900, 60), wants("z", 900, 600)), rules).decisions[0]
+    assert Kind.HOURLY_BUDGET in {reason.kind for reason in decision.blocked}

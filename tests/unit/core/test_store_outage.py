@@ -20,10 +20,10 @@ def test_no_pod_starts_and_the_reason_has_its_beginning(changes: dict[str, int])
     """Not for tasks, and not to keep workers warm."""
     made = plan(snapshot(claimable=9, store_away=AWAY), policy(pool=changes))
     assert not [a for a in made.actions if isinstance(a, Spawn)]
-    [verdict] = made.verdicts
+    [decision] = made.decisions
     assert any(f"the store is away since {AWAY.since:%H:%M:%S}" in why for why in said(made))
-    assert {reason.kind for reason in verdict.blocked} == {Kind.STORE_AWAY}
-    assert dict(verdict.inputs)["blocked"] == {"store": 9}
+    assert {reason.kind for reason in decision.blocked} == {Kind.STORE_AWAY}
+    assert dict(decision.inputs)["blocked"] == {"store": 9}
 
 
 def test_a_recorded_intent_waits_too() -> None:

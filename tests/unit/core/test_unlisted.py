@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.actions import Action, Bury, Delete, Flush, Plan, Rescue, Terminate
+from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Plan, Rescue, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import DATABASE, Snapshot, Spent, Worker
@@ -84,7 +84,7 @@ def test_no_pod_is_asked_for_without_a_list() -> None:
     seen = replace(seen, demand=(replace(seen.demand[0], claimable=50),))
     made = plan(seen, policy())
     assert [type(a) for a in made.actions] == [Rescue]
-    assert made.verdicts[0].target == 4
+    assert made.decisions[0].target == 4
     assert any("no list of pods" in why and "502 from the provider" in why for why in said(made))
 
 
@@ -117,4 +117,4 @@ def test_the_logs_of_a_pod_that_nobody_lists_are_fetched_and_not_given_up() -> N
 def test_an_intent_that_never_had_a_pod_ends_without_a_list() -> None:
     """There is nothing to look for."""
     refused = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.NO_CAPACITY)
-    assert isinstance(only(unlisted(refused)), Bury)
+    assert isinstance(only(unlisted(refused)), MarkTerminated)

@@ -26,7 +26,7 @@ REASONS = ("no list of pods since yesterday", "the store is away", "over budget"
 def test_an_operators_pause_is_a_pause_whatever_reason_was_given(reason: str) -> None:
     """The operator wrote the reason; `resume` ends the pause."""
     seen = snapshot(claimable=9, paused={"default": Pause(reason, None)})
-    (told,) = scaling.explained(NOTHING, plan(seen, policy()).verdicts, policy())
+    (told,) = scaling.explained(NOTHING, plan(seen, policy()).decisions, policy())
     (blocked,) = told.blocked
     assert reason in blocked.text
     assert (blocked.who, blocked.fix) == ("operator", "python -m orchestrator resume")
