@@ -23,7 +23,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.migrate import migrate
 from orchestrator.pods.bundle import Bundle, build_bundle
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint
 from testbed.services.postgres import EmbeddedPostgres
 
@@ -54,7 +54,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         rows = await stack.enter_async_context(
             await psycopg.AsyncConnection.connect(postgres.url, autocommit=True, prepare_threshold=None)
         )
-        url = await serve(stack, db, TaskSignal(), secret)
+        url = await serve(stack, db, WakeupHub(), secret)
         rates: dict[int, list[float]] = {batch: [] for batch in COUNTS}
         for _ in range(tries):
             for batch, count in COUNTS.items():

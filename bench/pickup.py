@@ -34,7 +34,7 @@ from orchestrator.observability.health import Health
 from orchestrator.ports import TASKS_CHANNEL
 from orchestrator.web.app import build_app
 from orchestrator.web.limits import bounded
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint, verifier
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.postgrest import EmbeddedPostgrest
@@ -91,7 +91,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
 
 async def gateway_turns(stack: AsyncExitStack, db: PostgresDb, store: SqlStore, secret: str) -> Turn:
     """An HTTP client in our gateway's long poll."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     url = await serve(stack, db, signal, secret)
     client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
     worker = await new_worker(store)
@@ -238,7 +238,7 @@ async def new_worker(store: SqlStore, pool: str = "default") -> dict[str, str]:
     return {"p_worker_id": name, "p_nonce": nonce}
 
 
-async def serve(stack: AsyncExitStack, db: PostgresDb, signal: TaskSignal, secret: str) -> str:
+async def serve(stack: AsyncExitStack, db: PostgresDb, signal: WakeupHub, secret: str) -> str:
     """Our gateway, until the stack closes; its address."""
 
     async def listen() -> None:
@@ -247,7 +247,7 @@ async def serve(stack: AsyncExitStack, db: PostgresDb, signal: TaskSignal, secre
 
     blobs = S3Blobs(None, "none", "none", "none", "", "us-east-1")  # no task of these has an output
     health = Health(started_at_s=time.monotonic())
-    app = build_app(db=db, blobs=blobs, verifier=verifier(secret), health=health, task_signal=signal)
+    app = build_app(db=db, blobs=blobs, verifier=verifier(secret), health=health, wakeups=signal)
     server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
     running = [asyncio.create_task(server.serve()), asyncio.create_task(listen())]
 

@@ -494,7 +494,7 @@ class Blobs(Protocol):
         ...
 
 
-class Lines(Protocol):
+class SessionPool(Protocol):
     """Where bring-up and shipping get a session from: one connection per worker, shared and re-made when broken."""
 
     def session(self, worker: Worker, *, timeout_s: float) -> AbstractAsyncContextManager[Session]: ...

@@ -20,12 +20,12 @@ import structlog
 from starlette.applications import Starlette
 
 from orchestrator import __version__
-from orchestrator.adapters.metered import MeteredDb, MeteredDoor
+from orchestrator.adapters.metered import MeteredDb, MeteredWorkerDb
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
 from orchestrator.core import maintenance
 from orchestrator.core.actions import Plan
-from orchestrator.core.maintenance import Errand
+from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.loop.daemon import Daemon, Hooks
@@ -40,17 +40,17 @@ from orchestrator.observability.metrics import Metrics
 from orchestrator.outputs import Answers
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.bundle import build_bundle
-from orchestrator.pods.create import Renter
+from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import look
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Blobs, Db, NotFound, PortError
 from orchestrator.web.app import build_app
-from orchestrator.web.role_routing import SwitchedDb
-from orchestrator.web.server import Door
+from orchestrator.web.role_routing import RoleRoutedDb
+from orchestrator.web.server import GatewayServer
 from orchestrator.web.token_renewal import Renewals
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.wiring import (
     LIST_WAIT_S,
     as_direct,
@@ -59,7 +59,7 @@ from orchestrator.wiring import (
     open_blobs,
     open_cloud,
     open_db,
-    open_lines,
+    open_ssh_pool,
     open_worker_db,
     policy_of,
     resize,
@@ -69,13 +69,13 @@ from orchestrator.worker_logs.shipper import Shipper
 from orchestrator.worker_tokens import verifier
 
 if TYPE_CHECKING:
-    from orchestrator.adapters.ssh_pool import SshLines
+    from orchestrator.adapters.ssh_pool import SshPool
 
 FOLLOWS = frozenset({"starting", "standby"})  # the roles in which the gateway has no connections of its own
-ERRAND_EVERY_S = 2.0  # a tick for an operator who waits
+JOB_EVERY_S = 2.0  # a tick for an operator who waits
 # Connections of a leader at most: the loop's, of which bring-ups and shipments may use two; the agents' calls'; and one
 # that listens. These 7 and a standby's one fit twice into the 15 that Supabase's session pooler gives by default.
-LOOP_POOL, ACTS_LANE, DOOR_POOL, STANDBY_POOL = 3, 2, 3, 1
+LOOP_POOL, ACTS_LANE, GATEWAY_POOL, STANDBY_POOL = 3, 2, 3, 1
 HTTP_POOL, HTTP_LANE = 7, 4  # HTTP connections, over Supabase's API: PostgREST has a pool of its own
 HANG_UP_S = 5.0  # for all SSH connections together, when another process leads
 LEAVE_WITHIN_S = 2.5  # of a signal, whatever hangs: what is cut off is found by the next leader, as after a crash
@@ -105,7 +105,9 @@ async def run(settings: Settings) -> int:
     stop = asyncio.Event()
     _leave_on_signals(stop)
     async with _built(settings) as (daemon, parts):
-        door = Door(settings.host, settings.port, partial(_application, settings, parts, asyncio.get_running_loop()))
+        door = GatewayServer(
+            settings.host, settings.port, partial(_application, settings, parts, asyncio.get_running_loop())
+        )
         parts.notified.append(door.heard)
         door.open()
         watching = asyncio.create_task(_stop_with(door, stop), name="watch_the_door")
@@ -119,28 +121,28 @@ async def run(settings: Settings) -> int:
     return 1 if died else 0
 
 
-async def _stop_with(door: Door, stop: asyncio.Event) -> None:
+async def _stop_with(door: GatewayServer, stop: asyncio.Event) -> None:
     await door.closed.wait()
     stop.set()  # a port that is taken must not leave a deaf loop behind
 
 
 @asynccontextmanager
 async def _application(
-    settings: Settings, parts: Parts, loop: asyncio.AbstractEventLoop, task_signal: TaskSignal
+    settings: Settings, parts: Parts, loop: asyncio.AbstractEventLoop, wakeups: WakeupHub
 ) -> AsyncIterator[Starlette]:
     """What the door serves; opened on its thread, with connections of its own."""
-    async with open_worker_db(settings, pool_size=DOOR_POOL) as own:
+    async with open_worker_db(settings, pool_size=GATEWAY_POOL) as own:
         shared = as_direct(parts.db)
-        db = SwitchedDb(own, shared, loop, lambda: parts.health.role not in FOLLOWS) if own and shared else None
+        db = RoleRoutedDb(own, shared, loop, lambda: parts.health.role not in FOLLOWS) if own and shared else None
         if own:
             here = asyncio.get_running_loop()
-            parts.on_lead.append(lambda leads: None if leads else _shed(here, own.resize(DOOR_POOL)))
+            parts.on_lead.append(lambda leads: None if leads else _shed(here, own.resize(GATEWAY_POOL)))
         yield build_app(
-            db=MeteredDoor(db, parts.metrics) if db else None,
+            db=MeteredWorkerDb(db, parts.metrics) if db else None,
             blobs=parts.blobs,
             verifier=verifier(*settings.token_keys()),
             health=parts.health,
-            task_signal=task_signal,
+            wakeups=wakeups,
             on_unanswered=lambda worker_id: _tell(loop, parts.observer.knocked, worker_id),
             metrics=parts.metrics,
             metrics_tokens=settings.metrics_tokens,
@@ -181,19 +183,19 @@ async def once(settings: Settings) -> Plan | None:
 
 
 async def lead_for(
-    settings: Settings, errand: Errand, is_done: Callable[[], Awaitable[bool]], *, timeout_s: float
+    settings: Settings, job: MaintenanceJob, is_done: Callable[[], Awaitable[bool]], *, timeout_s: float
 ) -> None:
     """Lead while nobody else does, for one errand, until it is done or `timeout_s` is over; then give the lead back."""
     configure("WARNING", settings.secrets())
-    often = settings.model_copy(update={"orchestrator_poll_sec": ERRAND_EVERY_S})
-    async with _built(often, think=partial(maintenance.plan, errand)) as (daemon, _):
+    often = settings.model_copy(update={"orchestrator_poll_sec": JOB_EVERY_S})
+    async with _built(often, think=partial(maintenance.plan, job)) as (daemon, _):
         stop = asyncio.Event()
         leading = asyncio.create_task(daemon.run(stop), name="errand")
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while not leading.done() and not await is_done():
-                        await asyncio.sleep(ERRAND_EVERY_S)
+                        await asyncio.sleep(JOB_EVERY_S)
         finally:
             stop.set()
             await leading
@@ -222,7 +224,7 @@ async def _built(
 
         cloud, blobs = open_cloud(settings, metrics.called), open_blobs(settings, on_blob_call)
         stack.push_async_callback(cloud.close)
-        shell, lines = open_lines(settings)
+        shell, lines = open_ssh_pool(settings)
         stack.push_async_callback(lines.close)
         catalog, latest = Catalog(cloud, policy), Latest()
         health = _health(settings, metrics, await store.check_functions())
@@ -234,8 +236,8 @@ async def _built(
         launch = _launch(settings, heartbeat_s, policy)
         bringup = BringUp(acts, lines, shell, bundle, latest, launch, credentials, cloud.pod_log)
         operations = PodOperations(
-            Renter(acts, cloud, policy, catalog, credentials.nonce_for),
-            bringup.climb,
+            PodCreator(acts, cloud, policy, catalog, credentials.nonce_for),
+            bringup.bring_up,
             Teardown(acts, cloud, look=partial(look, lines), finish_logs=shipper.finish, policy=policy),
             lines.drop,
         )
@@ -257,7 +259,7 @@ async def _built(
         )
 
 
-async def _lead(parts: Parts, lines: "SshLines", leads: bool) -> None:
+async def _lead(parts: Parts, lines: "SshPool", leads: bool) -> None:
     """Open what only a leader needs, or close it."""
     await resize(parts.db, LOOP_POOL if leads else STANDBY_POOL)
     for tell in parts.on_lead:
@@ -273,7 +275,7 @@ def _token_for(settings: Settings) -> Callable[[Worker, str], str]:
     return lambda worker, jti: renewals.token(worker.id, jti, time.time())
 
 
-async def _hang_up(lines: "SshLines") -> None:
+async def _hang_up(lines: "SshPool") -> None:
     """Another process leads: it has connections of its own to the pods."""
     try:
         async with asyncio.timeout(HANG_UP_S):

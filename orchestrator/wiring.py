@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.adapters.store import SqlStore
 from orchestrator.config.validation import require
-from orchestrator.core.liveness import Hearing
+from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.plan import plan, sizes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.runpod import RunPodCloud
     from orchestrator.adapters.s3 import S3Blobs
     from orchestrator.adapters.ssh import AsyncSshShell
-    from orchestrator.adapters.ssh_pool import SshLines
+    from orchestrator.adapters.ssh_pool import SshPool
     from orchestrator.config.settings import Settings
     from orchestrator.core.actions import Plan, PoolDecision
     from orchestrator.core.model import Policy, Snapshot
@@ -145,14 +145,14 @@ def open_cloud(
     return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url, on_call=on_call)
 
 
-def open_lines(settings: Settings) -> tuple[AsyncSshShell, SshLines]:
+def open_ssh_pool(settings: Settings) -> tuple[AsyncSshShell, SshPool]:
     """The way to pods: a shell, and one line to each worker over it."""
     from orchestrator.adapters.ssh import AsyncSshShell
-    from orchestrator.adapters.ssh_pool import SshLines
+    from orchestrator.adapters.ssh_pool import SshPool
 
     pair = require(settings, "shell").login_pair()
     shell = AsyncSshShell(pair.private.text, pair.public.text)
-    return shell, SshLines(shell)
+    return shell, SshPool(shell)
 
 
 def nonces_of(settings: Settings) -> Callable[[str], str]:
@@ -195,7 +195,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     if leader:
         since, born = moment(leader["since"]), {pod.id: pod.created_at or seen.now for pod in seen.pods or ()}
         orphans = {pod_id: max(since, born[pod_id]) for pod_id in seen.orphan_since}
-        seen = replace(seen, hearing=Hearing(since), orphan_since=orphans)
+        seen = replace(seen, window=ObservationWindow(since), orphan_since=orphans)
     return seen, plan(seen, policy)
 
 

@@ -40,7 +40,7 @@ class MeteredDb:
         await self._db.close()
 
 
-class MeteredDoor:
+class MeteredWorkerDb:
     """The agents' way to the database."""
 
     def __init__(self, db: WorkerDb, metrics: Metrics) -> None:

@@ -20,8 +20,8 @@ class _Line:
     pinned: str | None = None  # the first key seen in this process, should the caller's row be older than the pin
 
 
-class SshLines:
-    """Lines over a Shell. The first contact's host key holds for this process; bring-up writes it to the row."""
+class SshPool:
+    """One connection to each worker over a Shell. The first contact's host key holds for this process; bring-up writes it to the row."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell

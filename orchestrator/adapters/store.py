@@ -64,7 +64,7 @@ class SqlStore:
             paused={
                 pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()
             },
-            ended=tuple(climb_of(climb) for climb in row["ended"]),
+            ended=tuple(climb_of(bring_up) for bring_up in row["ended"]),
             proven=frozenset(row["proven"]),
             spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
             avoid={key: moment(until) for key, until in row["avoid"].items()},

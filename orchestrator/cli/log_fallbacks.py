@@ -28,7 +28,7 @@ async def on_the_pod(
         return "its pod has no SSH address, or no agent was started on it"
     if missing := lacks(settings, "shell"):
         return missing
-    _, ways = wiring.open_lines(settings)
+    _, ways = wiring.open_ssh_pool(settings)
     found = {}
     try:
         async with asyncio.timeout(POD_TIMEOUT_S), ways.session(worker_of(row), timeout_s=POD_TIMEOUT_S) as session:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import Output, span
-from orchestrator.core.maintenance import Errand
+from orchestrator.core.maintenance import MaintenanceJob
 
 if TYPE_CHECKING:
     from orchestrator.adapters.runpod import RunPodCloud
@@ -41,7 +41,7 @@ async def carried_out(
     store: "SqlStore",
     settings: "Settings",
     output: Output,
-    errand: Errand,
+    job: MaintenanceJob,
     left: Callable[[], Awaitable[Sequence[str]]],
 ) -> Sequence[str]:
     """Wait for the leader, or lead, until nothing is left; what is left after PATIENCE_S. One way, the loop's own."""
@@ -70,7 +70,7 @@ async def carried_out(
             if await leader(store) is None:
                 require(settings, "database", "cloud", "shell", "blobs", "gateway")
                 output.say(LEADING, "yellow")
-                await service.lead_for(settings, errand, is_done, timeout_s=PATIENCE_S - spent_s)
+                await service.lead_for(settings, job, is_done, timeout_s=PATIENCE_S - spent_s)
             else:
                 await asyncio.sleep(LOOK_EVERY_S)
     return rest

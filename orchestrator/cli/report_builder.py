@@ -23,7 +23,7 @@ from orchestrator.ports import PortError, Unavailable
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
     from orchestrator.config.settings import Settings
-    from orchestrator.ports import Blobs, Cloud, Lines
+    from orchestrator.ports import Blobs, Cloud, SessionPool
 
 ABREAST = 100  # workers at once; each is a connection to its pod
 ELSEWHERE = "https://github.com"  # what is neither ours nor a provider's
@@ -187,10 +187,10 @@ class _Gathering:
             if not names and not (await store.worker(self._only))["worker"]:
                 raise Failure(NO_WORKER, why=f"the database knows no worker {self._only}")
             names = names or [self._only]
-        lines: Lines | None = None
+        lines: SessionPool | None = None
         blobs: Blobs | None = None
         if deep and not lacks(settings, "shell"):
-            _, opened = wiring.open_lines(settings)
+            _, opened = wiring.open_ssh_pool(settings)
             self._stack.push_async_callback(opened.close)
             lines = opened
         if deep and not lacks(settings, "blobs"):

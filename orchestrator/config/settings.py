@@ -197,7 +197,7 @@ class Settings(BaseSettings):
             task_stuck_s=self.task_stuck_timeout_sec,
             max_failure_rate=self.max_worker_failure_rate,
             failure_window_s=self.failure_window_minutes * 60,
-            failure_min_climbs=self.min_workers_for_rate_check,
+            failure_min_bringups=self.min_workers_for_rate_check,
             max_failures=self.worker_max_consecutive_failures,
             hourly_budget_usd=self.max_hourly_cost_usd,
             daily_budget_usd=self.daily_budget_usd,

@@ -137,7 +137,7 @@ def _trip(tried: Sequence[EndedBringUp], release: str, now: datetime, policy: Po
             continue
         recent = [c for c in tried[: last + 1] if ended.at - c.at <= window]
         failed = [c for c in recent if not c.promoted]
-        if len(recent) >= policy.failure_min_climbs and len(failed) > policy.max_failure_rate * len(recent):
+        if len(recent) >= policy.failure_min_bringups and len(failed) > policy.max_failure_rate * len(recent):
             fallen = sum(c.ending_since is not None for c in failed)
             fell = max(fell, fallen)  # what opened it is to be disproved, however a canary fails
             code = str(ended.failure_code or ended.exit_cause)

@@ -69,11 +69,11 @@ def _also_failing(worker: Worker, held: HeldBack, snapshot: Snapshot) -> str | N
         if same and not here and other.held_back and other.held_back.types & held.types:
             return other.id
     unsettled = {FailureCode.TASKS_FAIL_UNJUDGED, FailureCode.TASKS_FAIL_EVERYWHERE}
-    for climb in reversed(snapshot.ended):
-        same = climb.worker_id != worker.id and (climb.pool, climb.release) == (worker.pool, worker.release)
-        if same and climb.failure_code in unsettled and climb.ending_since:
-            recent = snapshot.now - climb.ending_since <= REMEMBERED
-            return climb.worker_id if recent else None
+    for bring_up in reversed(snapshot.ended):
+        same = bring_up.worker_id != worker.id and (bring_up.pool, bring_up.release) == (worker.pool, worker.release)
+        if same and bring_up.failure_code in unsettled and bring_up.ending_since:
+            recent = snapshot.now - bring_up.ending_since <= REMEMBERED
+            return bring_up.worker_id if recent else None
     return None
 
 

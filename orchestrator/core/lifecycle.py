@@ -92,20 +92,20 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     if pod and avoided_until and avoided_until > snapshot.now:
         why = f"it landed on machine {pod.machine_id}, which failed and is avoided until {avoided_until:%H:%M:%S}"
         return Terminate(worker.id, State.SPAWNING, ExitCause.HOST_FAULT, FailureCode.HOST_AVOIDED, why)
-    return None if worker.id in snapshot.climbing else ContinueBringUp(worker.id)
+    return None if worker.id in snapshot.bringing_up else ContinueBringUp(worker.id)
 
 
 def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """The end of a climb that cannot succeed, or took too long: as a whole, or in its stage."""
-    climbing_s = (snapshot.now - worker.created_at).total_seconds()
+    bringup_s = (snapshot.now - worker.created_at).total_seconds()
     code = STAGE_SPECS[worker.stage].overdue
     if worker.waiting_on is WaitingOn.CAPACITY:
         code = FailureCode.NO_CAPACITY
     cause = ExitCause.BUDGET if worker.waiting_on is WaitingOn.BUDGET else ExitCause.SPAWN_FAILED
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
-    elif climbing_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.climbing else 0):
-        why = f"still {worker.stage} after {climbing_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
+    elif bringup_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.bringing_up else 0):
+        why = f"still {worker.stage} after {bringup_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
     elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):
         why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
     else:
@@ -122,7 +122,7 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
         return fate
     beat = worker.last_heartbeat or worker.state_since
     heard = max(beat, snapshot.knocked.get(worker.id, beat))
-    patient = snapshot.hearing.back(policy.heartbeat_timeout_s, snapshot.now)
+    patient = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
     if patient and heard < patient:
         silent_s = (snapshot.now - heard).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
@@ -159,7 +159,7 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     """The end of a worker whose task stands still although its heartbeat lives; progress comes through our own door."""
     if worker.progress_at is None or not worker.tasks_running:
         return None
-    patient = snapshot.hearing.back(policy.task_stuck_s, snapshot.now)
+    patient = snapshot.window.back(policy.task_stuck_s, snapshot.now)
     if patient is None or worker.progress_at > patient:
         return None
     still_s = (snapshot.now - worker.progress_at).total_seconds()
@@ -313,7 +313,7 @@ def _may_speak(worker: Worker, since: datetime, snapshot: Snapshot, policy: Poli
     heard = max(worker.last_heartbeat, snapshot.knocked.get(worker.id, worker.last_heartbeat))
     if heard > since or worker.tasks_running or worker.state is State.TERMINATING:
         return heard > since
-    due = snapshot.hearing.back(policy.heartbeat_timeout_s * BEAT_SHARE, snapshot.now)
+    due = snapshot.window.back(policy.heartbeat_timeout_s * BEAT_SHARE, snapshot.now)
     return due is None or heard >= due
 
 

@@ -11,7 +11,7 @@ RETRY_S = 10.0  # after a gap, at most, until an agent that got no answer in it 
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class ObservationWindow:
     """What this orchestrator could have heard."""
 
     since: datetime  # nothing before this

@@ -27,7 +27,7 @@ ORPHAN_GRACE_S = 2.0  # a second list; the operator has asked, and a pod's row i
 FOLLOWING = (UpdateAddress, Flush, Delete, MarkTerminated, Rescue)  # the rest of an end that has begun
 
 
-class Errand(StrEnum):
+class MaintenanceJob(StrEnum):
     """What an operator wants done."""
 
     END_ALL = "end every worker and pod"
@@ -35,19 +35,19 @@ class Errand(StrEnum):
     FORGET = "end the workers whose pods are gone"
 
 
-def plan(errand: Errand, snapshot: Snapshot, policy: Policy) -> Plan:
+def plan(job: MaintenanceJob, snapshot: Snapshot, policy: Policy) -> Plan:
     """The loop's plan, without what the errand is not about; no decision on sizes is made."""
     made = loop.plan(snapshot, replace(policy, orphan_grace_s=ORPHAN_GRACE_S))
-    return Plan(tuple(action for action in made.actions if _belongs(errand, action)), ())
+    return Plan(tuple(action for action in made.actions if _belongs(job, action)), ())
 
 
-def _belongs(errand: Errand, action: Action) -> bool:
-    match errand:
-        case Errand.END_ALL:
+def _belongs(job: MaintenanceJob, action: Action) -> bool:
+    match job:
+        case MaintenanceJob.END_ALL:
             asked = isinstance(action, Terminate) and action.cause is ExitCause.MANUAL
             return asked or isinstance(action, (*FOLLOWING, DeleteOrphan))
-        case Errand.REAP:
+        case MaintenanceJob.REAP:
             return isinstance(action, DeleteOrphan)
-        case Errand.FORGET:
+        case MaintenanceJob.FORGET:
             lost = isinstance(action, Terminate) and action.code in POD_GONE
             return lost or isinstance(action, FOLLOWING)

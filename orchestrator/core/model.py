@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.liveness import Hearing
+from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.states import Stage, State, WaitingOn
 
 LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
@@ -249,7 +249,7 @@ class Policy:
     own_program: bool = False  # WORKER_START_COMMAND: the programs of these pools take tasks themselves
     max_failure_rate: float = 0.8  # of ended climbs; above it the breaker opens
     failure_window_s: float = 300
-    failure_min_climbs: int = 5  # fewer ended climbs say nothing
+    failure_min_bringups: int = 5  # fewer ended climbs say nothing
     max_failures: int = 5  # WORKER_MAX_CONSECUTIVE_FAILURES: of different tasks, after which a worker claims no more
     hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
     daily_budget_usd: float | None = None  # of a UTC day
@@ -331,7 +331,7 @@ class Snapshot:
     """One observation: the provider's complete list and the database's half, taken one after the other."""
 
     now: datetime  # the database's clock
-    hearing: Hearing  # when whoever spoke would have been heard: silence counts only then
+    window: ObservationWindow  # when whoever spoke would have been heard: silence counts only then
     pods: tuple[Pod, ...] | None  # None: the provider gave no complete list, so nothing is known about pods
     workers: tuple[Worker, ...]  # live rows only, sorted by id
     demand: tuple[Demand, ...]
@@ -340,7 +340,7 @@ class Snapshot:
     absent: Mapping[str, Absence]  # pod id or worker id -> absence from complete lists
     orphan_since: Mapping[str, datetime]  # pod id -> when it was first seen without a live row
     in_flight: frozenset[str]  # worker and pod ids on which an action is being executed
-    climbing: frozenset[str]  # worker ids whose bring-up is under way in this process
+    bringing_up: frozenset[str]  # worker ids whose bring-up is under way in this process
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, ended ones included
     paused: Mapping[str, Pause]  # by pool; "*" is every pool
     ended: tuple[EndedBringUp, ...] = ()  # climbs of the last day, at most 100 a pool, newest last

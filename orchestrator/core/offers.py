@@ -109,9 +109,9 @@ def plan(
     others = leaving | snapshot.in_flight | adoptable
     spawning = [w for w in snapshot.workers if w.pool == pool.name and w.state is State.SPAWNING]
     due = [w for w in spawning if w.stage is Stage.INTENT and w.id not in others and w.next_attempt_at <= snapshot.now]
-    climbing = sum(1 for w in spawning if w.stage is not Stage.INTENT or w.id in others)
+    bringing_up = sum(1 for w in spawning if w.stage is not Stage.INTENT or w.id in others)
     for worker in due:
-        blocked = _blocked_intent(pool, snapshot, policy, climbing + len(creates), worker)
+        blocked = _blocked_intent(pool, snapshot, policy, bringing_up + len(creates), worker)
         offer = None if blocked else selector.choose(pool, worker)
         if offer:
             why = f"intent recorded; asking for {offer.key}"
@@ -128,7 +128,7 @@ def plan(
     return creates, waits
 
 
-def _blocked_intent(pool: Pool, snapshot: Snapshot, policy: Policy, climbing: int, worker: Worker) -> Blocked | None:
+def _blocked_intent(pool: Pool, snapshot: Snapshot, policy: Policy, bringing_up: int, worker: Worker) -> Blocked | None:
     """What holds an intent back that holds new ones back too; an operator's own request waits for none of it."""
     if worker.metadata.get("asked_for"):
         return None
@@ -137,7 +137,7 @@ def _blocked_intent(pool: Pool, snapshot: Snapshot, policy: Policy, climbing: in
         return Blocked(Kind.PAUSED, detail={"reason": pause.reason})  # without its end: it may be resumed before
     if snapshot.store_away:
         return store_outage.reason(snapshot.store_away)
-    limit = breaker.spawn_limit(pool, snapshot, policy, climbing)
+    limit = breaker.spawn_limit(pool, snapshot, policy, bringing_up)
     if limit is None or limit.spawns > 0 or limit.reason.kind not in (Kind.HALTED, Kind.BREAKER_OPEN):
         return None
     return limit.reason

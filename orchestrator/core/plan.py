@@ -108,10 +108,10 @@ def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
     rows = {worker.id: worker for worker in snapshot.workers}
     ends = {a.worker_id: a for a in actions if isinstance(a, Terminate)}
     known = [
-        replace(climb, exit_cause=end.cause, failure_code=end.code, ending_since=snapshot.now)
-        if climb.promoted and (end := ends.get(climb.worker_id))
-        else climb
-        for climb in snapshot.ended
+        replace(bring_up, exit_cause=end.cause, failure_code=end.code, ending_since=snapshot.now)
+        if bring_up.promoted and (end := ends.get(bring_up.worker_id))
+        else bring_up
+        for bring_up in snapshot.ended
     ]
     known += [
         EndedBringUp(

@@ -19,7 +19,7 @@ FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # later
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class PodTracker:
     """The memory between ticks. It starts empty after a restart, which only makes proofs take two more lists."""
 
     absent: Mapping[str, Absence] = field(default_factory=dict)
@@ -33,7 +33,9 @@ def fresh_for_s(pods: int) -> float:
     return FRESH_S * max(1, ceil(pods / PAGE_PODS))
 
 
-def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet_id: str, now: datetime) -> Presence:
+def fold(
+    before: PodTracker, pods: Iterable[Pod], workers: Iterable[Worker], fleet_id: str, now: datetime
+) -> PodTracker:
     """`before` brought up to date with one more complete list."""
     listed = tuple(pods)
     rows = tuple(workers)
@@ -58,7 +60,7 @@ def fold(before: Presence, pods: Iterable[Pod], workers: Iterable[Worker], fleet
         if pod.fleet_id == fleet_id and pod.id not in owned and pod.worker_id not in owned
     }
     ended = {pod.id: _longer(before.ended.get(pod.id), now, fresh_s) for pod in listed if pod.status in ENDED}
-    return Presence(absent, orphans, shown, ended)
+    return PodTracker(absent, orphans, shown, ended)
 
 
 def _longer(earlier: Absence | None, now: datetime, fresh_s: float) -> Absence:

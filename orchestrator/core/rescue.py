@@ -6,7 +6,7 @@ from orchestrator.core.model import Policy, Snapshot
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
     """A rescue when leases are over: of those that somebody has had all the time of a lease to renew, and did not."""
-    heard = snapshot.hearing.back(policy.heartbeat_timeout_s, snapshot.now)
+    heard = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
     if not snapshot.expired_leases or heard is None:
         return []
     deaf_s = (snapshot.now - heard).total_seconds() - policy.heartbeat_timeout_s

@@ -258,7 +258,9 @@ def _terminations(
 
 def _usual_boot_s(pool: Pool, snapshot: Snapshot) -> float | None:
     """The median boot of the pool's last promoted workers; None: none was promoted lately."""
-    boots = [climb.boot_s for climb in snapshot.ended if climb.pool == pool.name and climb.boot_s is not None]
+    boots = [
+        bring_up.boot_s for bring_up in snapshot.ended if bring_up.pool == pool.name and bring_up.boot_s is not None
+    ]
     return median(boots[-BOOTS:]) if boots else None
 
 

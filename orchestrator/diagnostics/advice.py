@@ -9,7 +9,7 @@ from orchestrator.core.states import READY
 from orchestrator.diagnostics import causes, worker_advice
 from orchestrator.diagnostics.early_warnings import unfit
 from orchestrator.diagnostics.facts import HIGH, LOW, MEDIUM, Recommendation, Report, ago_s, known, minutes, workers
-from orchestrator.diagnostics.foreign_pods import Strangers
+from orchestrator.diagnostics.foreign_pods import ForeignPods
 
 UNCLAIMED_S = 60.0  # a worker that has been ready for so long would have claimed
 BACKLOG_S = 900.0  # the oldest task has waited for longer, and it is a backlog
@@ -157,7 +157,7 @@ def _drift(report: Report) -> Iterator[Recommendation]:
         detail = ", ".join(orphan["pod_id"] for orphan in found["orphans"])
         yield Recommendation(HIGH, "RunPod", issue, "python -m orchestrator sync terminate_orphaned", detail)
     for one in found["strangers"] if found else ():
-        theirs = Strangers(**one)
+        theirs = ForeignPods(**one)
         yield Recommendation(MEDIUM, "RunPod", theirs.what, theirs.fix, theirs.why)
     if found and found["bereft"]:
         issue = f"{len(found['bereft'])} stale worker row(s): their pods are gone"

@@ -19,7 +19,7 @@ from orchestrator.core.model import Pod, Policy
 from orchestrator.diagnostics import workers
 from orchestrator.pods import agent_commands
 from orchestrator.pods.final_snapshot import look
-from orchestrator.ports import AuthFailed, Blobs, Lines, PortError, UnknownWorker
+from orchestrator.ports import AuthFailed, Blobs, PortError, SessionPool, UnknownWorker
 
 CONNECTED = "✅ Connected"
 PROBE = "gpu-diagnostics-nobody"  # no worker's id: a claim in its name is refused before anything is looked at
@@ -112,7 +112,7 @@ def runpod(listed: Sequence[Pod], fleet_id: str, database: Part) -> tuple[Part, 
 async def worker(
     name: str,
     store: SqlStore,
-    lines: Lines | None,
+    lines: SessionPool | None,
     blobs: Blobs | None,
     pod: Pod | None,
     policy: Policy,
@@ -140,7 +140,7 @@ async def worker(
     }
 
 
-async def ssh_analysis(row: Row, lines: Lines | None, limits: Limits) -> Part:
+async def ssh_analysis(row: Row, lines: SessionPool | None, limits: Limits) -> Part:
     """Whether our key opens the pod, and whether its agent runs there; nothing is changed on it."""
     details = f"{row['ssh_host']}:{row['ssh_port']}" if row.get("ssh_host") else None
     found: Part = {"ssh_details": details, "processes": None, "worker_script": None, "workspace": None}

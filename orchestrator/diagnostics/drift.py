@@ -12,7 +12,7 @@ from orchestrator.core.lifecycle import DEAD
 from orchestrator.core.model import Pod
 from orchestrator.core.pod_tracking import LISTING_LAG_S
 from orchestrator.core.states import READY, State
-from orchestrator.diagnostics.foreign_pods import Strangers, strangers
+from orchestrator.diagnostics.foreign_pods import ForeignPods, strangers
 
 Row = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class Drift:
     orphans: tuple[Orphan, ...]
     bereft: tuple[Bereft, ...]
     pods: int  # of this fleet
-    strangers: tuple[Strangers, ...]  # of a fleet of this name in another database
+    strangers: tuple[ForeignPods, ...]  # of a fleet of this name in another database
     foreign: int  # of others in the account; nobody's business here
 
     @property

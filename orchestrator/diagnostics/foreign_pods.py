@@ -9,7 +9,7 @@ NAMED = 5  # pods, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Strangers:
+class ForeignPods:
     """Those of one other database."""
 
     database_id: str
@@ -36,14 +36,14 @@ class Strangers:
         return f"give each environment a FLEET_ID of its own; if that database is gone: {end}"
 
 
-def strangers(pods: Iterable[Pod], fleet_id: str, database_id: str | None) -> tuple[Strangers, ...]:
+def strangers(pods: Iterable[Pod], fleet_id: str, database_id: str | None) -> tuple[ForeignPods, ...]:
     """What a complete list has of them, by their database."""
 
-    def found() -> Iterator[Strangers]:
+    def found() -> Iterator[ForeignPods]:
         theirs = [pod for pod in pods if pod.is_strange(fleet_id, database_id)]
         for other in sorted({pod.database_id or "" for pod in theirs}):
             of_it = [pod for pod in theirs if pod.database_id == other]
             price = round(sum(pod.price_usd_per_hour or 0 for pod in of_it), 4)
-            yield Strangers(other, fleet_id, tuple(sorted(pod.id for pod in of_it)), price)
+            yield ForeignPods(other, fleet_id, tuple(sorted(pod.id for pod in of_it)), price)
 
     return tuple(found())

@@ -101,10 +101,10 @@ def _ssh(report: Report) -> Iterator[Recommendation]:
     """What pods refuse, and what does not answer; urgent only until the same pool has got through again."""
     refused = [n for n, w in workers(report) if "Authentication failed" in w["ssh_analysis"]["connection_status"]]
     failed = (known(report, "database_state") or {"failed_climbs": ()})["failed_climbs"]
-    denied = [climb for climb in failed if climb["code"] == "AUTH_FAILED"]
-    standing = [climb for climb in denied if not _mended(climb)]
+    denied = [bring_up for bring_up in failed if bring_up["code"] == "AUTH_FAILED"]
+    standing = [bring_up for bring_up in denied if not _mended(bring_up)]
     if standing or refused:
-        subcause = next((climb["cause"] for climb in standing if climb["cause"]), None)
+        subcause = next((bring_up["cause"] for bring_up in standing if bring_up["cause"]), None)
         cause = causes.of("AUTH_FAILED", subcause)
         detail = _attempts(denied, report) + (f"; now: {', '.join(refused)}" if refused else "")
         means, action = (cause.means, cause.fix) if cause else ("", "python -m orchestrator doctor")
@@ -124,9 +124,9 @@ def _ssh(report: Report) -> Iterator[Recommendation]:
         issue = f"{len(mute)} worker(s) work, but cannot be reached over SSH: their logs wait on their pods"
         detail = "; ".join(f"{name}: {why}" for name, why in mute.items())
         yield Recommendation(MEDIUM, "SSH", issue, f"python -m orchestrator explain {min(mute)}", detail)
-    unreachable = [climb for climb in failed if climb["code"] in SSH_CODES]
-    codes = ", ".join(sorted({climb["code"] for climb in unreachable}))
-    if standing := [climb for climb in unreachable if not _mended(climb)]:
+    unreachable = [bring_up for bring_up in failed if bring_up["code"] in SSH_CODES]
+    codes = ", ".join(sorted({bring_up["code"] for bring_up in unreachable}))
+    if standing := [bring_up for bring_up in unreachable if not _mended(bring_up)]:
         action = f"python -m orchestrator explain {standing[0]['code']}"
         issue = f"SSH connections failed within a day: {codes}"
         yield Recommendation(MEDIUM, "SSH", issue, action, _attempts(unreachable, report))
@@ -135,19 +135,20 @@ def _ssh(report: Report) -> Iterator[Recommendation]:
         yield Recommendation(LOW, "SSH", issue, MENDED, _attempts(unreachable, report))
 
 
-def _mended(climb: Mapping[str, Any]) -> bool:
+def _mended(bring_up: Mapping[str, Any]) -> bool:
     """Whether the same stage was climbed in the same pool after its last failure."""
-    return climb["ok_at"] is not None and datetime.fromisoformat(climb["ok_at"]) > datetime.fromisoformat(
-        climb["last_at"]
+    return bring_up["ok_at"] is not None and datetime.fromisoformat(bring_up["ok_at"]) > datetime.fromisoformat(
+        bring_up["last_at"]
     )
 
 
-def _attempts(climbs: Sequence[Mapping[str, Any]], report: Report) -> str:
-    if not climbs:
+def _attempts(bringups: Sequence[Mapping[str, Any]], report: Report) -> str:
+    if not bringups:
         return "no attempt within a day"
-    last_s = min(ago_s(climb["last_at"], report) for climb in climbs)
-    since = "; a later one succeeded" if all(map(_mended, climbs)) else ""
-    return f"{sum(climb['n'] for climb in climbs)} attempt(s) within a day, the last {last_s / 60:.0f} min ago{since}"
+    last_s = min(ago_s(bring_up["last_at"], report) for bring_up in bringups)
+    count = sum(bring_up["n"] for bring_up in bringups)
+    since = "; a later one succeeded" if all(map(_mended, bringups)) else ""
+    return f"{count} attempt(s) within a day, the last {last_s / 60:.0f} min ago{since}"
 
 
 RULES: tuple[Callable[[Report], Iterator[Recommendation]], ...] = (_stuck, _silent, _unfit, _unseen, _ssh)

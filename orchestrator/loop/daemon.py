@@ -19,7 +19,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plan import in_transition, plan
-from orchestrator.loop.decisions import Journal
+from orchestrator.loop.decisions import DecisionRecorder
 from orchestrator.loop.execute import Executor
 from orchestrator.loop.leadership import Leadership
 from orchestrator.loop.observe import Observer
@@ -28,7 +28,7 @@ from orchestrator.outputs import Answers
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import ASKS_CHANNEL, LEAD_EVERY_S, PortError
 from orchestrator.worker_logs.schedule import EVERY_S as SHIP_EVERY_S
-from orchestrator.worker_logs.schedule import LogRounds
+from orchestrator.worker_logs.schedule import LogSchedule
 from orchestrator.worker_logs.shipper import Shipper
 
 TRANSITION_S = 2.0
@@ -86,7 +86,10 @@ class Daemon:
         self._observer, self._executor, self._catalog = observer, executor, catalog
         observer.wake = executor.wake = self.wake
         self._leadership = Leadership(runtime, observer)
-        self._rounds, self._journal = LogRounds(runtime.store, shipper, self.wake), Journal(runtime.store)
+        self._log_schedule, self._decisions = (
+            LogSchedule(runtime.store, shipper, self.wake),
+            DecisionRecorder(runtime.store),
+        )
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._answering = False
         self._listening: asyncio.Task[None] | None = None  # only a leader listens
@@ -111,8 +114,8 @@ class Daemon:
             self._stopping = True
             self._health.stops()
             self._metrics.plays("stopping")
-            self._rounds.stop()
-            self._executor.stop_climbing()
+            self._log_schedule.stop()
+            self._executor.stop_bringups()
             left_s = await self._finish_tick(SETTLE_S)
         listening = self._stop_listening()
         await self._executor.settle(left_s)
@@ -232,7 +235,7 @@ class Daemon:
             return
         if self._leadership.has_changed:
             self._observer.forget()
-            self._executor.stop_climbing()
+            self._executor.stop_bringups()
             log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
             await self._begin_part(leads=lease.leader)
         if lease.leader:
@@ -241,7 +244,7 @@ class Daemon:
     async def _begin_part(self, *, leads: bool) -> None:
         """Open what only a leader needs (LISTEN, SSH, connections), or close it."""
         if not leads:
-            self._rounds.stop()
+            self._log_schedule.stop()
             self._stop_listening()
         await self._hooks.on_lead(leads)
         if leads and self._scheduler.running and not self._stopping:
@@ -302,7 +305,7 @@ class Daemon:
             await self._store.declare_release(term, releases, self._policy.handled)
             self._declared = term
         self._health.stepped()
-        snapshot = await self._observer.observe(self._executor.in_flight, self._executor.climbing)
+        snapshot = await self._observer.observe(self._executor.in_flight, self._executor.bringing_up)
         self._health.stepped()
         observe_s = time.monotonic() - began_s
         self._moving = in_transition(snapshot)
@@ -315,11 +318,11 @@ class Daemon:
         self._retry_s = min(waits, default=None)
         if not self._stopping:
             await self._hold_claims(term, snapshot)
-            await self._journal.record(term, snapshot, made)
+            await self._decisions.record(term, snapshot, made)
             self._health.stepped()
             await self._executor.start(term, snapshot, made.actions)
         self._tick_s = time.monotonic() - began_s
-        self._journal.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)
+        self._decisions.sum_up(snapshot, made, tick_s=self._tick_s, observe_s=observe_s)
         self._metrics.saw(snapshot, made, self._policy, self._tick_s)
         return made
 
@@ -340,7 +343,7 @@ class Daemon:
     async def _ship(self) -> None:
         term = self._leadership.term
         if not self._stopping and term is not None:
-            self._rounds.begin(term, self._fleet, self._executor.in_flight)
+            self._log_schedule.begin(term, self._fleet, self._executor.in_flight)
 
     async def _look_up(self) -> None:
         if await self._catalog.refresh():

@@ -19,7 +19,7 @@ SAID_EVERY_S = 30.0  # at least, although nothing was done: silence would look l
 log = structlog.get_logger()
 
 
-class Journal:
+class DecisionRecorder:
     """What was said last, so that only what is new is said."""
 
     def __init__(self, store: Store) -> None:

@@ -18,7 +18,7 @@ from orchestrator.core.model import UNREACHED, Policy, Snapshot, Worker
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State
 from orchestrator.observability import log_phrases
-from orchestrator.pods.create import Renter
+from orchestrator.pods.create import PodCreator
 from orchestrator.pods.host_strikes import remember
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
@@ -44,7 +44,7 @@ class Terms:
 class PodOperations:
     """What an executor does to pods."""
 
-    creator: Renter
+    creator: PodCreator
     bring_up: Callable[[int, Worker], Awaitable[None]]  # term, worker
     teardown: Teardown
     disconnect: Callable[[str], Awaitable[None]]  # worker id: close its SSH connection
@@ -64,7 +64,7 @@ class Executor:
         self._pools = {pool.name: pool for pool in policy.pools}
         self.wake: Callable[[], None] = _nothing  # called when something has ended; the daemon sets it
         self._running: dict[str, asyncio.Task[bool]] = {}
-        self._climbs: dict[str, asyncio.Task[bool]] = {}
+        self._bringups: dict[str, asyncio.Task[bool]] = {}
         self._reaped: dict[str, float] = {}  # pod id -> until when a list may still show it, on the loop's clock
         self._refused: dict[str, int] = {}  # orphan pod id -> how often in a row its delete failed
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
@@ -77,9 +77,9 @@ class Executor:
         return frozenset(self._running) | frozenset(self._reaped)
 
     @property
-    def climbing(self) -> frozenset[str]:
+    def bringing_up(self) -> frozenset[str]:
         """Workers whose bring-up is under way."""
-        return frozenset(self._climbs)
+        return frozenset(self._bringups)
 
     async def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
         """Write down what was decided, then begin what takes the world; returns when all of it is written.
@@ -96,20 +96,20 @@ class Executor:
                 continue
             if isinstance(action, act.ContinueBringUp):
                 self._begin(
-                    self._climbs, action.worker_id, action, self._pods.bring_up(term, workers[action.worker_id])
+                    self._bringups, action.worker_id, action, self._pods.bring_up(term, workers[action.worker_id])
                 )
             else:
                 key = action.pod_id if isinstance(action, act.DeleteOrphan) else action.worker_id
                 self._begin(self._running, key, action, self._gated(term, action, workers.get(key)))
 
-    def stop_climbing(self) -> None:
+    def stop_bringups(self) -> None:
         """Give up every bring-up here; the leader's next tick begins it again."""
-        for task in self._climbs.values():
+        for task in self._bringups.values():
             task.cancel()
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until nothing is under way, at most `timeout_s`; what is left is cancelled."""
-        tasks = [*self._running.values(), *self._climbs.values()]
+        tasks = [*self._running.values(), *self._bringups.values()]
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=timeout_s)
@@ -177,7 +177,7 @@ class Executor:
     async def _carry_out(self, term: int, action: act.Effect, worker: Worker | None) -> None:
         match action:
             case act.Spawn() | act.Create():
-                await self._pods.creator.rent(
+                await self._pods.creator.create(
                     term, action.worker_id, self._pools[action.pool], action.offer, action.usd_per_hour
                 )
             case act.Flush():
@@ -263,8 +263,8 @@ class Executor:
 
     async def _terminate(self, term: int, action: act.Terminate) -> None:
         ended = await self._pods.teardown.begin(term, action)
-        if action.worker_id in self._climbs:
-            self._climbs[action.worker_id].cancel()
+        if action.worker_id in self._bringups:
+            self._bringups[action.worker_id].cancel()
         said = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
         words = log_phrases.of_failure(action.code, "worker ends")
         tell = log.warning if action.cause in FAILURES else log.info

@@ -15,9 +15,9 @@ from math import ceil
 import structlog
 
 from orchestrator.core import store_outage
-from orchestrator.core.liveness import Hearing
+from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import Pod, Snapshot, StoreAway
-from orchestrator.core.pod_tracking import PAGE_PODS, Presence, fold
+from orchestrator.core.pod_tracking import PAGE_PODS, PodTracker, fold
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability import log_phrases
 from orchestrator.pods.provider_cache import Catalog
@@ -54,7 +54,7 @@ class Observer:
         self._deaf_s, self._patience_s = deaf_s, patience_s
         self._store_watch = store_watch
         self._store_away: StoreAway | None = None  # at the last snapshot
-        self._presence = Presence()
+        self._pod_tracker = PodTracker()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
         self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
@@ -88,7 +88,7 @@ class Observer:
     def forget(self) -> None:
         """Somebody else may have led: what lists have not shown counts anew. A pod without a live row never has one."""
         self.gap()
-        self._presence = Presence(orphan_since=self._presence.orphan_since)
+        self._pod_tracker = PodTracker(orphan_since=self._pod_tracker.orphan_since)
 
     def heard(self) -> None:
         """The database answered us while we lead: whoever speaks is heard."""
@@ -101,7 +101,7 @@ class Observer:
             self._began_s = self._gaps.popleft()[1]
         self._heard_s, self._deaf = now_s, False
 
-    async def observe(self, in_flight: frozenset[str], climbing: frozenset[str]) -> Snapshot:
+    async def observe(self, in_flight: frozenset[str], bringing_up: frozenset[str]) -> Snapshot:
         """What is now. Raises a port error when the database does not answer."""
         fresh = await self._list()
         asked_s = asyncio.get_running_loop().time()
@@ -120,23 +120,23 @@ class Observer:
         knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
         pods, strangers = self._apart(half.database_id)
         if fresh and pods is not None:
-            self._presence = fold(self._presence, pods, half.workers, self._fleet_id, half.now)
+            self._pod_tracker = fold(self._pod_tracker, pods, half.workers, self._fleet_id, half.now)
         away = self._store_watch.away() if self._store_watch else None
         own = StoreAway(half.now - timedelta(seconds=away[0]), away[1], refused=away[2]) if away else None
         self._store_away = store_outage.judge(own, half.workers, self._store_away, half.now)
         return Snapshot(
             now=half.now,
-            hearing=self._hearing(half.now, clock_s),
+            window=self._window(half.now, clock_s),
             pods=pods,
             workers=half.workers,
             demand=half.demand,
             expired_leases=half.expired_leases,
             offers=half.offers,
-            absent=self._presence.absent,
-            exited=self._presence.ended,
-            orphan_since=self._presence.orphan_since,
+            absent=self._pod_tracker.absent,
+            exited=self._pod_tracker.ended,
+            orphan_since=self._pod_tracker.orphan_since,
             in_flight=in_flight,
-            climbing=climbing,
+            bringing_up=bringing_up,
             last_spawn_at=half.last_spawn_at,
             paused=half.paused,
             ended=half.ended,
@@ -182,14 +182,14 @@ class Observer:
                 self._began_s = None
         self._clocks = now, asked_s
 
-    def _hearing(self, now: datetime, clock_s: float) -> Hearing:
+    def _window(self, now: datetime, clock_s: float) -> ObservationWindow:
         """On the database's clock."""
 
         def at(moment_s: float) -> datetime:
             return now - timedelta(seconds=clock_s - moment_s)
 
         began_s = clock_s if self._began_s is None else self._began_s
-        return Hearing(at(began_s), tuple((at(began), at(ended)) for began, ended in self._gaps))
+        return ObservationWindow(at(began_s), tuple((at(began), at(ended)) for began, ended in self._gaps))
 
     def _late(self) -> str | None:
         """That a list is under way for too long."""

@@ -17,7 +17,7 @@ TAIL_BYTES = 16 * 1024
 TAIL_LINES = 50
 
 
-class Unproven(Exception):
+class StageFailed(Exception):
     """The answer is no: this worker will not do."""
 
     def __init__(self, code: FailureCode, message: str, evidence: Mapping[str, Any] | None = None) -> None:
@@ -43,12 +43,12 @@ async def start(
     if done.exit_status != 0 or "error" in line:
         code = str(line.get("code"))
         known = FailureCode(code) if code in set(FailureCode) else FailureCode.NO_PROCESS
-        raise Unproven(known, "the agent did not start", shown(done) | {"code": code})
+        raise StageFailed(known, "the agent did not start", shown(done) | {"code": code})
     agent = agent_commands.agent(line)
     if agent is None:
-        raise Unproven(FailureCode.NO_PROCESS, "the agent's answer names no process", shown(done))
+        raise StageFailed(FailureCode.NO_PROCESS, "the agent's answer names no process", shown(done))
     if agent.code_sha != agent_sha:
-        raise Unproven(FailureCode.STALE_CODE, "another agent than the one sent runs", {"runs": agent.code_sha})
+        raise StageFailed(FailureCode.STALE_CODE, "another agent than the one sent runs", {"runs": agent.code_sha})
     return agent
 
 

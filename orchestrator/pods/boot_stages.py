@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import is_pulling
 from orchestrator.core.model import SSH_USER, Pod, PodStatus, Worker
-from orchestrator.pods.agent_control import Unproven
-from orchestrator.pods.bringup_context import Ascent, Evidence
+from orchestrator.pods.agent_control import StageFailed
+from orchestrator.pods.bringup_context import BringupContext, Evidence
 from orchestrator.pods.latest import PodView
 from orchestrator.ports import PortError
 
@@ -36,19 +36,19 @@ class Boot:
         self._pods, self._pod_log = pods, pod_log
         self._looked_until_s = 0.0  # monotonic: so far the looks are spread out
 
-    async def pod_running(self, ascent: Ascent) -> Evidence:
+    async def pod_running(self, context: BringupContext) -> Evidence:
         """The provider says RUNNING, and a runtime is present."""
-        look_s = min(LOG_LOOK_S, ascent.limit_s / 4)  # before the deadline, the pod's own log is asked why
+        look_s = min(LOG_LOOK_S, context.limit_s / 4)  # before the deadline, the pod's own log is asked why
         try:
-            pod = await self._until_it_runs(ascent, ascent.limit_s - look_s)
+            pod = await self._until_it_runs(context, context.limit_s - look_s)
         except TimeoutError:
-            said = await self._look(ascent, look_s / 2) if self._may_look() else {}  # then an earlier look counts
-            evidence = ascent.evidence | said
-            await ascent.suspects(FailureCode.IMAGE_PULL_SLOW if _pulls(evidence) else None, evidence)
-            pod = await self._pod(ascent, _runs, ascent.limit_s)
+            said = await self._look(context, look_s / 2) if self._may_look() else {}  # then an earlier look counts
+            evidence = context.evidence | said
+            await context.suspects(FailureCode.IMAGE_PULL_SLOW if _pulls(evidence) else None, evidence)
+            pod = await self._pod(context, _runs, context.limit_s)
         return {"pod_id": pod.id, "machine_id": pod.machine_id}
 
-    async def _until_it_runs(self, ascent: Ascent, timeout_s: float) -> Pod:
+    async def _until_it_runs(self, context: BringupContext, timeout_s: float) -> Pod:
         """The running pod; what is shown instead is written down, when it changes, and what its log says of its image.
 
         The log is read beside the wait: a pod that runs meanwhile is not kept waiting for it.
@@ -66,14 +66,14 @@ class Boot:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        return await self._pod(ascent, told, EARLY_S)
+                        return await self._pod(context, told, EARLY_S)
                     except TimeoutError:
                         if look is not None and look.done():
                             said, look = said | look.result(), None
                         if look is None and time.monotonic() >= due_s and self._may_look():
-                            look = asyncio.create_task(self._look(ascent, LOOK_TIMEOUT_S))
+                            look = asyncio.create_task(self._look(context, LOOK_TIMEOUT_S))
                             due_s = time.monotonic() + LOOK_AGAIN_S
-                        await ascent.suspects(None, said | {"shown": _shown(seen) + PULLS * _pulls(said)})
+                        await context.suspects(None, said | {"shown": _shown(seen) + PULLS * _pulls(said)})
         finally:
             if look is not None:
                 look.cancel()
@@ -86,21 +86,21 @@ class Boot:
         self._looked_until_s = max(self._looked_until_s, now_s) + LOOK_GAP_S
         return True
 
-    async def _look(self, ascent: Ascent, timeout_s: float) -> Evidence:
+    async def _look(self, context: BringupContext, timeout_s: float) -> Evidence:
         """The last lines of the pod's own log, or why there are none."""
         try:
             async with asyncio.timeout(timeout_s):
-                said = await self._pod_log(ascent.worker.pod_id or "")
+                said = await self._pod_log(context.worker.pod_id or "")
         except (PortError, TimeoutError) as error:
             return {"pod_log_error": f"{type(error).__name__}: {error}"[:300]}
         return {"pod_log": said.splitlines()[-LOG_LINES:], "pod_log_error": None}
 
-    async def ssh_details(self, ascent: Ascent) -> Evidence:
+    async def ssh_details(self, context: BringupContext) -> Evidence:
         """A public address for port 22."""
-        pod = await self._pod(ascent, lambda p: bool(p.ssh_host and p.ssh_port), ascent.limit_s)
-        ascent.facts |= {"ssh_host": pod.ssh_host, "ssh_port": pod.ssh_port}
+        pod = await self._pod(context, lambda p: bool(p.ssh_host and p.ssh_port), context.limit_s)
+        context.facts |= {"ssh_host": pod.ssh_host, "ssh_port": pod.ssh_port}
         if pod.ssh_user not in (None, "root"):
-            ascent.facts["metadata"] = {SSH_USER: pod.ssh_user}
+            context.facts["metadata"] = {SSH_USER: pod.ssh_user}
         return {"address": f"{pod.ssh_host}:{pod.ssh_port}"}
 
     def address(self, worker: Worker) -> tuple[str | None, int | None]:
@@ -108,22 +108,22 @@ class Boot:
         pod = self._pods.now(worker.pod_id or "")
         return (pod.ssh_host, pod.ssh_port) if pod and pod.ssh_host else (worker.ssh_host, worker.ssh_port)
 
-    async def _pod(self, ascent: Ascent, ready: Callable[[Pod], bool], timeout_s: float) -> Pod:
-        pod_id = ascent.worker.pod_id
+    async def _pod(self, context: BringupContext, ready: Callable[[Pod], bool], timeout_s: float) -> Pod:
+        pod_id = context.worker.pod_id
         if pod_id is None:
-            raise Unproven(FailureCode.POD_MISSING, "the row names no pod")
+            raise StageFailed(FailureCode.POD_MISSING, "the row names no pod")
 
         def told(pod: Pod) -> bool:
             """Keep what the list shows even of a pod that never gets further: it names the machine."""
             found = {name: getattr(pod, name) for name in POD_FACTS}
-            ascent.facts |= {name: value for name, value in found.items() if value is not None}
+            context.facts |= {name: value for name, value in found.items() if value is not None}
             if pod.status is PodStatus.PROVISIONING and pod.data_center is None:
-                ascent.unassigned_at_s = time.monotonic()
+                context.unassigned_at_s = time.monotonic()
             return pod.status in GONE or ready(pod)
 
         pod = await self._pods.until(pod_id, told, timeout_s)
         if pod.status in GONE:
-            raise Unproven(GONE[pod.status], f"the provider says {pod.status}")
+            raise StageFailed(GONE[pod.status], f"the provider says {pod.status}")
         return pod
 
 

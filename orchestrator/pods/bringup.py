@@ -27,14 +27,14 @@ from orchestrator.core.stages import STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.observability import log_phrases
 from orchestrator.pods.agent_commands import LaunchConfig
-from orchestrator.pods.agent_control import Unproven
+from orchestrator.pods.agent_control import StageFailed
 from orchestrator.pods.boot_stages import Boot
-from orchestrator.pods.bringup_context import Ascent, Evidence, Proof
-from orchestrator.pods.bringup_stages import Proofs, pauses
+from orchestrator.pods.bringup_context import BringupContext, Evidence, StageCheck
+from orchestrator.pods.bringup_stages import BringupStages, pauses
 from orchestrator.pods.bundle import Bundle
 from orchestrator.pods.host_strikes import remember
 from orchestrator.pods.latest import Latest
-from orchestrator.ports import Attempt, Lines, LostRace, PortError, Shell, Store, Unavailable
+from orchestrator.ports import Attempt, LostRace, PortError, SessionPool, Shell, Store, Unavailable
 
 __all__ = ["BringUp", "Credentials", "LaunchConfig"]
 EXTENDED = "image_pull_extended"  # in the row's metadata: its image was given a second deadline
@@ -63,7 +63,7 @@ class BringUp:
     def __init__(
         self,
         store: Store,
-        lines: Lines,
+        lines: SessionPool,
         shell: Shell,
         bundle: Bundle,
         latest: Latest,
@@ -74,85 +74,85 @@ class BringUp:
         """`pod_log` returns a pod's own log by its id; it shows whether the image is still being pulled."""
         self._store, self._config = store, config
         boot = Boot(latest.pods, pod_log or _no_log)
-        self._proofs = Proofs(
+        self._proofs = BringupStages(
             lines, shell, bundle, boot, latest.workers, config, credentials.token_for, credentials.nonce_for
         )
 
-    async def climb(self, term: int, worker: Worker) -> None:
+    async def bring_up(self, term: int, worker: Worker) -> None:
         """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""
         began = time.monotonic()
-        ascent = Ascent(term, worker, worker.stage_since)
+        context = BringupContext(term, worker, worker.stage_since)
         clock = _Clock(self._config.spawning_timeout_s)
         try:
             for pause_s in pauses():
                 try:
-                    await self._ascend(ascent, clock)
+                    await self._ascend(context, clock)
                     break
                 except Lost as lost:
                     clock.lost(lost.stage)
                     await asyncio.sleep(max(0.0, min(pause_s, clock.left_s(None))))
-            await self._promote(ascent, time.monotonic() - began)
-        except Unproven as no:
-            await self._give_up(ascent, no)
+            await self._promote(context, time.monotonic() - began)
+        except StageFailed as no:
+            await self._give_up(context, no)
 
-    async def _ascend(self, ascent: Ascent, clock: "_Clock") -> None:
-        for rung, prove in self._proofs.ladder(ascent.worker):
+    async def _ascend(self, context: BringupContext, clock: "_Clock") -> None:
+        for rung, check in self._proofs.ladder(context.worker):
             try:
-                await self._stage(ascent, clock, rung, prove)
-            except Unproven as no:
-                spent = EXTENDED in ascent.worker.metadata or clock.left_s(None) <= 0
+                await self._stage(context, clock, rung, check)
+            except StageFailed as no:
+                spent = EXTENDED in context.worker.metadata or clock.left_s(None) <= 0
                 if no.code is not FailureCode.IMAGE_PULL_SLOW or spent:
                     raise
-                ascent.facts = {"metadata": {EXTENDED: True}}  # once: it is coming, only slowly
-                await self._stage(ascent, clock, rung, prove)
+                context.facts = {"metadata": {EXTENDED: True}}  # once: it is coming, only slowly
+                await self._stage(context, clock, rung, check)
             clock.passed(rung.stage)
 
-    async def _stage(self, ascent: Ascent, clock: "_Clock", rung: StageSpec, prove: Proof) -> None:
+    async def _stage(self, context: BringupContext, clock: "_Clock", rung: StageSpec, check: StageCheck) -> None:
         stage = rung.stage
         setting_up = stage is Stage.PROCESS and self._config.setup_command is not None
         own_s = None if setting_up else self._config.deadline_s(rung)  # setting up has only the hard cap
         limit_s = clock.left_s(own_s)
         if limit_s <= 0:
             why = f"no time is left for {stage}"
-            raise Unproven(clock.overdue(rung), why, {"after_s": round(clock.climbing_s())})
-        facts, ascent.facts = ascent.facts, {}
-        ascent.suspect, ascent.evidence, ascent.limit_s = None, {}, limit_s
+            raise StageFailed(clock.overdue(rung), why, {"after_s": round(clock.bringup_s())})
+        facts, context.facts = context.facts, {}
+        context.suspect, context.evidence, context.limit_s = None, {}, limit_s
         waiting = {"waiting_on": rung.waiting_on, "waiting_for": str(stage), "deadline_s": limit_s, "next_attempt_s": 0}
-        ascent.worker = await self._move(ascent, stage=stage, reason=f"climbing: {stage}", fields=facts | waiting)
-        ascent.entered_at = ascent.worker.deadline_at - timedelta(seconds=limit_s)
-        clock.entered(stage, (ascent.entered_at - ascent.worker.created_at).total_seconds(), limit_s)
-        attempt_id = await self._store.open_attempt(ascent.term, ascent.worker.id, stage)
-        ascent.note = partial(self._store.note_attempt, ascent.term, attempt_id)
+        context.worker = await self._move(context, stage=stage, reason=f"climbing: {stage}", fields=facts | waiting)
+        context.entered_at = context.worker.deadline_at - timedelta(seconds=limit_s)
+        clock.entered(stage, (context.entered_at - context.worker.created_at).total_seconds(), limit_s)
+        attempt_id = await self._store.open_attempt(context.term, context.worker.id, stage)
+        context.note = partial(self._store.note_attempt, context.term, attempt_id)
         result = Attempt("lost")
         try:
-            result = Attempt("ok", evidence=await _timed(prove, ascent, rung, limit_s, clock.overdue(rung)))
+            result = Attempt("ok", evidence=await _timed(check, context, rung, limit_s, clock.overdue(rung)))
         except asyncio.CancelledError:
             result = Attempt("cancelled")
             raise
-        except Unproven as no:
+        except StageFailed as no:
             late = isinstance(no.__cause__, TimeoutError)
             kind = type(no.__cause__ or no).__name__
             result = Attempt("timeout" if late else "failed", no.code, kind, {"error": str(no), **no.evidence})
             raise
         except PortError as error:
-            kind, evidence = type(error).__name__, {"error": str(error)[:500], **ascent.evidence}
+            kind, evidence = type(error).__name__, {"error": str(error)[:500], **context.evidence}
             result = Attempt("lost", FailureCode.CONNECTION_LOST, kind, evidence)
             raise Lost(stage) from error
         finally:
-            await self._store.close_attempt(ascent.term, attempt_id, result)
+            await self._store.close_attempt(context.term, attempt_id, result)
 
-    async def _promote(self, ascent: Ascent, took_s: float) -> None:
+    async def _promote(self, context: BringupContext, took_s: float) -> None:
         fields = {"waiting_on": WaitingOn.WORKER, "waiting_for": "tasks", "deadline_s": self._config.lease_s}
-        await self._move(ascent, stage=Stage.PROMOTED, to_state=State.ACTIVE, reason="verified", fields=fields)
+        await self._move(context, stage=Stage.PROMOTED, to_state=State.ACTIVE, reason="verified", fields=fields)
         log.info(
             "worker_promoted",
             message=log_phrases.STARTED,
-            worker=ascent.worker.id,
-            pod=ascent.worker.pod_id,
+            worker=context.worker.id,
+            pod=context.worker.pod_id,
             took_s=round(took_s, 3),
         )
 
-    async def _give_up(self, ascent: Ascent, no: Unproven) -> None:
+    async def _give_up(self, context: BringupContext, no: StageFailed) -> None:
         fields = {
             "exit_cause": ExitCause.SPAWN_FAILED,
             "failure_code": no.code,
@@ -164,29 +164,29 @@ class BringUp:
         reason = f"{no.code}: {no}"[:500]
         try:
             ended = await self._move(
-                ascent, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=ascent.facts | fields
+                context, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=context.facts | fields
             )
         except LostRace:
             return  # somebody else ended it first, with a reason of their own
-        await remember(self._store, ascent.term, ended, no.code, {"why": str(no)[:500]})
-        said = {"worker": ascent.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
+        await remember(self._store, context.term, ended, no.code, {"why": str(no)[:500]})
+        said = {"worker": context.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
         log.warning("worker_terminating", message=f"{log_phrases.of_failure(no.code, 'worker ends')}: {reason}", **said)
 
     async def _move(
         self,
-        ascent: Ascent,
+        context: BringupContext,
         *,
         stage: Stage,
         to_state: State | None = None,
         reason: str,
         fields: Mapping[str, Any],
     ) -> Worker:
-        if ascent.unassigned_at_s is not None:  # RunPod's bill starts with the machine
-            fields = {**fields, "unbilled_s": round(time.monotonic() - ascent.unassigned_at_s, 3)}
-            ascent.unassigned_at_s = None
+        if context.unassigned_at_s is not None:  # RunPod's bill starts with the machine
+            fields = {**fields, "unbilled_s": round(time.monotonic() - context.unassigned_at_s, 3)}
+            context.unassigned_at_s = None
         return await self._store.move(
-            ascent.term,
-            ascent.worker.id,
+            context.term,
+            context.worker.id,
             from_states=[State.SPAWNING],
             to_state=to_state,
             stage=stage,
@@ -223,13 +223,13 @@ class _Clock:
         """What running out of time is called: on the way back after a loss, it was the loss."""
         return FailureCode.CONNECTION_LOST if self._lost is not None else rung.overdue
 
-    def climbing_s(self) -> float:
+    def bringup_s(self) -> float:
         """Seconds since the row was written, as far as known."""
         return 0.0 if self._born is None else time.monotonic() - self._born
 
     def left_s(self, deadline_s: float | None) -> float:
         """Seconds for a stage that begins now and has this deadline of its own."""
-        left = [self._cap_s - self.climbing_s()]
+        left = [self._cap_s - self.bringup_s()]
         if deadline_s is not None:
             left.append(deadline_s)
         if self._lost is not None:
@@ -241,14 +241,16 @@ async def _no_log(pod_id: str) -> str:
     raise Unavailable(f"nobody can read the log of pod {pod_id} here")
 
 
-async def _timed(prove: Proof, ascent: Ascent, rung: StageSpec, limit_s: float, overdue: FailureCode) -> Evidence:
+async def _timed(
+    check: StageCheck, context: BringupContext, rung: StageSpec, limit_s: float, overdue: FailureCode
+) -> Evidence:
     """The stage's proof; its deadline becomes Unproven with the best code there is."""
     try:
         async with asyncio.timeout(limit_s):
-            return await prove(ascent)
+            return await check(context)
     except TimeoutError as error:
         late = f"{rung.stage} passed its {limit_s:.3g} s"
-        raise Unproven(ascent.suspect or overdue, late, ascent.evidence) from error
+        raise StageFailed(context.suspect or overdue, late, context.evidence) from error
 
 
 def _brief(evidence: Mapping[str, Any]) -> dict[str, Any]:

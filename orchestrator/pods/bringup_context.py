@@ -17,7 +17,7 @@ SIGHTS = ("shown", "pod_log")  # of the evidence: what is written down at once w
 
 
 @dataclass(slots=True)
-class Ascent:
+class BringupContext:
     """The row as last written, and what the stages found so far."""
 
     term: int
@@ -43,4 +43,4 @@ class Ascent:
                 await self.note(code, evidence)
 
 
-Proof = Callable[[Ascent], Awaitable[Evidence]]
+StageCheck = Callable[[BringupContext], Awaitable[Evidence]]

@@ -16,19 +16,19 @@ from orchestrator.core.model import Worker
 from orchestrator.core.stages import STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage
 from orchestrator.pods import agent_commands, agent_control, host_identity
-from orchestrator.pods.agent_control import Unproven
+from orchestrator.pods.agent_control import StageFailed
 from orchestrator.pods.boot_stages import Boot
-from orchestrator.pods.bringup_context import Ascent, Evidence, Proof
+from orchestrator.pods.bringup_context import BringupContext, Evidence, StageCheck
 from orchestrator.pods.bundle import Bundle
 from orchestrator.pods.latest import WorkerView
 from orchestrator.pods.machine_stages import Checks
 from orchestrator.ports import (
     AuthFailed,
     HostKeyChanged,
-    Lines,
     NotSsh,
     Refused,
     Session,
+    SessionPool,
     Shell,
     Unavailable,
 )
@@ -42,12 +42,12 @@ WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
 PUSHES = 2  # then a file that does not arrive whole is given up
 
 
-class Proofs:
+class BringupStages:
     """The stages' I/O."""
 
     def __init__(
         self,
-        lines: Lines,
+        lines: SessionPool,
         shell: Shell,
         bundle: Bundle,
         boot: Boot,
@@ -61,7 +61,7 @@ class Proofs:
         self._boot, self._checks = boot, Checks(lines, config)
         self._workers, self._config, self._token_for = workers, config, token_for
 
-    def ladder(self, worker: Worker) -> tuple[tuple[StageSpec, Proof], ...]:
+    def ladder(self, worker: Worker) -> tuple[tuple[StageSpec, StageCheck], ...]:
         """The stages in their order; what a pod has not got, it need not prove."""
         checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
         steps = (
@@ -81,16 +81,16 @@ class Proofs:
         )
         return tuple((STAGE_SPECS[stage], proof) for stage, proof, needed in steps if needed)
 
-    async def tcp(self, ascent: Ascent) -> Evidence:
+    async def tcp(self, context: BringupContext) -> Evidence:
         """Something that speaks SSH answers there."""
         backing_off, clock = pauses(), asyncio.get_running_loop().time
-        until = clock() + ascent.limit_s
+        until = clock() + context.limit_s
         for attempt in itertools.count(1):
-            host, port = self._boot.address(ascent.worker)
+            host, port = self._boot.address(context.worker)
             if host is None or port is None:
-                raise Unproven(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
+                raise StageFailed(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
             try:
-                nobody_yet = ascent.suspect in {None, FailureCode.TCP_REFUSED}
+                nobody_yet = context.suspect in {None, FailureCode.TCP_REFUSED}
                 patience_s = FIRST_BANNER_S if nobody_yet else BANNER_TIMEOUT_S
                 timeout_s = min(patience_s, LAST_TRY_SHARE * max(until - clock(), 0.0))
                 banner = await self._shell.banner(host, port, timeout_s=timeout_s)
@@ -98,145 +98,145 @@ class Proofs:
                 codes = {Refused: FailureCode.TCP_REFUSED, NotSsh: FailureCode.NOT_SSH}
                 code = codes.get(type(error), FailureCode.TCP_TIMEOUT)
                 cut_short = timeout_s < patience_s and type(error) is Unavailable  # before a connection stood
-                if ascent.suspect is None or not cut_short:
-                    await ascent.suspects(code, {"tries": attempt, "error": str(error)[:300]})
+                if context.suspect is None or not cut_short:
+                    await context.suspects(code, {"tries": attempt, "error": str(error)[:300]})
             else:
-                ascent.facts |= {"ssh_host": host, "ssh_port": port}
+                context.facts |= {"ssh_host": host, "ssh_port": port}
                 return {"tries": attempt, "address": f"{host}:{port}", "banner": banner[:100]}
             # Nobody there yet is what a booting pod looks like: it is asked again soon, or fifty that come up together
             # would each wait out a pause. Whoever answers wrongly, or slowly, is asked less and less often.
-            nobody = ascent.suspect is FailureCode.TCP_REFUSED
+            nobody = context.suspect is FailureCode.TCP_REFUSED
             await asyncio.sleep(PAUSES_S[0] if nobody else next(backing_off))
         raise AssertionError("counting never ends")
 
-    async def ssh_auth(self, ascent: Ascent) -> Evidence:
+    async def ssh_auth(self, context: BringupContext) -> Evidence:
         """Our key is accepted, and the host key is the pinned one, or pinned now."""
         try:
-            async with self._session(ascent) as session:
-                ascent.facts["host_key"] = session.host_key
-                return {**session.evidence, "pinned": "before" if ascent.worker.host_key else "now"}
+            async with self._session(context) as session:
+                context.facts["host_key"] = session.host_key
+                return {**session.evidence, "pinned": "before" if context.worker.host_key else "now"}
         except HostKeyChanged as error:
-            raise Unproven(FailureCode.HOST_KEY_CHANGED, str(error)) from error
+            raise StageFailed(FailureCode.HOST_KEY_CHANGED, str(error)) from error
         except AuthFailed as error:
-            raise Unproven(FailureCode.AUTH_FAILED, str(error), {"cause": error.cause}) from error
+            raise StageFailed(FailureCode.AUTH_FAILED, str(error), {"cause": error.cause}) from error
 
-    async def exec(self, ascent: Ascent) -> Evidence:
+    async def exec(self, context: BringupContext) -> Evidence:
         """A shell there joins the halves of a nonce; the same command tells the pod's id."""
         left, right = uuid.uuid4().hex[:16], uuid.uuid4().hex[:16]
-        async with self._session(ascent) as session:
-            done = await agent_control.run(session, agent_commands.echo_command(left, right), timeout_s=ascent.limit_s)
+        async with self._session(context) as session:
+            done = await agent_control.run(session, agent_commands.echo_command(left, right), timeout_s=context.limit_s)
         _, nonce, said = done.stdout.decode("utf-8", "replace").rpartition(left + right)
         if done.exit_status != 0 or not nonce:
-            raise Unproven(FailureCode.EXEC_FAILED, "the nonce did not come back", agent_control.shown(done))
-        ascent.said_pod_id = said.strip()
+            raise StageFailed(FailureCode.EXEC_FAILED, "the nonce did not come back", agent_control.shown(done))
+        context.said_pod_id = said.strip()
         return {"exit_status": 0}
 
-    async def identity(self, ascent: Ascent) -> Evidence:
+    async def identity(self, context: BringupContext) -> Evidence:
         """The pod calls itself what the row calls it, and proves that the host key we see is its own."""
-        evidence = {"expected": ascent.worker.pod_id, "said": ascent.said_pod_id[:100] or None}
-        if ascent.said_pod_id != ascent.worker.pod_id:
-            raise Unproven(FailureCode.POD_MISMATCH, "the pod's RUNPOD_POD_ID is not the row's", evidence)
-        if not ascent.worker.metadata.get(host_identity.REQUIRED):
+        evidence = {"expected": context.worker.pod_id, "said": context.said_pod_id[:100] or None}
+        if context.said_pod_id != context.worker.pod_id:
+            raise StageFailed(FailureCode.POD_MISMATCH, "the pod's RUNPOD_POD_ID is not the row's", evidence)
+        if not context.worker.metadata.get(host_identity.REQUIRED):
             return evidence | {"host_key": "taken as shown: an earlier release created the pod, without a nonce"}
-        async with self._session(ascent) as session:
+        async with self._session(context) as session:
             for last in (False, True):  # a tool that was killed over there gives a wrong answer once, but not twice
-                command, script = host_identity.command(ascent.limit_s), host_identity.SCRIPT.encode()
-                done = await agent_control.run(session, command, stdin=script, timeout_s=ascent.limit_s)
-                refused = host_identity.refusal(done.stdout, self._nonce_for(ascent.worker.id), session.host_key)
+                command, script = host_identity.command(context.limit_s), host_identity.SCRIPT.encode()
+                done = await agent_control.run(session, command, stdin=script, timeout_s=context.limit_s)
+                refused = host_identity.refusal(done.stdout, self._nonce_for(context.worker.id), session.host_key)
                 if refused is None:
                     return evidence | {"host_key": "proven"}
                 if last or refused[0] is FailureCode.HOST_KEY_RELAYED:
-                    raise Unproven(*refused, evidence | agent_control.shown(done))
+                    raise StageFailed(*refused, evidence | agent_control.shown(done))
         raise AssertionError("the last try returns or raises")
 
-    async def deploy(self, ascent: Ascent) -> Evidence:
+    async def deploy(self, context: BringupContext) -> Evidence:
         """What lies on the pod has the sha256 of what we would send; what is missing or differs is sent."""
         wanted = agent_commands.files(self._bundle)
         pushed: list[str] = []
-        async with self._session(ascent) as session:
-            there = await session.list(agent_commands.CODE_DIR, timeout_s=ascent.limit_s) or {}
+        async with self._session(context) as session:
+            there = await session.list(agent_commands.CODE_DIR, timeout_s=context.limit_s) or {}
             stale = {path for path, (content, _) in wanted.items() if there.get(_name(path)) != len(content)}
             for _ in range(PUSHES + 1):
                 for path in sorted(stale):
-                    await session.put(path, wanted[path][0], timeout_s=ascent.limit_s)
+                    await session.put(path, wanted[path][0], timeout_s=context.limit_s)
                     pushed.append(_name(path))
                 command = agent_commands.digest_command(sorted(wanted))
-                done = await agent_control.run(session, command, timeout_s=ascent.limit_s)
+                done = await agent_control.run(session, command, timeout_s=context.limit_s)
                 found = agent_commands.digests(done.stdout)
                 stale = {path for path, (_, sha) in wanted.items() if found.get(path) != sha}
                 if not stale or max(map(pushed.count, map(_name, stale))) >= PUSHES:
                     break
             if stale:
                 evidence = {"pushed": pushed, "found": {_name(path): found.get(path) for path in sorted(stale)}}
-                raise Unproven(FailureCode.STALE_CODE, "what lies on the pod is not what was sent", evidence)
-            await self._choose_launch(ascent, session)
+                raise StageFailed(FailureCode.STALE_CODE, "what lies on the pod is not what was sent", evidence)
+            await self._choose_launch(context, session)
         return {"pushed": pushed, "kept": sorted({_name(path) for path in wanted} - set(pushed))}
 
-    async def process(self, ascent: Ascent) -> Evidence:
+    async def process(self, context: BringupContext) -> Evidence:
         """SSH sees the launch's process: its pid, its start time, its command line."""
-        nonce = ascent.worker.nonce or ""
-        adopted = ascent.agent is not None
-        ascent.launched_at = ascent.entered_at
-        async with self._session(ascent) as session:
-            if ascent.agent is None:
-                token = self._token_for(ascent.worker, ascent.worker.token_jti or "")
-                ascent.agent = await agent_control.start(
+        nonce = context.worker.nonce or ""
+        adopted = context.agent is not None
+        context.launched_at = context.entered_at
+        async with self._session(context) as session:
+            if context.agent is None:
+                token = self._token_for(context.worker, context.worker.token_jti or "")
+                context.agent = await agent_control.start(
                     session,
                     python=self._config.python,
                     agent_sha=self._bundle.agent_sha,
                     nonce=nonce,
-                    config=agent_commands.configuration(self._config, ascent.worker, token, self._bundle.code_sha),
+                    config=agent_commands.configuration(self._config, context.worker, token, self._bundle.code_sha),
                     timeout_s=self._config.spawning_timeout_s,  # a set-up command may take long; the stage has a limit
                 )
-            if not await agent_control.lives(session, ascent.agent, nonce):
+            if not await agent_control.lives(session, context.agent, nonce):
                 said = await agent_control.last_words(session, nonce)
-                raise Unproven(FailureCode.NO_PROCESS, "the agent is gone", said)
-        return {"pid": ascent.agent.pid, "start_time": ascent.agent.start_time, "nonce": nonce, "adopted": adopted}
+                raise StageFailed(FailureCode.NO_PROCESS, "the agent is gone", said)
+        return {"pid": context.agent.pid, "start_time": context.agent.start_time, "nonce": nonce, "adopted": adopted}
 
-    async def heartbeat(self, ascent: Ascent) -> Evidence:
+    async def heartbeat(self, context: BringupContext) -> Evidence:
         """The row shows a heartbeat of this launch: any other nonce would have been fenced."""
-        nonce, since = ascent.worker.nonce or "", ascent.launched_at or ascent.entered_at
+        nonce, since = context.worker.nonce or "", context.launched_at or context.entered_at
         while True:
             try:
                 row = await self._workers.until(
-                    ascent.worker.id,
+                    context.worker.id,
                     lambda w: w.nonce == nonce and w.last_heartbeat is not None and w.last_heartbeat >= since,
                     LOOK_AGAIN_S,
                 )
             except TimeoutError:
-                await self._still_there(ascent, nonce)
+                await self._still_there(context, nonce)
             else:
                 return {"nonce": nonce, "code_sha": row.code_sha, "at": str(row.last_heartbeat)}
 
-    async def _still_there(self, ascent: Ascent, nonce: str) -> None:
+    async def _still_there(self, context: BringupContext, nonce: str) -> None:
         """Tell an agent that died from one that cannot reach the database, and keep what it last said."""
-        async with self._session(ascent) as session:
-            alive = ascent.agent is not None and await agent_control.lives(session, ascent.agent, nonce)
-            ascent.evidence = await agent_control.last_words(session, nonce)
+        async with self._session(context) as session:
+            alive = context.agent is not None and await agent_control.lives(session, context.agent, nonce)
+            context.evidence = await agent_control.last_words(session, nonce)
         if not alive:
-            raise Unproven(FailureCode.NO_PROCESS, "the agent ended before its first heartbeat", ascent.evidence)
+            raise StageFailed(FailureCode.NO_PROCESS, "the agent ended before its first heartbeat", context.evidence)
 
-    async def _choose_launch(self, ascent: Ascent, session: Session) -> None:
+    async def _choose_launch(self, context: BringupContext, session: Session) -> None:
         """Keep the row's launch if its agent runs this code, or never began; else name a new one.
 
         The row is written before `start` is called, so that a crash or a lost answer in between leaves a name under
         which `start`, which is idempotent, is called again: one launch, one agent.
         """
-        row, ours = ascent.worker, self._bundle
-        ascent.agent = None
+        row, ours = context.worker, self._bundle
+        context.agent = None
         if row.nonce and row.code_sha == ours.agent_sha and row.metadata.get("user_code") == ours.code_sha:
             agent = await agent_control.recorded(session, row.nonce)
             if agent is None:
                 return
             if await agent_control.lives(session, agent, row.nonce):
-                ascent.agent = agent
+                context.agent = agent
                 return
-        ascent.facts |= {"nonce": uuid.uuid4().hex, "token_jti": uuid.uuid4().hex, "code_sha": ours.agent_sha}
+        context.facts |= {"nonce": uuid.uuid4().hex, "token_jti": uuid.uuid4().hex, "code_sha": ours.agent_sha}
         earlier = [*row.metadata.get("launches", ()), *([row.nonce] if row.nonce else [])]  # their logs are owed too
-        ascent.facts["metadata"] = {"user_code": ours.code_sha, "launches": earlier}
+        context.facts["metadata"] = {"user_code": ours.code_sha, "launches": earlier}
 
-    def _session(self, ascent: Ascent) -> AbstractAsyncContextManager[Session]:
-        return self._lines.session(ascent.worker, timeout_s=ascent.limit_s)
+    def _session(self, context: BringupContext) -> AbstractAsyncContextManager[Session]:
+        return self._lines.session(context.worker, timeout_s=context.limit_s)
 
 
 def pauses() -> Iterator[float]:

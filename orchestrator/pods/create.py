@@ -46,7 +46,7 @@ UNASKED = (RateLimited.__name__, NotSent.__name__)
 log = structlog.get_logger()
 
 
-class Renter:
+class PodCreator:
     """One orchestrator's way to new pods."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Renter:
         self._store, self._cloud, self._policy, self._catalog = store, cloud, policy, catalog
         self.database_id: str | None = None  # whose rows the last look saw; every pod bears it
 
-    async def rent(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
+    async def create(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
         """One create call for a recorded intent. LostRace: it is no longer wanted; OverBudget: it does not fit."""
         left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)
         began_s = time.monotonic()

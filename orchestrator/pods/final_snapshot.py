@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.core.model import Worker
 from orchestrator.pods import agent_commands
-from orchestrator.ports import HostKeyChanged, Lines, PortError
+from orchestrator.ports import HostKeyChanged, PortError, SessionPool
 
 LOOK_S = 10.0  # for all of it, connecting included
 REACH_S = 5.0  # for a shell to do nothing; a tool that hangs afterwards does not make the pod unreachable
@@ -74,7 +74,7 @@ def command(nonce: str | None) -> str:
     return f"{{ {'; '.join(parts)}; }} 2>/dev/null"
 
 
-async def look(lines: Lines, worker: Worker) -> dict[str, Any]:
+async def look(lines: SessionPool, worker: Worker) -> dict[str, Any]:
     """The snapshot of a worker's pod, within LOOK_S, or one that says why there is none; raises HostKeyChanged."""
     reached = False
     try:

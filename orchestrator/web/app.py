@@ -20,7 +20,7 @@ from orchestrator.web.connections import Connections
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims
 
 
@@ -30,14 +30,14 @@ def build_app(
     blobs: Blobs,
     verifier: Callable[[str], Claims],
     health: Health,
-    task_signal: TaskSignal,
+    wakeups: WakeupHub,
     on_unanswered: Callable[[str], None] = lambda _: None,
     metrics: Metrics | None = None,
     metrics_tokens: Sequence[str] = (),
     proxy_hops: int = 0,
     sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
 ) -> Starlette:
-    """The application; the daemon updates `health` (on `time.monotonic`) and `task_signal` from this event loop.
+    """The application; the daemon updates `health` (on `time.monotonic`) and `wakeups` from this event loop.
 
     `on_unanswered` and `sealed`: see `Gateway`. Without a token, nobody may read the metrics or more of
     the health than its status; without `db` there is no gateway: pods
@@ -66,7 +66,7 @@ def build_app(
         Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
     ]
     if db is not None:
-        gateway = Gateway(db, blobs, verifier, task_signal, on_unanswered, sealed)
+        gateway = Gateway(db, blobs, verifier, wakeups, on_unanswered, sealed)
         routes.append(Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]))
     app = Starlette(
         routes=routes,

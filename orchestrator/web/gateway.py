@@ -31,12 +31,12 @@ from orchestrator.web.errors import (
     from_port_error,
     unknown_function,
 )
-from orchestrator.web.heartbeat_batch import Beats
+from orchestrator.web.heartbeat_batch import HeartbeatBatch
 from orchestrator.web.log_sampling import Sampler
 from orchestrator.web.long_poll import LongPolls
 from orchestrator.web.request_bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, parsed
 from orchestrator.web.token_buckets import MAX_CALLERS, WORKER_BYTES, WORKER_REQUESTS, Buckets
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims, InvalidToken
 from worker import protocol
 
@@ -84,7 +84,7 @@ class Gateway:
         db: WorkerDb,
         blobs: Blobs,
         verifier: Callable[[str], Claims],
-        task_signal: TaskSignal,
+        wakeups: WakeupHub,
         on_unanswered: Callable[[str], None] = lambda _: None,
         sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
     ) -> None:
@@ -95,8 +95,8 @@ class Gateway:
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
-        self._polls = LongPolls(self._call, task_signal)
-        self._beats = Beats(db)
+        self._polls = LongPolls(self._call, wakeups)
+        self._beats = HeartbeatBatch(db)
         self._on_unanswered = on_unanswered
         self._sealed = sealed
         self._requests, self._bytes = Buckets(WORKER_REQUESTS), Buckets(WORKER_BYTES)

@@ -18,7 +18,7 @@ MOST = 100  # in one statement
 SMALL_BYTES = 8 << 10  # of a request
 
 
-class Beats:
+class HeartbeatBatch:
     """Who waits for company."""
 
     def __init__(self, db: WorkerDb) -> None:

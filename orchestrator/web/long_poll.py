@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.core.states import State
-from orchestrator.web.wakeups import ANY, TaskSignal
+from orchestrator.web.wakeups import ANY, WakeupHub
 from orchestrator.worker_tokens import Claims
 from worker import protocol
 
@@ -37,11 +37,9 @@ class _Look:
 class LongPolls:
     """The open claims of one process."""
 
-    def __init__(
-        self, call: Callable[[Claims, str, Mapping[str, Any]], Awaitable[Any]], task_signal: TaskSignal
-    ) -> None:
+    def __init__(self, call: Callable[[Claims, str, Mapping[str, Any]], Awaitable[Any]], wakeups: WakeupHub) -> None:
         """`call` is one call of a worker function for a worker; what it raises, `claim` raises."""
-        self._call, self._signal = call, task_signal
+        self._call, self._signal = call, wakeups
         self._looks: dict[str, _Look] = {}  # worker id -> its last one, oldest first
 
     async def claim(self, request: Request, claims: Claims, arguments: Mapping[str, Any]) -> Any:

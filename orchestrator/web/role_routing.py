@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.ports import Unavailable, WorkerDb
 
 
-class SwitchedDb:
+class RoleRoutedDb:
     """A WorkerDb over two of them, one on this event loop and one on the process's main one."""
 
     def __init__(self, own: WorkerDb, shared: WorkerDb, main: asyncio.AbstractEventLoop, leads: Callable[[], bool]):

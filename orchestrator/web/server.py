@@ -16,20 +16,20 @@ import uvicorn
 from starlette.applications import Starlette
 
 from orchestrator.web.limits import bounded
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 
 log = structlog.get_logger()
 
 
-class Door:
+class GatewayServer:
     """One HTTP server; every method belongs to the event loop that made it."""
 
     def __init__(
-        self, host: str, port: int, application: Callable[[TaskSignal], AbstractAsyncContextManager[Starlette]]
+        self, host: str, port: int, application: Callable[[WakeupHub], AbstractAsyncContextManager[Starlette]]
     ) -> None:
         """`application` is opened and closed on the thread; what it is given wakes its long polls."""
         self._address, self._application = (host, port), application
-        self._signal = TaskSignal()
+        self._signal = WakeupHub()
         self._loop = asyncio.new_event_loop()
         self._server: uvicorn.Server | None = None
         self._home = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ ANY = "*"  # waits for every pool
 MAX_NAMES = 10_000  # pools and workers whose last wake-up is remembered
 
 
-class TaskSignal:
+class WakeupHub:
     """One process's long polls; every method belongs to one event loop."""
 
     def __init__(self) -> None:

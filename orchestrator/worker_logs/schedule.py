@@ -37,7 +37,7 @@ class _Look:
     saw: tuple[datetime, Mapping[str, Any]]  # since when the worker was in its state, and its logs' sizes by its row
 
 
-class LogRounds:
+class LogSchedule:
     """The shipments under way."""
 
     def __init__(self, store: Store, shipper: Shipper, on_late: Callable[[], object] = lambda: None) -> None:

@@ -33,7 +33,17 @@ import structlog
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
 from orchestrator.pods import agent_commands, agent_control
-from orchestrator.ports import BlobRefused, Blobs, Lines, LogRange, NotFound, PortError, Session, Store, Unavailable
+from orchestrator.ports import (
+    BlobRefused,
+    Blobs,
+    LogRange,
+    NotFound,
+    PortError,
+    Session,
+    SessionPool,
+    Store,
+    Unavailable,
+)
 from orchestrator.worker_logs.budget import LOG_BYTES_PER_HOUR, Budgets, BudgetSpent, Round
 from orchestrator.worker_logs.generations import following, launch_of
 from worker.protocol import STREAMS
@@ -91,12 +101,12 @@ class _Ledger:
 class Shipper:
     """Ships the logs of workers; one shipment a worker at a time."""
 
-    def __init__(self, store: Store, lines: Lines, blobs: Blobs, *, python: str = "python3") -> None:
+    def __init__(self, store: Store, lines: SessionPool, blobs: Blobs, *, python: str = "python3") -> None:
         self._store, self._lines, self._blobs, self._python = store, lines, blobs, python
         self._ledgers: dict[str, _Ledger] = {}
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._budgets = Budgets()
-        self._rounds: dict[str, Round] = {}  # the shipment under way of each worker
+        self._log_schedule: dict[str, Round] = {}  # the shipment under way of each worker
 
     async def ship(self, term: int, worker: Worker, turn: Round | None = None) -> int:
         """Ship what was there when it began; the bytes that are proven in S3 by this call.
@@ -128,11 +138,11 @@ class Shipper:
 
     @asynccontextmanager
     async def _in_round(self, worker_id: str, turn: Round) -> AsyncIterator[None]:
-        self._rounds[worker_id] = turn
+        self._log_schedule[worker_id] = turn
         try:
             yield
         finally:
-            del self._rounds[worker_id]
+            del self._log_schedule[worker_id]
 
     def _gate(self, worker_id: str) -> asyncio.Lock:
         return self._gates.setdefault(worker_id, asyncio.Lock())
@@ -147,7 +157,7 @@ class Shipper:
                 sizes = await self._sizes(worker, boot_id)
                 for stream in STREAMS:
                     shipped += await self._ship_stream(term, worker, boot_id, stream, sizes.get(f"{stream}.log", 0))
-                    if self._rounds[worker.id].resting:
+                    if self._log_schedule[worker.id].resting:
                         return shipped
         except BaseException:  # cancellation too
             self._ledgers.pop(worker.id, None)  # how far it got stands in the database
@@ -198,7 +208,7 @@ class Shipper:
 
     async def _stream(self, term: int, worker: Worker, boot_id: str, stream: str, size: int) -> int:
         end = self._ledgers[worker.id].end(boot_id, stream)
-        began, turn, budget = end.last, self._rounds[worker.id], self._budgets.of(worker.id)
+        began, turn, budget = end.last, self._log_schedule[worker.id], self._budgets.of(worker.id)
         while end.last < size and not turn.resting:
             first, last = end.last, min(size, end.last + PIECE_BYTES)
             if not budget.take(last - first):
@@ -363,7 +373,7 @@ class Shipper:
     @asynccontextmanager
     async def _session(self, worker: Worker) -> AsyncIterator[Session]:
         """A session whose time counts for the worker's round; Unavailable if the round has none left."""
-        turn, began_s = self._rounds[worker.id], time.monotonic()
+        turn, began_s = self._log_schedule[worker.id], time.monotonic()
         if turn.over:
             raise Unavailable(f"its pod has taken more than {turn.limit_s:g} s of one round to answer")
         last = worker.state is State.TERMINATING

@@ -12,9 +12,9 @@ from orchestrator.cli.maintenance import PATIENCE_S, carried_out, leader, opened
 from orchestrator.cli.output import Output, ago, clock, json_option, span, usd
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.worker_rows import public
-from orchestrator.core.maintenance import Errand
+from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.core.model import Pod
-from orchestrator.diagnostics.foreign_pods import Strangers, strangers
+from orchestrator.diagnostics.foreign_pods import ForeignPods, strangers
 from orchestrator.errors import NOT_IN_TIME, Failure
 from orchestrator.ports import PortError
 
@@ -34,7 +34,7 @@ class Seen:
 
     rows: Sequence[Mapping[str, Any]]
     pods: Sequence[Pod]  # of this fleet, by RunPod's complete list
-    strangers: Sequence[Strangers]  # of a fleet of this name in another database: they stay
+    strangers: Sequence[ForeignPods]  # of a fleet of this name in another database: they stay
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.pods)
@@ -104,7 +104,7 @@ async def _ended(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings", 
         except PortError as error:  # not to be seen is not gone
             return [f"RunPod's list ({type(error).__name__}: {error})"]
 
-    return await carried_out(store, settings, output, Errand.END_ALL, left)
+    return await carried_out(store, settings, output, MaintenanceJob.END_ALL, left)
 
 
 async def _pause(store: "SqlStore") -> Mapping[str, Any]:

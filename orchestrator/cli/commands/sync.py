@@ -13,7 +13,7 @@ from orchestrator.cli.maintenance import LOOK_EVERY_S, PATIENCE_S, carried_out, 
 from orchestrator.cli.output import Output, json_option, span, usd
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
-from orchestrator.core.maintenance import Errand
+from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.diagnostics.drift import Drift, drift
 from orchestrator.errors import BAD_ARGUMENT, NOT_IN_TIME, Failure
 from orchestrator.ports import PortError
@@ -96,8 +96,8 @@ async def _mended(
             return [f"RunPod's list ({type(error).__name__}: {error})"]
         return _wrong(action, seen)
 
-    errand = {TERMINATE: Errand.REAP, UPDATE: Errand.FORGET}[action]
-    rest = await carried_out(store, settings, output, errand, left)
+    job = {TERMINATE: MaintenanceJob.REAP, UPDATE: MaintenanceJob.FORGET}[action]
+    rest = await carried_out(store, settings, output, job, left)
     if rest:
         why = f"after {span(PATIENCE_S)} there is still: {', '.join(rest)}"
         raise Failure(

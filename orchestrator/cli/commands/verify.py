@@ -21,7 +21,7 @@ MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class StageCheck:
     """One thing that must be true of a working worker."""
 
     what: str
@@ -45,7 +45,10 @@ async def verify(output: Output, worker: str, *, at_once: bool) -> int:
         name = (await find_worker(store, worker))["worker"]["id"]
         found, history = await asyncio.gather(store.explain(name), store.worker(name))
         row, now = found["worker"], datetime.fromisoformat(found["now"])
-        proofs = [*_climb(history["worker"], history["attempts"]), _heartbeat(row, now, settings.heartbeat_timeout_sec)]
+        proofs = [
+            *_bring_up(history["worker"], history["attempts"]),
+            _heartbeat(row, now, settings.heartbeat_timeout_sec),
+        ]
         if at_once:
             proofs += _pod(await _looked_at(settings, row))
     holds = all(proof.holds is not False for proof in proofs) and proofs[-1].holds is True
@@ -62,16 +65,16 @@ async def verify(output: Output, worker: str, *, at_once: bool) -> int:
     return leave(output, 0 if holds else 1)
 
 
-def _climb(row: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[Proof]:
+def _bring_up(row: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[StageCheck]:
     """The last attempt at each rung."""
     last = {attempt["stage"]: attempt for attempt in attempts}
     for stage in STAGE_SPECS:
         if stage == Stage.INTENT:
-            yield Proof(stage, True, f"recorded at {clock(row['created_at'])}")
+            yield StageCheck(stage, True, f"recorded at {clock(row['created_at'])}")
             continue
         if (attempt := last.get(stage)) is None:
             alone = stage == Stage.GPU_FABRIC and row["gpu_count"] == 1
-            yield Proof(stage, None, "not needed: one GPU" if alone else "not come so far")
+            yield StageCheck(stage, None, "not needed: one GPU" if alone else "not come so far")
             continue
         ended = attempt["ended_at"]
         took_s = ago(attempt["started_at"], datetime.fromisoformat(ended)) if ended else None
@@ -83,42 +86,42 @@ def _climb(row: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Ite
             + (f", took {span(took_s)}" if took_s is not None else "")
             + (f": {why}" if why else "")
         )
-        yield Proof(stage, {"ok": True, "failed": False}.get(outcome), said)
+        yield StageCheck(stage, {"ok": True, "failed": False}.get(outcome), said)
 
 
-def _heartbeat(row: Mapping[str, Any], now: datetime, patience_s: float) -> Proof:
+def _heartbeat(row: Mapping[str, Any], now: datetime, patience_s: float) -> StageCheck:
     if row["last_heartbeat"] is None:
-        return Proof("heartbeat now", None, "none yet")
+        return StageCheck("heartbeat now", None, "none yet")
     quiet_s = ago(row["last_heartbeat"], now) or 0.0
     if row["status"] == State.TERMINATED:
-        return Proof("heartbeat now", False, f"it has ended; the last was {span(quiet_s)} ago")
+        return StageCheck("heartbeat now", False, f"it has ended; the last was {span(quiet_s)} ago")
     said = f"{span(quiet_s)} ago, HEARTBEAT_TIMEOUT_SEC={patience_s:g}"
-    return Proof("heartbeat now", quiet_s <= patience_s, said)
+    return StageCheck("heartbeat now", quiet_s <= patience_s, said)
 
 
 async def _looked_at(settings: Any, row: Mapping[str, Any]) -> Mapping[str, Any]:
     from orchestrator import wiring
     from orchestrator.diagnostics.collect import LIMITS, ssh_analysis
 
-    _, lines = wiring.open_lines(settings)
+    _, lines = wiring.open_ssh_pool(settings)
     try:
         return await ssh_analysis(row, lines, LIMITS)
     finally:
         await lines.close()
 
 
-def _pod(seen: Mapping[str, Any]) -> Iterator[Proof]:
+def _pod(seen: Mapping[str, Any]) -> Iterator[StageCheck]:
     """SSH, the code, and last the process, without which nothing else counts."""
     from orchestrator.diagnostics.collect import CONNECTED
 
     connected = seen["connection_status"] == CONNECTED
     tried = not seen["connection_status"].startswith("not tried")
     said = f"{seen['ssh_details']}, its host key is the pinned one" if connected else seen["connection_status"]
-    yield Proof("ssh now", connected if tried else None, said)
+    yield StageCheck("ssh now", connected if tried else None, said)
     code, agent = seen["worker_script"], seen["processes"]
-    yield Proof("code now", code and code["present"], f"{code['expected']} on the pod" if code else "not seen")
+    yield StageCheck("code now", code and code["present"], f"{code['expected']} on the pod" if code else "not seen")
     if not agent:
-        yield Proof("process now", None, "not seen")
+        yield StageCheck("process now", None, "not seen")
         return
     pid = f", process {agent['pid']}" if agent["pid"] else ""
-    yield Proof("process now", agent["exit_class"] == "running", f"{agent['exit_class']}{pid}")
+    yield StageCheck("process now", agent["exit_class"] == "running", f"{agent['exit_class']}{pid}")

@@ -74,12 +74,12 @@ async def status(output: Output, worker: str) -> None:
     output.show(tables.facts(_facts(row, provider, found, now) | _why(told)))
     if is_live(row) and (missing := leaderless(leads)):
         output.say(missing, "bold yellow")
-    climbed = tables.table("stage", "took", "tries")
+    brought_up = tables.table("stage", "took", "tries")
     for name, seconds, tries in _stages(found, now):
         took = f"{seconds:.1f}s" if seconds < SHORT_S else span(seconds)
-        climbed.add_row(name, took, str(tries or "–"))
-    if climbed.row_count:
-        output.show("", climbed)
+        brought_up.add_row(name, took, str(tries or "–"))
+    if brought_up.row_count:
+        output.show("", brought_up)
 
 
 async def _watch(store: "SqlStore", output: Output, everyone: bool) -> None:
@@ -196,9 +196,9 @@ def _last_failure(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     said = []
     if row.get("failure_code"):
         said.append(f"{row['failure_code']} ({row.get('exit_cause') or 'live'})")
-    climbs = [a for a in found.get("attempts", ()) if a.get("outcome") in FAILED]
-    if climbs:
-        last = max(climbs, key=lambda a: str(a["started_at"]))
+    bringups = [a for a in found.get("attempts", ()) if a.get("outcome") in FAILED]
+    if bringups:
+        last = max(bringups, key=lambda a: str(a["started_at"]))
         facts = [last.get("failure_code"), last.get("exception_type")]
         said.append(
             f"stage {last['stage']}: {' '.join(f for f in facts if f)} {one_line(last.get('evidence') or '', 120)}"

@@ -13,7 +13,7 @@ from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.observability.health import Health
 from orchestrator.observability.metrics import Metrics
-from orchestrator.pods.create import Renter
+from orchestrator.pods.create import PodCreator
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.pods.teardown import Teardown
@@ -50,5 +50,5 @@ def executor_over(
     """An executor that calls `act` for everything that needs a pod."""
     provider, catalog = cast("Cloud", cloud), Catalog(cloud, rules)
     teardown = Teardown(store, provider, look=act, finish_logs=act, policy=rules)
-    operations = PodOperations(Renter(store, provider, rules, catalog, str), act, teardown, act)
+    operations = PodOperations(PodCreator(store, provider, rules, catalog, str), act, teardown, act)
     return Executor(store, provider, operations, rules, Terms(20, 60, own_program=False))

@@ -95,8 +95,8 @@ async def test_the_report_reads_and_changes_nothing(past: Agent, fleet: Fleet, h
     [queue] = report["queue"]
     assert (queue["claimable"], queue["running"], queue["completed_1h"], queue["mean_task_s"]) == (2, 1, 1, 60)
     assert queue["next_due_at"] is None
-    [climb] = report["failed_climbs"]
-    assert (climb["code"], climb["cause"], climb["stage"]) == ("AUTH_FAILED", "PAIR_MISMATCH", "ssh_auth")
+    [bring_up] = report["failed_climbs"]
+    assert (bring_up["code"], bring_up["cause"], bring_up["stage"]) == ("AUTH_FAILED", "PAIR_MISMATCH", "ssh_auth")
     assert report["error_patterns"]["auth_failures"] == 1
     assert sum(row["no_segments"] for row in report["failed_tasks"]) == 1
     assert report["spent"]["last_day_usd"] > 0
@@ -111,9 +111,11 @@ async def test_the_report_says_when_a_failed_stage_has_worked_since(fleet: Fleet
         fleet.wait(10)
         ended: dict[str, Any] = {"p_exception_type": None, "p_evidence": {}}
         await fleet.fleet("attempt_close", p_id=attempt["id"], p_outcome=outcome, p_failure_code=code, **ended)
-    climbs = {climb["pool"]: climb for climb in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_climbs"]}
-    assert climbs["a"]["ok_at"] is None
-    assert climbs["b"]["ok_at"] > climbs["b"]["last_at"]
+    bringups = {
+        bring_up["pool"]: bring_up for bring_up in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_climbs"]
+    }
+    assert bringups["a"]["ok_at"] is None
+    assert bringups["b"]["ok_at"] > bringups["b"]["last_at"]
 
 
 async def test_efficiency_is_throughput_use_depth_and_price(past: Agent, fleet: Fleet) -> None:

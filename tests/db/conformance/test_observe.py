@@ -67,7 +67,7 @@ async def test_a_machine_that_was_suspended_takes_nobody_for_dead(fleet: Fleet, 
     listened_s = 0.0
     while listened_s < TIMEOUT_S:
         seen = await observer.observe(frozenset(), frozenset())
-        listened_s = (seen.now - seen.hearing.since).total_seconds()
+        listened_s = (seen.now - seen.window.since).total_seconds()
     fleet.wait(600)
     seen = replace(await observer.observe(frozenset(), frozenset()), pods=())
     assert seen.expired_leases == 1

@@ -55,10 +55,10 @@ async def test_ten_earlier_workers_burn_no_attempt_of_one_task(declared: Fleet) 
     marked = [await row(fleet, agent) for agent in earlier]
     assert [one["metadata"].get("lacks") for one in marked] == ["sing", *[None] * 9]
     assert [one["drain_requested_at"] for one in marked] == [None] * 10  # they go on with what they can do
-    heir = await fleet.agent(release=NEW)
+    replacement = await fleet.agent(release=NEW)
     assert (await fleet.task(task_id))["run_after"] is None  # it was due when the first of them was promoted
-    (task,) = await heir.claim()
-    assert await heir.complete(task) == "ok"
+    (task,) = await replacement.claim()
+    assert await replacement.complete(task) == "ok"
     assert await attempts(fleet, task_id) == [BACK, ("complete", None, None)]
 
 

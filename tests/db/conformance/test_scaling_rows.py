@@ -126,7 +126,7 @@ async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
     )
     await fleet.spawn()
     seen = await fleet.snapshot()
-    assert [climb["worker_id"] for climb in seen["ended"]] == [good.id, bad]
+    assert [bring_up["worker_id"] for bring_up in seen["ended"]] == [good.id, bad]
     assert seen["proven"] == ["image@1"]
     failed = EndedBringUp(bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2")
     assert (await store.snapshot()).ended[-1] == failed
@@ -136,8 +136,13 @@ async def test_what_became_of_a_promoted_worker_is_told_with_its_climb(fleet: Fl
     """Whether it has completed a task, and when it began to end and why; its burial changes nothing of that."""
     await fleet.submit()
     agent = await fleet.agent(State.ACTIVE)
-    (climb,) = (await fleet.snapshot())["ended"]
-    assert (climb["promoted"], climb["exit_cause"], climb["ending_since"], climb["worked"]) == (True, None, None, False)
+    (bring_up,) = (await fleet.snapshot())["ended"]
+    assert (bring_up["promoted"], bring_up["exit_cause"], bring_up["ending_since"], bring_up["worked"]) == (
+        True,
+        None,
+        None,
+        False,
+    )
     (task,) = await agent.claim()
     await agent.complete(task)
     fleet.wait(20)
@@ -147,9 +152,9 @@ async def test_what_became_of_a_promoted_worker_is_told_with_its_climb(fleet: Fl
     fell = fleet.now
     fleet.wait(20)
     await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
-    (climb,) = (await fleet.snapshot())["ended"]
-    assert (datetime.fromisoformat(climb["ending_since"]), climb["worked"]) == (fell, True)
-    assert (climb["exit_cause"], climb["failure_code"]) == (ExitCause.AGENT_CRASHED, "NO_PROCESS")
+    (bring_up,) = (await fleet.snapshot())["ended"]
+    assert (datetime.fromisoformat(bring_up["ending_since"]), bring_up["worked"]) == (fell, True)
+    assert (bring_up["exit_cause"], bring_up["failure_code"]) == (ExitCause.AGENT_CRASHED, "NO_PROCESS")
 
 
 async def test_climbs_are_kept_for_a_day_and_a_hundred_of_each_pool(
@@ -161,7 +166,7 @@ async def test_climbs_are_kept_for_a_day_and_a_hundred_of_each_pool(
             await fleet.spawn(pool=pool)
     await hand.execute("update workers set status = 'terminating', exit_cause = 'spawn_failed'")
     await hand.execute("update workers set climb_ended_at = %s", (fleet.now,))
-    pools = [climb["pool"] for climb in (await fleet.snapshot())["ended"]]
+    pools = [bring_up["pool"] for bring_up in (await fleet.snapshot())["ended"]]
     assert (pools.count("a"), pools.count("b")) == (100, 2)
     fleet.wait(86_400)
     assert (await fleet.snapshot())["ended"] == []

@@ -27,7 +27,7 @@ def policy(**settings: Any) -> Policy:
     return Settings(**settings).policy()
 
 
-async def climb(fleet: Fleet, stage: Stage, **fields: Any) -> str:
+async def bring_up(fleet: Fleet, stage: Stage, **fields: Any) -> str:
     """A worker that stands at this stage of its climb, its pod two minutes old."""
     worker = await fleet.spawn(gpu_type=GPU)
     if stage is not Stage.INTENT:

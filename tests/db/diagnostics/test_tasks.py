@@ -14,7 +14,7 @@ from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.tasks import FEW
 from tests.db.conformance.builders import START, Fleet, result
-from tests.db.diagnostics.build import climb, lines, promoted, times, told
+from tests.db.diagnostics.build import bring_up, lines, promoted, times, told
 
 DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
 
@@ -142,7 +142,7 @@ async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) ->
     fleet.wait(1)
     await fleet.submit(count=2, priority=1)
     await fleet.submit(count=3)
-    await climb(fleet, Stage.TCP)
+    await bring_up(fleet, Stage.TCP)
     said = await told(fleet, task)
     assert (said.who, said.what) == ("provider", "a worker: 1 on the way, 2 tasks of pool default go before it")
     await promoted(fleet, 10)

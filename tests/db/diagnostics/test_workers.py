@@ -16,7 +16,7 @@ from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, EARLY_S, STALLE
 from orchestrator.diagnostics.workers import WANTED
 from orchestrator.ports import LEASE_TTL_S
 from tests.db.conformance.builders import FLEET, Fleet
-from tests.db.diagnostics.build import GPU, POD, attempt, climb, explained, give_up, promoted, shown, times
+from tests.db.diagnostics.build import GPU, POD, attempt, bring_up, explained, give_up, promoted, shown, times
 from worker.heartbeat import ASK_S
 
 SEEN: Mapping[str, Any] = {
@@ -31,7 +31,7 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
     """The form that operators know: head, whom it waits for, clocks and money, proof, what is usual and the fix."""
     for seconds in (100, 160, 360):
         await promoted(fleet, seconds)
-    worker = await climb(fleet, Stage.SSH_AUTH)
+    worker = await bring_up(fleet, Stage.SSH_AUTH)
     await fleet.submit(count=4)
     for _ in range(3):
         await attempt(fleet, worker, Stage.SSH_AUTH, code="AUTH_FAILED", kind="AuthFailed", error="it says no", **SEEN)
@@ -59,7 +59,7 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
 async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: StageSpec) -> None:
     """At each stage, although nothing has gone wrong yet."""
     stage = rung.stage
-    worker = await climb(fleet, stage)
+    worker = await bring_up(fleet, stage)
     said = await explained(fleet, worker)
     assert (said.who, said.code) == (STAGE_SPECS[stage].waiting_on, None)
     assert said.what == WANTED[stage]
@@ -71,7 +71,7 @@ async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fle
 @pytest.mark.parametrize("code", FailureCode)
 async def test_each_failure_is_named_while_it_holds_a_worker_up(fleet: Fleet, code: FailureCode) -> None:
     """The code, its sentence, who must act, and the fix."""
-    worker = await climb(fleet, Stage.TCP)
+    worker = await bring_up(fleet, Stage.TCP)
     await attempt(fleet, worker, Stage.TCP, "lost", code, error="something was seen")
     said, cause = await explained(fleet, worker), causes.of(code)
     assert cause is not None
@@ -84,7 +84,7 @@ async def test_each_failure_is_named_while_it_holds_a_worker_up(fleet: Fleet, co
 @pytest.mark.parametrize("code", [*FailureCode, "XID_79"])
 async def test_each_failure_is_named_once_it_has_ended_a_worker(fleet: Fleet, code: str) -> None:
     """In the text: why it ended, what it cost, the sentence and the fix."""
-    worker = await climb(fleet, Stage.TCP)
+    worker = await bring_up(fleet, Stage.TCP)
     await attempt(fleet, worker, Stage.TCP, code=code, error="something was seen")
     await give_up(fleet, worker, code)
     await fleet.move(worker, State.TERMINATING, State.TERMINATED)
@@ -184,7 +184,7 @@ async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fl
 
 async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
     """And not that somebody must mend something."""
-    worker = await climb(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
+    worker = await bring_up(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
     await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", error="no longer any instances available")
     said = await explained(fleet, worker)
     assert (said.who, said.code) == ("capacity", "NO_CAPACITY")
@@ -195,7 +195,7 @@ async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
 @pytest.mark.parametrize("stage", STALLED)
 async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage: Stage) -> None:
     """Long before its deadline, and without another write: since when its attempt goes on."""
-    worker = await climb(fleet, stage)
+    worker = await bring_up(fleet, stage)
     await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=stage)
     fleet.wait(EARLY_S - 1)
     assert (await explained(fleet, worker)).what == WANTED[stage]
@@ -206,14 +206,14 @@ async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage
 
 async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> None:
     """With what it saw as the proof; what it merely sees is no suspicion."""
-    worker = await climb(fleet, Stage.TCP)
+    worker = await bring_up(fleet, Stage.TCP)
     opened = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.TCP)
     note = {"p_id": opened["id"], "p_failure_code": "TCP_TIMEOUT", "p_evidence": {"error": "no banner in 3 s"}}
     await fleet.fleet("attempt_note", **note)
     _, waiting, _, proof, _ = await shown(fleet, worker)
     assert waiting == f"WAITING ON provider: {causes.of('TCP_TIMEOUT').means.rstrip('.')} (TCP_TIMEOUT)"  # type: ignore[union-attr]
     assert proof == "proof: tcp under way: no banner in 3 s"
-    booting = await climb(fleet, Stage.POD_RUNNING)
+    booting = await bring_up(fleet, Stage.POD_RUNNING)
     opened = await fleet.fleet("attempt_open", p_worker_id=booting, p_stage=Stage.POD_RUNNING)
     note = {"p_id": opened["id"], "p_failure_code": None, "p_evidence": {"shown": "RunPod shows it as STARTING"}}
     await fleet.fleet("attempt_note", **note)
@@ -233,7 +233,7 @@ async def test_a_silent_worker_is_called_silent_before_it_is_given_up(fleet: Fle
 
 async def test_a_silent_leader_is_named_before_its_lease_is_over(fleet: Fleet) -> None:
     """How long it has said nothing, and when another takes its place."""
-    worker = await climb(fleet, Stage.TCP)
+    worker = await bring_up(fleet, Stage.TCP)
     fleet.wait(7200)
     await fleet.lead("them", LEASE_TTL_S)
     assert "silent" not in (await explained(fleet, worker)).then
@@ -269,7 +269,7 @@ async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> N
 
 async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
     """The connection broke once, and the climb went on."""
-    worker = await climb(fleet, Stage.DEPLOY)
+    worker = await bring_up(fleet, Stage.DEPLOY)
     await attempt(fleet, worker, Stage.DEPLOY, "lost", "CONNECTION_LOST")
     await attempt(fleet, worker, Stage.TCP, "ok", banner="SSH-2.0-OpenSSH")
     said = await explained(fleet, worker)
@@ -279,7 +279,7 @@ async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) 
 
 async def test_without_a_leader_the_orchestrator_is_waited_for(fleet: Fleet) -> None:
     """Whatever the row says: nobody acts on it."""
-    worker = await climb(fleet, Stage.TCP)
+    worker = await bring_up(fleet, Stage.TCP)
     fleet.wait(7200)
     said = await explained(fleet, worker)
     assert (said.who, said.then, said.fix) == (
@@ -392,15 +392,15 @@ async def test_what_is_usual_for_a_stage_is_shown_while_it_is_climbed(fleet: Fle
         worker = await fleet.spawn(gpu_type=GPU)
         await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=seconds)
         await fleet.move(worker, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED, waiting_on="worker", **POD)
-    failed = await climb(fleet, Stage.TCP)
+    failed = await bring_up(fleet, Stage.TCP)
     await give_up(fleet, failed, "TCP_TIMEOUT")
-    worker = await climb(fleet, Stage.POD_RUNNING)
+    worker = await bring_up(fleet, Stage.POD_RUNNING)
     usual = f"usual for {GPU}: p50 40s, p95 58s (n=3), of which pod_running: p50 40s, p95 58s (n=3)"
     assert (await shown(fleet, worker))[-1].startswith(f"{usual}   fix: ")
 
 
 async def test_a_worker_of_another_fleet_is_not_found(fleet: Fleet) -> None:
     """Nor one that never was."""
-    worker = await climb(fleet, Stage.TCP)
+    worker = await bring_up(fleet, Stage.TCP)
     assert (await fleet.call("fleet_explain", p_fleet="other", p_worker_id=worker))["worker"] is None
     assert (await fleet.call("fleet_explain", p_fleet=FLEET, p_worker_id="nobody"))["worker"] is None

@@ -16,7 +16,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import State
 from orchestrator.migrate import migrate
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import verifier
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.postgrest import EmbeddedPostgrest
@@ -60,7 +60,7 @@ async def doors(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Doo
         rest = await stack.enter_async_context(EmbeddedPostgrest(postgres.url, SECRET, jwks=[public_jwk(SIGNING_KEY)]))
         db = await PostgresDb.open(postgres.url, pool_size=4)
         stack.push_async_callback(db.close)
-        store, signal, health = SqlStore(db, "default"), TaskSignal(), Health(started_at_s=time.monotonic())
+        store, signal, health = SqlStore(db, "default"), WakeupHub(), Health(started_at_s=time.monotonic())
         unanswered: list[str] = []
         url = await stack.enter_async_context(
             # Behind a proxy, so that each call may come from an address of its own: one address is refused 40 at once.
@@ -106,6 +106,6 @@ async def _finished(door: Door, worker: Caller, number: int) -> str:
     return task_id
 
 
-async def _listen(db: PostgresDb, signal: TaskSignal) -> None:
+async def _listen(db: PostgresDb, signal: WakeupHub) -> None:
     async for channel, payload in db.notifications():
         signal.heard(channel, payload)

@@ -241,7 +241,7 @@ async def test_no_row_is_left_by_a_pod_at_the_gateway(doors: Doors, owner: psyco
 
 async def test_agents_hand_over_files_through_postgrest_alone(agents: Agents, doors: Doors, answers: Answers) -> None:
     """Two leaves and a join, with no gateway and a leader that looks once a second: as fast as that allows."""
-    worker = await agents.rent()
+    worker = await agents.create()
     leading = asyncio.create_task(_lead(answers, doors.door.term))
     try:
         pool = {"pool": worker.caller.pool}

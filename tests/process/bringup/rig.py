@@ -20,7 +20,7 @@ import uvicorn
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.ssh import AsyncSshShell
-from orchestrator.adapters.ssh_pool import SshLines
+from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pod, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
@@ -31,7 +31,7 @@ from orchestrator.pods.bundle import Bundle, build_bundle
 from orchestrator.pods.latest import Latest, PodView, WorkerView
 from orchestrator.ports import Unavailable
 from orchestrator.web.app import build_app
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint, verifier
 from testbed.runpod.fake_tools import write_facts, write_host_keys, write_programs
 from tests.process.bringup.builders import a_pod
@@ -61,7 +61,7 @@ class Rig:
     listed: dict[str, Pod] = field(default_factory=dict)
     servers: dict[str, Sshd] = field(default_factory=dict)
     pod_logs: dict[str, list[str]] = field(default_factory=dict)  # pod -> what its log says each time it is read
-    lines: SshLines | None = None
+    lines: SshPool | None = None
 
     def bring_up(
         self,
@@ -74,7 +74,7 @@ class Rig:
     ) -> BringUp:
         """A new process's bring-up: nothing is remembered but what the database has."""
         shell = AsyncSshShell(pem_of(self.key) if pem is None else pem, public)
-        self.lines = SshLines(shell)
+        self.lines = SshPool(shell)
         config = replace(self.config, **changed)
         seen = workers or self.workers
         return BringUp(
@@ -191,12 +191,12 @@ class Rig:
                     os.killpg(agent["pid"], signal.SIGKILL)
 
 
-async def ended(climb: asyncio.Task[None]) -> None:
+async def ended(bring_up: asyncio.Task[None]) -> None:
     """Cancel a climb and see it end; psycopg_pool's asyncio.wait_for may swallow a cancellation before Python 3.12."""
     async with asyncio.timeout(DEADLINE_S):
-        while not climb.done():
-            climb.cancel()
-            await asyncio.wait({climb}, timeout=1)
+        while not bring_up.done():
+            bring_up.cancel()
+            await asyncio.wait({bring_up}, timeout=1)
 
 
 @asynccontextmanager
@@ -223,7 +223,7 @@ async def door(db: PostgresDb) -> AsyncIterator[str]:
     """The workers' door; its URL."""
     blobs = S3Blobs("http://127.0.0.1:9", "nobody", "nothing", "none", "", "us-east-1")  # no test here stores anything
     health = Health(started_at_s=time.monotonic())
-    app = build_app(db=db, blobs=blobs, verifier=verifier(SECRET), health=health, task_signal=TaskSignal())
+    app = build_app(db=db, blobs=blobs, verifier=verifier(SECRET), health=health, wakeups=WakeupHub())
     server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve())
     async with asyncio.timeout(DEADLINE_S):

@@ -13,7 +13,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import PodStatus
 from orchestrator.core.states import Stage
 from orchestrator.pods import boot_stages
-from orchestrator.pods.bringup_context import Ascent
+from orchestrator.pods.bringup_context import BringupContext
 from orchestrator.pods.latest import PodView
 from tests.process.bringup.builders import a_pod
 from tests.process.bringup.rig import DEADLINE_S, Rig
@@ -36,7 +36,7 @@ async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(ri
     """With the last lines of the pod's log; it is no failure, and once the image has come that is seen too."""
     worker, _ = await rig.worker(pod=BOOTS)
     rig.pod_logs[worker.pod_id or ""] = ["\n".join(PULLING), "\n".join(PULLED)]
-    climb = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    bring_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
 
     async def seen(lines: list[str]) -> Mapping[str, Any]:
         async with asyncio.timeout(DEADLINE_S):
@@ -51,7 +51,7 @@ async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(ri
     assert (attempt["outcome"], attempt["failure_code"]) == (None, None)
     assert (await seen(PULLED))["evidence"]["shown"] == "RunPod shows it as STARTING"
     rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.RUNNING, has_runtime=True))
-    await asyncio.wait_for(climb, DEADLINE_S)
+    await asyncio.wait_for(bring_up, DEADLINE_S)
     assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
@@ -66,7 +66,9 @@ async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> N
 
     pods = PodView()
     pods.update([a_pod("pod-gpu-1", "gpu-1", 22, **BOOTS)])
-    running = asyncio.create_task(boot_stages.Boot(pods, never).pod_running(Ascent(1, spawning("gpu-1"), NOW, 600)))
+    running = asyncio.create_task(
+        boot_stages.Boot(pods, never).pod_running(BringupContext(1, spawning("gpu-1"), NOW, 600))
+    )
     await asyncio.wait_for(asked.wait(), DEADLINE_S)
     pods.update([a_pod("pod-gpu-1", "gpu-1", 22)])
     assert (await asyncio.wait_for(running, DEADLINE_S))["pod_id"] == "pod-gpu-1"
@@ -89,12 +91,12 @@ async def test_a_wave_of_slow_pods_is_not_asked_all_at_once(quick: None, monkeyp
     pods, count = PodView(), 4 * boot_stages.LOOKS_AT_ONCE
     pods.update(a_pod(f"pod-gpu-{n}", f"gpu-{n}", 22, **BOOTS) for n in range(count))
     booting = boot_stages.Boot(pods, log)
-    ascents = [Ascent(1, spawning(f"gpu-{n}"), NOW, 600) for n in range(count)]
-    climbs = [asyncio.create_task(booting.pod_running(ascent)) for ascent in ascents]
+    ascents = [BringupContext(1, spawning(f"gpu-{n}"), NOW, 600) for n in range(count)]
+    bringups = [asyncio.create_task(booting.pod_running(context)) for context in ascents]
     await asyncio.wait_for(enough.wait(), DEADLINE_S)
-    for climb in climbs:
-        climb.cancel()
-    ended = await asyncio.gather(*climbs, return_exceptions=True)
+    for bring_up in bringups:
+        bring_up.cancel()
+    ended = await asyncio.gather(*bringups, return_exceptions=True)
     assert {type(end) for end in ended} == {asyncio.CancelledError}, "a look that came too soon"
 
 
@@ -109,8 +111,8 @@ async def test_at_the_deadline_an_earlier_look_counts_where_calls_are_short(
         asked[pod_id] += 1
         return "\n".join(PULLING)
 
-    pods, ascent = PodView(), Ascent(1, spawning("gpu-1"), NOW, limit_s=1)
+    pods, context = PodView(), BringupContext(1, spawning("gpu-1"), NOW, limit_s=1)
     pods.update([a_pod("pod-gpu-1", "gpu-1", 22, **BOOTS)])
     with pytest.raises(TimeoutError):
-        await boot_stages.Boot(pods, log).pod_running(ascent)
-    assert (asked.total(), ascent.suspect) == (1, FailureCode.IMAGE_PULL_SLOW)
+        await boot_stages.Boot(pods, log).pod_running(context)
+    assert (asked.total(), context.suspect) == (1, FailureCode.IMAGE_PULL_SLOW)

@@ -36,7 +36,7 @@ async def test_a_worker_is_proven_stage_by_stage_and_promoted(rig: Rig) -> None:
     """Every stage leaves one attempt that says what was seen; the row ends active, pinned and named."""
     worker, sshd = await rig.worker()
     with capture_logs() as logs:
-        await rig.bring_up().climb(rig.term, worker)
+        await rig.bring_up().bring_up(rig.term, worker)
     row, attempts = await rig.row(worker.id), await rig.attempts(worker.id)
     assert (row["status"] in READY, row["stage"]) == (True, "promoted")
     assert row["host_key"] == sshd.host_key
@@ -63,7 +63,7 @@ async def test_the_token_goes_over_stdin_into_a_private_file_and_nowhere_else(ri
     """No command, row, attempt or event holds it."""
     worker, sshd = await rig.worker()
     with capture_logs() as logs:
-        await rig.bring_up().climb(rig.term, worker)
+        await rig.bring_up().bring_up(rig.term, worker)
     (token,) = rig.tokens
     (config,) = sshd.home.glob(".orchestrator/run/*/config.json")
     assert json.loads(config.read_text())["token"] == token
@@ -75,12 +75,12 @@ async def test_the_token_goes_over_stdin_into_a_private_file_and_nowhere_else(ri
 async def test_what_lies_on_the_pod_already_is_not_sent_again(rig: Rig) -> None:
     """The second worker of a pod's home finds its code by hash."""
     worker, sshd = await rig.worker()
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     code = sshd.home / agent_commands.agent_path(rig.bundle.agent_sha)
     before = code.stat()
     again, second = await rig.worker()
     second.home = sshd.home
-    await rig.bring_up().climb(rig.term, again)
+    await rig.bring_up().bring_up(rig.term, again)
     assert (code.stat().st_ino, code.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     deploy = {a["stage"]: a["evidence"] for a in await rig.attempts(again.id)}["deploy"]
     assert (deploy["pushed"], len(deploy["kept"])) == ([], 1)
@@ -92,7 +92,7 @@ async def test_a_file_of_another_content_is_sent_again(rig: Rig) -> None:
     code = sshd.home / agent_commands.agent_path(rig.bundle.agent_sha)
     code.parent.mkdir(parents=True)
     code.write_bytes(b"x" * len(rig.bundle.agent))
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     assert code.read_bytes() == rig.bundle.agent
     assert (await rig.row(worker.id))["status"] in READY
 
@@ -101,10 +101,10 @@ async def test_a_port_that_opens_late_costs_tries_and_not_the_worker(rig: Rig, m
     """The mapping comes before sshd: refused is tried again, inside one attempt."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker(server=False)
-    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
     await rig.reaches(worker.id, Stage.TCP)
     await sshd.start()
-    await asyncio.wait_for(climbing, DEADLINE_S)
+    await asyncio.wait_for(bringing_up, DEADLINE_S)
     tcp = [a for a in await rig.attempts(worker.id) if a["stage"] == "tcp"]
     assert len(tcp) == 1
     assert tcp[0]["evidence"]["tries"] > 1
@@ -117,7 +117,7 @@ async def test_a_connection_lost_in_a_stage_is_not_held_against_the_worker(
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker()
     sshd.cut_after = "sha256sum"
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     attempts = await rig.attempts(worker.id)
     lost = [a for a in attempts if a["outcome"] != "ok"]
     assert [(a["stage"], a["outcome"], a["failure_code"]) for a in lost] == [("deploy", "lost", "CONNECTION_LOST")]
@@ -130,7 +130,7 @@ async def test_an_unknown_exit_status_is_neither_good_nor_bad(rig: Rig, monkeypa
     worker, sshd = await rig.worker()
     once = 'if [ $# -gt 0 ] && mkdir once 2>/dev/null; then kill -9 $PPID; else exec /usr/bin/sha256sum "$@"; fi'
     rig.install(sshd, "sha256sum", once)
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     attempts = await rig.attempts(worker.id)
     assert [a["outcome"] for a in attempts if a["stage"] == "deploy"] == ["lost", "ok"]
     assert (await rig.row(worker.id))["status"] in READY
@@ -140,12 +140,12 @@ async def test_a_restart_in_mid_climb_finds_the_agent_that_runs(rig: Rig) -> Non
     """The row's nonce is proven again; nothing is started twice and the token stays."""
     worker, sshd = await rig.worker()
     blind = rig.bring_up(workers=WorkerView())
-    first = asyncio.create_task(blind.climb(rig.term, worker))
+    first = asyncio.create_task(blind.bring_up(rig.term, worker))
     await rig.reaches(worker.id, Stage.HEARTBEAT)
     await ended(first)
     before = await rig.row(worker.id)
     rows = (await rig.store.snapshot()).workers
-    await rig.bring_up().climb(rig.term, next(w for w in rows if w.id == worker.id))
+    await rig.bring_up().bring_up(rig.term, next(w for w in rows if w.id == worker.id))
     after = await rig.row(worker.id)
     assert after["status"] in READY
     assert (after["nonce"], after["token_jti"]) == (before["nonce"], before["token_jti"])
@@ -160,7 +160,7 @@ async def test_a_crash_between_the_row_and_the_start_uses_the_same_launch(rig: R
     worker, sshd = await rig.worker()
     named = {"nonce": "a" * 32, "token_jti": "j", "code_sha": rig.bundle.agent_sha, "metadata": {"user_code": None}}
     worker = await rig.move(worker.id, stage=Stage.PROCESS, fields=named)
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     assert (await rig.row(worker.id))["nonce"] == "a" * 32
     assert len(rig.agents(sshd)) == 1
 
@@ -175,7 +175,7 @@ async def test_an_agent_that_died_before_a_restart_is_launched_under_a_new_name(
     (run_dir / "agent.json").write_text(json.dumps(dead))
     named = {"nonce": nonce, "token_jti": "j", "code_sha": rig.bundle.agent_sha, "metadata": {"user_code": None}}
     worker = await rig.move(worker.id, stage=Stage.HEARTBEAT, fields=named)
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     row = await rig.row(worker.id)
     assert row["status"] in READY
     assert row["nonce"] != nonce
@@ -193,11 +193,11 @@ async def test_ten_climb_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Ri
     port = silent.sockets[0].getsockname()[1]
     rig.show(replace(seen, ssh_port=port))
     bring_up = rig.bring_up()
-    climbs = [asyncio.create_task(bring_up.climb(rig.term, worker)) for worker, _ in pods]
-    await asyncio.wait_for(asyncio.gather(*climbs[:3], *climbs[4:]), DEADLINE_S)
+    bringups = [asyncio.create_task(bring_up.bring_up(rig.term, worker)) for worker, _ in pods]
+    await asyncio.wait_for(asyncio.gather(*bringups[:3], *bringups[4:]), DEADLINE_S)
     ready = [(await rig.row(worker.id))["status"] in READY for worker, _ in pods]
     assert ready == [True] * 3 + [False] + [True] * 6
-    await ended(climbs[3])
+    await ended(bringups[3])
     assert (await rig.attempts(hanging.id))[-1]["outcome"] == "cancelled"
     silent.close()
 
@@ -205,13 +205,13 @@ async def test_ten_climb_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Ri
 async def test_a_worker_that_somebody_ends_in_mid_climb_keeps_their_reason(rig: Rig) -> None:
     """The climb finds the row moved and stops; it overwrites nothing."""
     worker, sshd = await rig.worker(server=False)
-    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
     await rig.reaches(worker.id, Stage.TCP)
     manual = {"exit_cause": "manual", "waiting_on": "worker", "deadline_s": 60}
     await rig.move(worker.id, to_state=State.TERMINATING, stage=Stage.DRAINING, fields=manual)
     await sshd.start()
     with pytest.raises(LostRace):
-        await asyncio.wait_for(climbing, DEADLINE_S)
+        await asyncio.wait_for(bringing_up, DEADLINE_S)
     row = await rig.row(worker.id)
     assert (row["status"], row["exit_cause"], row["failure_code"]) == ("terminating", "manual", None)
 
@@ -219,7 +219,7 @@ async def test_a_worker_that_somebody_ends_in_mid_climb_keeps_their_reason(rig: 
 async def test_the_hard_cap_ends_a_climb_whatever_its_stages_may_take(rig: Rig) -> None:
     """The row's age counts, not this climb's."""
     worker, _ = await rig.worker(pod={"ssh_port": None})
-    await asyncio.wait_for(rig.bring_up(spawning_timeout_s=0.5).climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up(spawning_timeout_s=0.5).bring_up(rig.term, worker), DEADLINE_S)
     row = await rig.row(worker.id)
     assert (row["status"], row["failure_code"]) == ("terminating", FailureCode.SSH_DETAILS_MISSING)
     assert STAGE_SPECS[Stage.SSH_DETAILS].deadline_s > 1

@@ -98,8 +98,8 @@ async def test_emulated_pods_are_climbed_to_and_unlucky_ones_end_with_their_code
                 if fault is not None:
                     await api.emulator.control("POST", "/faults", {"kind": fault, "name": worker_id} | DROPPED)
             bring_up = rig.bring_up()
-            climbs = [bring_up.climb(rig.term, await account.worker(worker_id)) for worker_id in fates]
-            await asyncio.wait_for(asyncio.gather(*climbs), DEADLINE_S)
+            bringups = [bring_up.bring_up(rig.term, await account.worker(worker_id)) for worker_id in fates]
+            await asyncio.wait_for(asyncio.gather(*bringups), DEADLINE_S)
             rows = {worker_id: await rig.row(worker_id) for worker_id in fates}
             assert {worker_id: row["failure_code"] for worker_id, row in rows.items()} == fates
             for worker_id, code in fates.items():
@@ -113,7 +113,7 @@ async def test_light_pods_pass_every_stage_of_the_same_ladder(rig: Rig, tmp_path
         cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
         async with watched(rig, cloud) as account:
             worker = await account.worker(await rig.intent())
-            await asyncio.wait_for(rig.bring_up().climb(rig.term, worker), DEADLINE_S)
+            await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
             attempts = await rig.attempts(worker.id)
             assert {row["outcome"] for row in attempts} == {"ok"}
             assert {Stage.GPU_HEALTH, Stage.PROCESS, Stage.HEARTBEAT} <= {Stage(row["stage"]) for row in attempts}
@@ -137,8 +137,8 @@ async def test_what_would_hang_for_ever_ends_by_itself_with_its_code(
             for worker_id, (fault, _) in fates.items():
                 await api.emulator.control("POST", "/faults", {"kind": fault, "name": worker_id})
             bring_up = rig.bring_up(pod_log=cloud.pod_log, deadlines_s=SHORT_S, python="python3")
-            climbs = [bring_up.climb(rig.term, await account.worker(worker_id)) for worker_id in fates]
-            await asyncio.wait_for(asyncio.gather(*climbs), DEADLINE_S)
+            bringups = [bring_up.bring_up(rig.term, await account.worker(worker_id)) for worker_id in fates]
+            await asyncio.wait_for(asyncio.gather(*bringups), DEADLINE_S)
             ended = {fates[worker_id][0]: (await rig.row(worker_id))["failure_code"] for worker_id in fates}
         await cloud.close()
     assert ended == ENDLESS

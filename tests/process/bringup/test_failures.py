@@ -31,7 +31,7 @@ def short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: Any) -> Mapping[str, Any]:
     """Climb; the row must end with the code, and the last attempt at the stage too. That attempt."""
-    await asyncio.wait_for(rig.bring_up(**given).climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up(**given).bring_up(rig.term, worker), DEADLINE_S)
     row, attempts = await rig.row(worker.id), await rig.attempts(worker.id)
     assert (row["status"], row["exit_cause"], row["failure_code"]) == ("terminating", "spawn_failed", code)
     assert code in row["state_reason"]
@@ -93,12 +93,12 @@ async def test_an_image_that_comes_in_the_second_deadline_is_in_time(rig: Rig, s
     """Nothing of the first one is held against the worker."""
     worker, _ = await rig.worker(pod={"status": PodStatus.STARTING, "has_runtime": False})
     rig.pod_logs[worker.pod_id or ""] = [PULLING]
-    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
     async with asyncio.timeout(DEADLINE_S):
         while len(await rig.attempts(worker.id)) < 2:
             await asyncio.sleep(0.02)
     rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.RUNNING, has_runtime=True))
-    await asyncio.wait_for(climbing, DEADLINE_S)
+    await asyncio.wait_for(bringing_up, DEADLINE_S)
     assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
@@ -107,12 +107,12 @@ async def test_a_pod_is_booked_from_its_machine_on(rig: Rig, monkeypatch: pytest
     monkeypatch.setattr("orchestrator.pods.boot_stages.EARLY_S", 0.05)
     worker, _ = await rig.worker(pod={"status": PodStatus.PROVISIONING, "data_center": None, "has_runtime": False})
     created_at = (await rig.row(worker.id))["billing_since"]
-    climb = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    bring_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
     async with asyncio.timeout(DEADLINE_S):
         while not any("shown" in (one["evidence"] or {}) for one in await rig.attempts(worker.id)):
             await asyncio.sleep(0.02)
         rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.ERROR, data_center="EU-RO-1"))
-        await climb
+        await bring_up
     assert (await rig.row(worker.id))["billing_since"] > created_at
 
 
@@ -136,12 +136,12 @@ async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) ->
     """The newest list tells where; the row and the attempt name the address that was proven."""
     worker, sshd = await rig.worker()
     await sshd.stop()
-    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, worker))
+    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
     await rig.reaches(worker.id, Stage.TCP)
     sshd.port = 0
     await sshd.start()
     _move_to(rig, worker, sshd.port)
-    await asyncio.wait_for(climbing, DEADLINE_S)
+    await asyncio.wait_for(bringing_up, DEADLINE_S)
     row, attempts = await rig.row(worker.id), await rig.attempts(worker.id)
     assert (row["status"] in READY, row["ssh_port"]) == (True, sshd.port)
     assert [a["evidence"]["address"] for a in attempts if a["stage"] == Stage.TCP] == [f"127.0.0.1:{sshd.port}"]
@@ -162,12 +162,12 @@ async def test_a_port_that_refuses_and_then_says_nothing_is_called_silent(
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     rig.config = replace(rig.config, deadlines_s={Stage.TCP: 2.0})
     worker, sshd = await rig.worker(server=False)
-    climbing = asyncio.create_task(fails(rig, worker, code="TCP_TIMEOUT", stage=Stage.TCP))
+    bringing_up = asyncio.create_task(fails(rig, worker, code="TCP_TIMEOUT", stage=Stage.TCP))
     async with asyncio.timeout(DEADLINE_S):
         while "TCP_REFUSED" not in {attempt["failure_code"] for attempt in await rig.attempts(worker.id)}:
             await asyncio.sleep(0.02)
     async with await asyncio.start_server(lambda *_: asyncio.sleep(5), "127.0.0.1", sshd.port):
-        attempt = await climbing
+        attempt = await bringing_up
     assert "sent no banner" in attempt["evidence"]["error"]
 
 
@@ -178,7 +178,7 @@ async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_n
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     rig.config = replace(rig.config, deadlines_s={Stage.TCP: 2.0})
     worker, sshd = await rig.worker(server=False)
-    climbing = asyncio.create_task(fails(rig, worker, code="TCP_REFUSED", stage=Stage.TCP))
+    bringing_up = asyncio.create_task(fails(rig, worker, code="TCP_REFUSED", stage=Stage.TCP))
     async with asyncio.timeout(DEADLINE_S):
         while "TCP_REFUSED" not in {attempt["failure_code"] for attempt in await rig.attempts(worker.id)}:
             await asyncio.sleep(0.02)
@@ -186,7 +186,7 @@ async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_n
         socket.create_server(("127.0.0.1", sshd.port), backlog=0) as server,
         socket.create_connection(server.getsockname()),  # nobody accepts it: there is no room for another one
     ):
-        attempt = await climbing
+        attempt = await bringing_up
     assert "refuses connections" in attempt["evidence"]["error"]
 
 
@@ -242,7 +242,7 @@ async def test_a_pair_that_fits_lets_the_climb_go_on(rig: Rig) -> None:
     """One of several lines of authorized_keys is enough, with newlines as environment variables carry them."""
     worker, _ = await rig.worker()
     lines = [key.export_public_key("openssh").decode().strip() for key in (ANOTHER, rig.key)]
-    await asyncio.wait_for(rig.bring_up(public="\\n".join(lines)).climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up(public="\\n".join(lines)).bring_up(rig.term, worker), DEADLINE_S)
     assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
@@ -250,7 +250,7 @@ async def test_a_connection_that_breaks_again_and_again_ends_at_the_stages_deadl
     """Second chances are no more time than the stage had."""
     worker, sshd = await rig.worker()
     breaking = asyncio.create_task(_keep_breaking(sshd))
-    await asyncio.wait_for(rig.bring_up().climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
     breaking.cancel()
     row, attempts = await rig.row(worker.id), await rig.attempts(worker.id)
     assert (row["status"], row["failure_code"]) == ("terminating", "CONNECTION_LOST")

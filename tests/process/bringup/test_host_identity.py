@@ -56,7 +56,7 @@ async def test_a_pod_of_an_earlier_release_has_no_nonce_and_is_taken_as_shown(ri
     worker, sshd = await rig.worker()
     sshd.env.pop(host_identity.VARIABLE)
     worker = await rig.move(worker.id, fields={"metadata": {host_identity.REQUIRED: False}})
-    await asyncio.wait_for(rig.bring_up().climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
     row = await rig.row(worker.id)
     assert (row["status"] in READY, row["host_key"]) == (True, sshd.host_key)
 
@@ -113,5 +113,5 @@ async def test_a_tool_that_was_killed_during_the_proof_is_asked_once_more(rig: R
     """Out of memory for a moment is no forgery."""
     worker, sshd = await rig.worker()
     rig.install(sshd, "sha256sum", 'if mkdir once 2>/dev/null; then kill -9 $$; else exec /usr/bin/sha256sum "$@"; fi')
-    await asyncio.wait_for(rig.bring_up().climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
     assert (await rig.row(worker.id))["status"] in READY

@@ -58,7 +58,7 @@ class _Anything(dict[str, str]):
 async def ends(rig: Rig, worker: Worker, code: str, **deadlines_s: float) -> Mapping[str, Any]:
     """Climb; the row must end with the code at its stage. That attempt."""
     config = {**rig.config.deadlines_s, **deadlines_s}
-    await asyncio.wait_for(rig.bring_up(deadlines_s=config).climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up(deadlines_s=config).bring_up(rig.term, worker), DEADLINE_S)
     row, attempt = await rig.row(worker.id), (await rig.attempts(worker.id))[-1]
     stage = next((stage for stage, codes in STAGES.items() if code in codes), "gpu_health")
     assert (row["status"], row["exit_cause"], row["failure_code"]) == ("terminating", "spawn_failed", code)
@@ -96,11 +96,11 @@ async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
     """The tenant before may just be leaving."""
     monkeypatch.setattr("orchestrator.pods.machine_stages.BUSY_PAUSE_S", 0.1)
     leaving, sshd = await rig.worker(ails={"gpu_busy": ""})
-    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, leaving))
+    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, leaving))
     await rig.reaches(leaving.id, Stage.GPU_HEALTH)
     machine = Path(sshd.env["EMULATED_POD"]) / "gpus.csv"
     machine.write_text(machine.read_text().replace(",9000,", ",2,"))
-    await asyncio.wait_for(climbing, DEADLINE_S)
+    await asyncio.wait_for(bringing_up, DEADLINE_S)
     assert (await rig.row(leaving.id))["status"] in READY
     rig.tokens.clear()
     staying, _ = await rig.worker(ails={"gpu_busy": ""})
@@ -118,13 +118,13 @@ async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkey
         machine = Path(sshd.env["EMULATED_POD"]) / "gpus.csv"
         joined[sshd.env["EMULATED_POD"]] = machine.read_text()
         machine.write_text(machine.read_text().replace(",Completed,Success,", ",In Progress,N/A,", 1))
-    climbing = asyncio.create_task(rig.bring_up().climb(rig.term, ready[0]))
+    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, ready[0]))
     await rig.reaches(ready[0].id, Stage.GPU_FABRIC)
     async with asyncio.timeout(DEADLINE_S):
         while not (await rig.attempts(ready[0].id))[-1]["evidence"]:
             await asyncio.sleep(0.02)
     (Path(ready[1].env["EMULATED_POD"]) / "gpus.csv").write_text(joined[ready[1].env["EMULATED_POD"]])
-    await asyncio.wait_for(climbing, DEADLINE_S)
+    await asyncio.wait_for(bringing_up, DEADLINE_S)
     assert (await rig.row(ready[0].id))["status"] in READY
     (seen,) = (a["evidence"] for a in await rig.attempts(ready[0].id) if a["stage"] == Stage.GPU_FABRIC)
     assert (seen["fabric_state"], seen["fabric_status"]) == (["Completed"] * 2, ["Success"] * 2)
@@ -168,16 +168,16 @@ async def test_an_nvidia_smi_that_cannot_even_be_killed_ends_with_its_stage(rig:
 async def test_pods_with_several_gpus_and_with_none_are_promoted(rig: Rig, gpu: str, count: int) -> None:
     """Each climbs the stages that it has something to prove in."""
     worker, _ = await rig.worker(gpus=(gpu, count))
-    await asyncio.wait_for(rig.bring_up().climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
     assert (await rig.row(worker.id))["status"] in READY
-    climbed = [a["stage"] for a in await rig.attempts(worker.id) if a["stage"].startswith("gpu_")]
-    assert climbed == (["gpu_inventory", "gpu_health", "gpu_fabric"] if count > 1 else [])
+    brought_up = [a["stage"] for a in await rig.attempts(worker.id) if a["stage"].startswith("gpu_")]
+    assert brought_up == (["gpu_inventory", "gpu_health", "gpu_fabric"] if count > 1 else [])
 
 
 async def test_a_failure_that_is_not_the_machines_is_not_held_against_it(rig: Rig) -> None:
     """An interpreter that is missing is the image's doing."""
     worker, _ = await rig.worker(pod={"machine_id": "m-good", "data_center": "XX-2"})
-    await asyncio.wait_for(rig.bring_up(python="/nowhere/python3").climb(rig.term, worker), DEADLINE_S)
+    await asyncio.wait_for(rig.bring_up(python="/nowhere/python3").bring_up(rig.term, worker), DEADLINE_S)
     assert (await rig.row(worker.id))["failure_code"] == "NO_PROCESS"
     assert not [host for host in await rig.store.hosts() if host["key"].endswith(("m-good", f"XX-2|{GPU}"))]
 
@@ -193,16 +193,16 @@ async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
         (Stage.GPU_INVENTORY, await rig.worker(ails={"smi_hangs": ""})),
     ]
     bring_up = rig.bring_up()
-    climbs = [asyncio.create_task(bring_up.climb(rig.term, worker)) for _, (worker, _) in hanging]
+    bringups = [asyncio.create_task(bring_up.bring_up(rig.term, worker)) for _, (worker, _) in hanging]
     for stage, (worker, _) in hanging:
         await rig.reaches(worker.id, stage)
         row = next(w for w in (await rig.store.snapshot()).workers if w.id == worker.id)
         assert (row.waiting_on, row.waiting_for) == (STAGE_SPECS[stage].waiting_on, str(stage))
         assert 0 < (row.deadline_at - row.stage_since).total_seconds() <= STAGE_SPECS[stage].deadline_s + 1
         assert row.next_attempt_at <= row.deadline_at
-    for climb in climbs:
-        climb.cancel()
-    await asyncio.gather(*climbs, return_exceptions=True)
+    for task in bringups:
+        task.cancel()
+    await asyncio.gather(*bringups, return_exceptions=True)
     silent.close()
 
 

@@ -13,7 +13,7 @@ import asyncssh
 import pytest
 
 from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
-from orchestrator.adapters.ssh_pool import SshLines
+from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.core.model import Worker
 from orchestrator.ports import AuthFailed, HostKeyChanged, NotSsh, Refused, Silent, Unavailable
 from tests.process.bringup.builders import a_worker
@@ -268,7 +268,7 @@ async def test_a_directory_is_listed_with_sizes(sshd: Sshd, session: AsyncSshSes
 
 async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> None:
     """Shared while it lives, made again when it is gone, hung up when the worker ends."""
-    lines = SshLines(AsyncSshShell(pem_of(KEY)))
+    lines = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port)
 
     async def ask() -> bytes:
@@ -291,7 +291,7 @@ async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> No
 
 async def test_a_process_that_does_not_lead_holds_no_connection(sshd: Sshd) -> None:
     """Losing the lead hangs up everywhere, on connections under way too, and none is made until it leads again."""
-    lines = SshLines(AsyncSshShell(pem_of(KEY)))
+    lines = SshPool(AsyncSshShell(pem_of(KEY)))
     workers = [a_worker(f"gpu-{n}", ssh_host="127.0.0.1", ssh_port=sshd.port) for n in range(3)]
     held = []
     for worker in workers[:2]:
@@ -317,7 +317,7 @@ async def test_a_process_that_does_not_lead_holds_no_connection(sshd: Sshd) -> N
 
 async def test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet(sshd: Sshd) -> None:
     """A row older than the pin does not reopen the door to a stranger."""
-    lines = SshLines(AsyncSshShell(pem_of(KEY)))
+    lines = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port, host_key=None)
     async with lines.session(worker, timeout_s=SOON_S) as session:
         assert session.host_key == sshd.host_key
@@ -336,5 +336,5 @@ async def test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet(sshd: S
 async def test_a_worker_without_an_address_has_no_line_yet() -> None:
     """Nothing is guessed for a pod whose port is not mapped."""
     with pytest.raises(Unavailable):
-        async with SshLines(AsyncSshShell(pem_of(KEY))).session(a_worker(), timeout_s=SOON_S):
+        async with SshPool(AsyncSshShell(pem_of(KEY))).session(a_worker(), timeout_s=SOON_S):
             pass

@@ -18,7 +18,7 @@ from orchestrator.config.ssh_keys import login_pair
 from orchestrator.diagnostics.doctor import SECTIONS, diagnose
 from orchestrator.diagnostics.doctor.findings import Section, examine
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import verifier
 from testbed.runpod.server import Emulator
 from testbed.services.postgres import EmbeddedPostgres
@@ -44,7 +44,7 @@ async def gateway(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
     db = await PostgresDb.open(postgres.url, pool_size=2)
     bucket = S3Blobs("http://127.0.0.1:1", "no", "no", "no", "", "us-east-1")
     health = Health(started_at_s=time.monotonic())
-    async with serving(db, bucket, TaskSignal(), health, check=verifier(SECRET)) as url:
+    async with serving(db, bucket, WakeupHub(), health, check=verifier(SECRET)) as url:
         yield url
     await db.close()
 

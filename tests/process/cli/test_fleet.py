@@ -53,7 +53,7 @@ async def test_the_list_loads_only_what_it_needs(cli: Cli) -> None:
 
 async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) -> None:
     """Off a terminal: one line each, whole, without colours; ended ones only with --all."""
-    climbing, active = await fleet.worker(), await fleet.worker(upto=State.ACTIVE)
+    bringing_up, active = await fleet.worker(), await fleet.worker(upto=State.ACTIVE)
     ended = await fleet.worker(upto=State.TERMINATED)
     ran = await cli("list")
     assert ran.code == 0
@@ -63,7 +63,7 @@ async def test_the_list_has_a_line_for_each_live_worker(cli: Cli, fleet: Fleet) 
     for column in ("worker", "state", "GPU", "pod", "age", "heartbeat", "$/h", "spent", "waiting on / note"):
         assert column in head
     assert len(rows) == 2
-    (line,) = ran.lines_with(climbing)
+    (line,) = ran.lines_with(bringing_up)
     assert all(part in line for part in ("spawning", "RTX 4090", "pod", "$0.44", "ssh_auth", "waits for operator"))
     (line,) = ran.lines_with(active)
     assert "active" in line

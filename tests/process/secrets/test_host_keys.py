@@ -12,7 +12,7 @@ import asyncssh
 import pytest
 
 from orchestrator.adapters.ssh import KEEPALIVE_S, KEEPALIVES_MISSED, AsyncSshShell
-from orchestrator.adapters.ssh_pool import SshLines
+from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.pods import agent_control
 from orchestrator.ports import Completed, HostKeyChanged, Session, Unavailable
 from tests.process.bringup.builders import a_worker
@@ -104,7 +104,7 @@ async def sshd(tmp_path: Path) -> AsyncIterator[Sshd]:
 async def test_a_stranger_on_the_address_of_a_promoted_worker_learns_nothing(sshd: Sshd) -> None:
     """Shipping and last looks go over the same lines: the row's pin holds there too, before any login."""
     stranger = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
-    lines = SshLines(AsyncSshShell(pem_of(KEY)))
+    lines = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port, host_key=" ".join(stranger.split()[:2]))
     for _ in range(3):
         with pytest.raises(HostKeyChanged):

@@ -75,7 +75,7 @@ class Agents:
         self._url, self._api_key = url or str(door.client.base_url).rstrip("/"), api_key
         self._pods: list[Pod] = []
 
-    async def rent(self, pool: str | None = None, *, heartbeat_s: float = 20, lease_s: float = 60) -> Rented:
+    async def create(self, pool: str | None = None, *, heartbeat_s: float = 20, lease_s: float = 60) -> Rented:
         """A worker with an agent that runs the handlers above."""
         caller = await self.door.worker(pool=pool, heartbeat_s=heartbeat_s, lease_s=lease_s)
         home = self._directory / caller.id

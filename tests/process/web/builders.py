@@ -19,7 +19,7 @@ from orchestrator.observability.health import Health
 from orchestrator.web.app import build_app
 from orchestrator.web.limits import bounded
 from orchestrator.web.token_renewal import Renewals
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims, mint, verifier
 
 SECRET = "a secret for tests, of more than 32 bytes"
@@ -67,7 +67,7 @@ class Door:
 
     client: httpx.AsyncClient
     store: SqlStore
-    signal: TaskSignal
+    signal: WakeupHub
     health: Health
     blobs: S3Blobs
     term: int
@@ -125,7 +125,7 @@ class Door:
 async def serving(
     db: PostgresDb,
     blobs: S3Blobs,
-    signal: TaskSignal,
+    signal: WakeupHub,
     health: Health,
     on_unanswered: Callable[[str], None] = lambda _: None,
     check: Callable[[str], Claims] | None = None,
@@ -137,7 +137,7 @@ async def serving(
         blobs=blobs,
         verifier=check or verifier(SECRET),
         health=health,
-        task_signal=signal,
+        wakeups=signal,
         on_unanswered=on_unanswered,
         metrics_tokens=(SECRET,),
         proxy_hops=proxy_hops,

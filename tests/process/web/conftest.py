@@ -12,7 +12,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.migrate import migrate
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.s3 import EmbeddedS3
 from tests.process.web.builders import Door, serving
@@ -40,7 +40,7 @@ async def blobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Blo
 async def door(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Door]:
     """The whole door, with notifications wired as the daemon does it."""
     db = await PostgresDb.open(postgres.url, pool_size=4)
-    store, signal, health = SqlStore(db, "default"), TaskSignal(), Health(started_at_s=time.monotonic())
+    store, signal, health = SqlStore(db, "default"), WakeupHub(), Health(started_at_s=time.monotonic())
     lease = await store.lead("tests", 3_600)
     listening = asyncio.create_task(_listen(db, signal))
     unanswered: list[str] = []
@@ -54,6 +54,6 @@ async def door(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Door
     await db.close()
 
 
-async def _listen(db: PostgresDb, signal: TaskSignal) -> None:
+async def _listen(db: PostgresDb, signal: WakeupHub) -> None:
     async for channel, payload in db.notifications():
         signal.heard(channel, payload)

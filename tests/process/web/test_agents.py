@@ -30,7 +30,7 @@ async def agents(door: Door, tmp_path: Path) -> AsyncIterator[Agents]:
 async def test_a_running_task_is_cancelled_within_five_seconds(agents: Agents, tmp_path: Path) -> None:
     """With the default heartbeat of 20 s and a handler that will not end: all of it is gone, and the slot works on."""
     gate = Gate(tmp_path)
-    worker = await agents.rent()
+    worker = await agents.create()
     (task_id,) = await agents.door.submit(worker.caller.pool, task_type="gated", params=gate.params)
     pids = await gate.begun()
     began = time.monotonic()
@@ -46,7 +46,7 @@ async def test_a_running_task_is_cancelled_within_five_seconds(agents: Agents, t
 
 async def test_three_levels_hand_over_what_they_made(agents: Agents) -> None:
     """Two leaves, a join of them, and a join of that: each reads the files of those before it, in its own order."""
-    worker = await agents.rent()
+    worker = await agents.create()
     leaf = {"task_type": "leaf", "pool": worker.caller.pool}
     join = {"task_type": "join", "pool": worker.caller.pool}
     made = await agents.door.store.submit([
@@ -63,7 +63,7 @@ async def test_three_levels_hand_over_what_they_made(agents: Agents) -> None:
 
 async def test_a_failed_dependency_fails_the_rest_with_its_cause(agents: Agents) -> None:
     """Two levels below, the row says which task began it and with what."""
-    worker = await agents.rent()
+    worker = await agents.create()
     pool = worker.caller.pool
     first, second, third = [
         made["id"]
@@ -93,7 +93,7 @@ async def test_a_poison_task_ends_after_its_attempts(agents: Agents) -> None:
         )
     ]
     for outcome in ("requeued", "failed"):
-        worker = await agents.rent(pool)
+        worker = await agents.create(pool)
         await agents.shows(poison, {"In Progress"})
         await door.until(lambda pid=worker.pid: not live([pid]))  # type: ignore[misc]  # the loop's own
         assert [task["outcome"] for task in await door.store.rescue(door.term, worker_id=worker.caller.id)] == [outcome]
@@ -106,7 +106,7 @@ async def test_a_poison_task_ends_after_its_attempts(agents: Agents) -> None:
 async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: Agents, tmp_path: Path) -> None:
     """Its row's timeout_s ends it, where the worker's default would not; a retry has all attempts again."""
     gate = Gate(tmp_path)
-    worker = await agents.rent()
+    worker = await agents.create()
     limits = {"timeout_s": 0.5, "max_attempts": 1}
     made = await agents.door.store.submit([
         {"task_type": "gated", "pool": worker.caller.pool, "params": gate.params, **limits}
@@ -122,7 +122,7 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
 
 async def test_an_output_that_was_never_stored_fails_the_attempt(agents: Agents) -> None:
     """At Completion, with a code of its own; it may be tried again."""
-    worker = await agents.rent()
+    worker = await agents.create()
     (task_id,) = await agents.door.submit(worker.caller.pool, task_type="liar", max_attempts=1)
     row = await agents.ended(task_id)
     assert (row["status"], row["failure_code"], row["failed_at_point"]) == (
@@ -135,7 +135,7 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
     """Frozen past its lease while another did the work, it comes back, is told, drops its result and works on."""
     door, pool = agents.door, "zombie"
     (task_id,) = await door.submit(pool, task_type="gated", params={**Gate(tmp_path, "a").params, "says": "late"})
-    frozen = await agents.rent(pool, heartbeat_s=0.5, lease_s=2)
+    frozen = await agents.create(pool, heartbeat_s=0.5, lease_s=2)
     handler, helper = await Gate(tmp_path, "a").begun()
     everything = (helper, handler, frozen.pid)  # each goes on before who may end it
     _signal(signal.SIGSTOP, everything)
@@ -144,7 +144,7 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
             while not await door.store.rescue(door.term):
                 await asyncio.sleep(0.1)
         Gate(tmp_path, "a").open()
-        other = await agents.rent(pool)
+        other = await agents.create(pool)
         row = await agents.ended(task_id)
         assert f"/outputs/{task_id}/2-" in row["output_location"]
         assert await asyncio.to_thread(other.pod.stop, 2) == {"stopped": True}

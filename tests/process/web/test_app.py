@@ -11,7 +11,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.migrate import migrate
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint
 from testbed.services.postgres import EmbeddedPostgres
 from tests.process.web.builders import DEADLINE_S, SECRET, serving
@@ -28,7 +28,7 @@ async def test_the_probes_follow_the_daemons_record(postgres: EmbeddedPostgres, 
     """Starting: alive, not ready. Leading or standing by: both. A dead loop: neither."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     health = Health(started_at_s=time.monotonic(), dead_after_s=60)
-    async with serving(db, blobs, TaskSignal(), health) as url, httpx.AsyncClient(base_url=url) as stranger:
+    async with serving(db, blobs, WakeupHub(), health) as url, httpx.AsyncClient(base_url=url) as stranger:
         client = httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {SECRET}"})
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz")] == [200, 503]
         health.stands_by(3, "another:1")
@@ -58,7 +58,7 @@ async def test_while_the_database_is_away_the_door_says_so_and_comes_back(tmp_pa
         headers = {"Authorization": f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time(), 60)}"}
         path = f"/rest/v1/rpc/{protocol.HEARTBEAT}"
         async with (
-            serving(db, blobs, TaskSignal(), Health(started_at_s=time.monotonic())) as url,
+            serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,
             httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client,
         ):
             await server.stop("immediate")
@@ -81,7 +81,7 @@ async def test_a_call_that_takes_too_long_is_a_statement_timeout(postgres: Embed
     headers = {"Authorization": f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time(), 60)}"}
     path = f"/rest/v1/rpc/{protocol.HEARTBEAT}"
     async with (
-        serving(db, blobs, TaskSignal(), Health(started_at_s=time.monotonic())) as url,
+        serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client,
         await psycopg.AsyncConnection.connect(postgres.url) as blocker,
     ):

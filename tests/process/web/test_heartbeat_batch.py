@@ -13,7 +13,7 @@ import pytest
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from testbed.services.postgres import EmbeddedPostgres
 from tests.process.web.builders import Caller, Door, serving
 from worker import protocol
@@ -46,7 +46,7 @@ async def db(postgres: EmbeddedPostgres) -> AsyncIterator[Noted]:
 async def callers(door: Door, db: Noted, blobs: S3Blobs) -> AsyncIterator[list[Caller]]:
     """Four workers, and a door without any other traffic."""
     async with (
-        serving(db, blobs, TaskSignal(), Health(started_at_s=time.monotonic())) as url,
+        serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, timeout=40) as client,
     ):
         yield [replace(await door.worker(), client=client) for _ in range(4)]
@@ -142,7 +142,7 @@ async def test_while_the_database_is_away_all_are_heard_by_the_loop(blobs: S3Blo
     heard: list[str] = []
     db = await PostgresDb.open(NOWHERE, pool_size=1, call_timeout_s=0.3)
     async with (
-        serving(db, blobs, TaskSignal(), Health(started_at_s=time.monotonic()), heard.append) as url,
+        serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic()), heard.append) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         callers = [Caller(f"gpu-{number}", "p", "jti", "nonce", client) for number in range(3)]

@@ -17,7 +17,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
 from orchestrator.web import connections, limits
 from orchestrator.web.token_buckets import Rate
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint
 from testbed.services.postgres import EmbeddedPostgres
 from tests.process.web.builders import DEADLINE_S, SECRET, Door, serving
@@ -100,7 +100,7 @@ async def test_idle_strangers_keep_nobody_out(
     headers = {"Authorization": f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time(), 60)}"}
     path = f"/rest/v1/rpc/{protocol.CLAIM}"
     async with (
-        serving(db, blobs, TaskSignal(), Health(time.monotonic())) as url,
+        serving(db, blobs, WakeupHub(), Health(time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, headers=headers) as worker,
     ):
         assert (await worker.post(path, json={})).status_code == 404  # answered: it is known from now on
@@ -310,7 +310,7 @@ async def test_every_refusal_of_a_stranger_counts(
     monkeypatch.setattr(connections, "PROBE_REQUESTS", Rate(burst=4, per_s=0))
     db = await PostgresDb.open(postgres.url, pool_size=1)
     async with (
-        serving(db, blobs, TaskSignal(), Health(time.monotonic())) as url,
+        serving(db, blobs, WakeupHub(), Health(time.monotonic())) as url,
         httpx.AsyncClient(base_url=url) as stranger,
     ):
         replies = [await stranger.post(path) for _ in range(6)]

@@ -14,7 +14,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
 from orchestrator.web.log_sampling import EVERY_S, SampledWarnings, Sampler
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from testbed.services.postgres import EmbeddedPostgres
 from tests.process.web.builders import DEADLINE_S, Door, done, serving
 from tests.process.web.test_outputs import NOWHERE, _claimed
@@ -35,7 +35,7 @@ async def test_refused_strangers_make_one_line_together(postgres: EmbeddedPostgr
     """Without a token, with a wrong one, and with a body."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     headers: list[dict[str, str]] = [{}, {"Authorization": "Bearer x.y.z"}, {"Authorization": "Basic eDp5"}]
-    async with serving(db, blobs, TaskSignal(), Health(time.monotonic())) as url, httpx.AsyncClient() as client:
+    async with serving(db, blobs, WakeupHub(), Health(time.monotonic())) as url, httpx.AsyncClient() as client:
         with capture_logs() as lines:
             for number in range(CALLS):
                 reply = await client.post(f"{url}{CLAIM}", headers=headers[number % 3], json={"p_batch": number})
@@ -56,7 +56,7 @@ async def test_malformed_requests_make_one_line_together(
     for sampled in [known for known in server.filters if isinstance(known, SampledWarnings)]:
         server.removeFilter(sampled)  # of an earlier test: its minute has begun
     db = await PostgresDb.open(postgres.url, pool_size=1)
-    async with serving(db, blobs, TaskSignal(), Health(time.monotonic())) as url:
+    async with serving(db, blobs, WakeupHub(), Health(time.monotonic())) as url:
         caplog.clear()
         parts = urlsplit(url)
         for _ in range(CALLS):
@@ -79,7 +79,7 @@ async def test_a_refused_call_of_a_worker_makes_one_line(
     result = {"p_worker_id": worker.id, "p_nonce": worker.nonce, **done(key.split("/")[1], location)}
     calls = [(protocol.COMPLETE, result), (protocol.COMPLETE, {"p_nothing": 1}), ("worker_nothing", {})]
     db = await PostgresDb.open(postgres.url, pool_size=1)
-    async with serving(db, NOWHERE, TaskSignal(), Health(time.monotonic())) as url, httpx.AsyncClient() as client:
+    async with serving(db, NOWHERE, WakeupHub(), Health(time.monotonic())) as url, httpx.AsyncClient() as client:
         for function, arguments in calls:
             with capture_logs() as lines:
                 token = {"Authorization": f"Bearer {worker.token}"}

@@ -13,7 +13,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from testbed.services.postgres import EmbeddedPostgres
 from tests.process.web.builders import Door, serving
 from worker import protocol
@@ -94,8 +94,8 @@ async def test_a_promotion_wakes_the_worker_that_waited_for_it(door: Door) -> No
 
 async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(door: Door) -> None:
     """However many are still climbing, the one that is ready gets the task at once."""
-    climbing = [await door.worker(state=State.SPAWNING, pool="mixed") for _ in range(5)]
-    sleepers = [asyncio.create_task(worker.claim(wait_s=1)) for worker in climbing]
+    bringing_up = [await door.worker(state=State.SPAWNING, pool="mixed") for _ in range(5)]
+    sleepers = [asyncio.create_task(worker.claim(wait_s=1)) for worker in bringing_up]
     await door.until(lambda: door.signal.waiting == 5)
     ready = await door.worker(pool="mixed")
     waiting = asyncio.create_task(ready.claim(wait_s=WAIT_S))
@@ -123,7 +123,7 @@ async def test_a_request_to_end_reaches_a_waiting_worker(door: Door, at_once: bo
 
 async def test_a_server_that_stops_answers_who_waits(door: Door, postgres: EmbeddedPostgres, blobs: S3Blobs) -> None:
     """Once, with nothing, and without asking the database again and again until the caller's time is up."""
-    db, signal = await PostgresDb.open(postgres.url), TaskSignal()
+    db, signal = await PostgresDb.open(postgres.url), WakeupHub()
     async with (
         serving(db, blobs, signal, Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, timeout=40) as client,
@@ -173,7 +173,7 @@ async def test_a_claim_after_an_empty_one_goes_on_waiting(
     """The database is not asked again for what it has just said; two claims that find nothing ask it three times."""
     db = await Counted.open(postgres.url)
     async with (
-        serving(db, blobs, TaskSignal(), Health(started_at_s=time.monotonic())) as url,
+        serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, timeout=40) as client,
     ):
         worker = dataclasses.replace(await door.worker(), client=client)

@@ -15,7 +15,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from testbed.services.postgres import EmbeddedPostgres
 from tests.process.web.builders import Caller, Door, done, serving
 from worker import protocol
@@ -72,7 +72,7 @@ async def test_a_bucket_that_is_away_is_no_answer(
     worker, key = await _claimed(door)
     task_id = key.split("/")[1]
     db = await PostgresDb.open(postgres.url, pool_size=1)
-    async with serving(db, NOWHERE, TaskSignal(), Health(time.monotonic())) as url, httpx.AsyncClient() as client:
+    async with serving(db, NOWHERE, WakeupHub(), Health(time.monotonic())) as url, httpx.AsyncClient() as client:
         reply = await client.post(
             f"{url}/rest/v1/rpc/{protocol.COMPLETE}",
             json={"p_worker_id": worker.id, "p_nonce": worker.nonce, **done(task_id, door.blobs.location(key))},

@@ -12,7 +12,7 @@ import psycopg
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.observability.health import Health
 from orchestrator.ports import PortError
-from orchestrator.web.role_routing import SwitchedDb
+from orchestrator.web.role_routing import RoleRoutedDb
 from testbed.services.postgres import EmbeddedPostgres
 from worker import protocol
 
@@ -46,11 +46,11 @@ async def test_a_standbys_gateway_uses_the_only_connection(postgres: EmbeddedPos
 
     with another_loop() as loop:
 
-        async def opened() -> tuple[PostgresDb, SwitchedDb]:
+        async def opened() -> tuple[PostgresDb, RoleRoutedDb]:
             own = await PostgresDb.open(postgres.url, application_name="own", pool_size=3, kept=0)
-            return own, SwitchedDb(own, shared, main, lambda: health.role == "leader")
+            return own, RoleRoutedDb(own, shared, main, lambda: health.role == "leader")
 
-        async def calls(db: SwitchedDb) -> None:
+        async def calls(db: RoleRoutedDb) -> None:
             asked = (db.call_as_worker(CLAIMS, protocol.HEARTBEAT, BEAT) for _ in range(20))
             answers = await asyncio.gather(*asked, return_exceptions=True)
             assert all(isinstance(answer, PortError) for answer in answers)  # the database's: no such worker

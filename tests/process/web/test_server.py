@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from orchestrator.web.server import Door
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.server import GatewayServer
+from orchestrator.web.wakeups import WakeupHub
 from testbed.services.free_port import free_port
 
 DEADLINE_S = 20.0
@@ -29,10 +29,10 @@ class _House:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.asked, self.let_go = threading.Event(), threading.Event()
-        self.door = Door("127.0.0.1", port, self._application)
+        self.door = GatewayServer("127.0.0.1", port, self._application)
 
     @asynccontextmanager
-    async def _application(self, _: TaskSignal) -> AsyncIterator[Starlette]:
+    async def _application(self, _: WakeupHub) -> AsyncIterator[Starlette]:
         async def idle(_: Request) -> Response:
             return PlainTextResponse("here")
 

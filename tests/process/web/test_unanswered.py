@@ -10,7 +10,7 @@ import pytest
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
-from orchestrator.web.wakeups import TaskSignal
+from orchestrator.web.wakeups import WakeupHub
 from tests.process.web.builders import Caller, Door, serving
 from worker import protocol
 
@@ -25,7 +25,7 @@ async def test_a_worker_is_heard_although_the_database_says_nothing(blobs: S3Blo
     try:
         health = Health(started_at_s=time.monotonic())
         async with (
-            serving(db, blobs, TaskSignal(), health, heard.append) as url,
+            serving(db, blobs, WakeupHub(), health, heard.append) as url,
             httpx.AsyncClient(base_url=url) as client,
         ):
             worker = Caller("gpu-heard", "p", "jti", "nonce", client)

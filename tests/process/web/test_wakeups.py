@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from orchestrator.web.wakeups import FANOUT, TaskSignal
+from orchestrator.web.wakeups import FANOUT, WakeupHub
 
 LONG_S = 30.0  # never waited out
 SOON_S = 5.0  # a wake-up that takes longer has been lost
@@ -17,13 +17,13 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def _asleep(signal: TaskSignal, count: int) -> None:
+async def _asleep(signal: WakeupHub, count: int) -> None:
     await _until(lambda: signal.waiting == count)
 
 
 async def test_a_wake_up_reaches_one_who_waits() -> None:
     """And only in its own pool."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     mine = asyncio.create_task(signal.wait("a", LONG_S))
     other = asyncio.create_task(signal.wait("b", 0.05))
     await _asleep(signal, 2)
@@ -36,7 +36,7 @@ async def test_a_wake_up_reaches_one_who_waits() -> None:
 
 async def test_a_wake_up_between_looking_and_waiting_is_not_lost() -> None:
     """The mark taken before the look makes the wait return at once."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     mark = signal.mark()
     signal.notify("a")
     async with asyncio.timeout(SOON_S):
@@ -47,7 +47,7 @@ async def test_a_wake_up_between_looking_and_waiting_is_not_lost() -> None:
 
 async def test_a_wake_up_does_not_wake_everybody() -> None:
     """A hundred idle workers do not all ask the database because of one task."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(100)]
     await _asleep(signal, 100)
     signal.notify("a")
@@ -59,7 +59,7 @@ async def test_a_wake_up_does_not_wake_everybody() -> None:
 
 async def test_handing_on_reaches_as_many_as_there_are_tasks() -> None:
     """Each who got a task wakes more, so that 30 tasks in one insert are met by at least 30 waiters."""
-    signal, tasks, claims = TaskSignal(), 30, 0
+    signal, tasks, claims = WakeupHub(), 30, 0
 
     async def worker() -> None:
         nonlocal tasks, claims
@@ -82,7 +82,7 @@ async def test_handing_on_reaches_as_many_as_there_are_tasks() -> None:
 
 async def test_a_waiter_who_was_woken_and_left_hands_it_on() -> None:
     """A client that disconnects in the moment of its wake-up does not take it along."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(FANOUT + 1)]
     await _asleep(signal, FANOUT + 1)
     signal.notify("a")
@@ -93,7 +93,7 @@ async def test_a_waiter_who_was_woken_and_left_hands_it_on() -> None:
 
 async def test_a_worker_is_woken_by_its_own_name() -> None:
     """Promotion, drain and stop reach a waiting claim at once, and leave the pool's other waiters asleep."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     mine = asyncio.create_task(signal.wait(None, LONG_S, worker_id="w-1"))
     other = asyncio.create_task(signal.wait("a", LONG_S, worker_id="w-2"))
     await _asleep(signal, 2)
@@ -107,7 +107,7 @@ async def test_a_worker_is_woken_by_its_own_name() -> None:
 
 async def test_after_a_gap_in_listening_everybody_looks_again() -> None:
     """What was notified while nobody listened is unknown."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     mark = signal.mark()
     waits = [asyncio.create_task(signal.wait(name, LONG_S)) for name in ("a", "a", "a", "b")]
     await _asleep(signal, 4)
@@ -119,7 +119,7 @@ async def test_after_a_gap_in_listening_everybody_looks_again() -> None:
 
 async def test_closing_lets_everybody_go() -> None:
     """A stopping server does not hold its callers."""
-    signal = TaskSignal()
+    signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(3)]
     await _asleep(signal, 3)
     signal.close()

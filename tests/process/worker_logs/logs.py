@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.ssh import AsyncSshShell
-from orchestrator.adapters.ssh_pool import SshLines
+from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.core.model import Worker
 from orchestrator.core.states import Stage, State
 from orchestrator.pods import agent_commands
@@ -106,7 +106,7 @@ class Hauling:
 
     def shipper(self, *, store: Any = None, blobs: Any = None) -> Shipper:
         """A new process's shipper: it knows what the database knows."""
-        lines = self.rig.lines = self.rig.lines or SshLines(AsyncSshShell(pem_of(self.rig.key)))
+        lines = self.rig.lines = self.rig.lines or SshPool(AsyncSshShell(pem_of(self.rig.key)))
         return Shipper(store or self.rig.store, lines, blobs or self.blobs, python=self.rig.config.python)
 
     async def pieces(self, stream: str, boot_id: str | None = None) -> list[Row]:

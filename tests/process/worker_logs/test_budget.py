@@ -14,7 +14,7 @@ import pytest
 from orchestrator.core.model import Worker
 from orchestrator.core.states import Stage, State
 from orchestrator.worker_logs import budget, schedule
-from orchestrator.worker_logs.schedule import LogRounds
+from orchestrator.worker_logs.schedule import LogSchedule
 from orchestrator.worker_logs.shipper import PIECE_BYTES
 from tests.process.bringup.relay import _LetIn
 from tests.process.worker_logs.logs import Hauling, Row
@@ -59,7 +59,7 @@ async def test_a_pod_that_answers_slowly_delays_no_other_worker_s_logs(
     monkeypatch.setattr(budget.Round, "__init__", _short_round)
     hauling.write("agent", 1_000)
     async with stalling(hauling) as slow:
-        rounds = LogRounds(hauling.rig.store, hauling.shipper())
+        rounds = LogSchedule(hauling.rig.store, hauling.shipper())
         async with asyncio.timeout(SOON_S):
             while not await hauling.pieces("agent") or not ASKED:
                 rounds.begin(hauling.rig.term, [slow, hauling.worker], ())

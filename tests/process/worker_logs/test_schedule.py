@@ -11,7 +11,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import HostKeyChanged
-from orchestrator.worker_logs.schedule import LogRounds
+from orchestrator.worker_logs.schedule import LogSchedule
 from orchestrator.worker_logs.shipper import Shipper
 from tests.process.worker_logs.logs import Hauling
 
@@ -25,7 +25,7 @@ async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling)
     hauling.write("agent", 100)
     store, term = hauling.rig.store, hauling.rig.term
     wakes: list[str] = []
-    rounds = LogRounds(store, hauling.shipper(), lambda: wakes.append("late"))
+    rounds = LogSchedule(store, hauling.shipper(), lambda: wakes.append("late"))
     for _ in range(3):
         rounds.begin(term, [worker], ())
         async with asyncio.timeout(SOON_S):
@@ -51,7 +51,7 @@ async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(h
             looks.append(worker.id)
             return 0
 
-    rounds = LogRounds(hauling.rig.store, cast("Shipper", Looks()))
+    rounds = LogSchedule(hauling.rig.store, cast("Shipper", Looks()))
     idle = replace(hauling.worker, state=State.IDLE, log_bytes={"launch": {"agent": 10}})
     more = replace(idle, log_bytes={"launch": {"agent": 11}})
     busy = replace(more, state=State.ACTIVE)

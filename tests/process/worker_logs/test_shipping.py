@@ -180,7 +180,7 @@ async def test_a_stale_leader_ships_nothing(hauling: Hauling) -> None:
 async def test_the_end_stops_the_agent_and_ships_its_last_byte(rig: Rig, db: PostgresDb, blobs: S3Blobs) -> None:
     """Against the real agent: nothing of it runs any more, and S3 has what lies on the pod."""
     worker, sshd = await rig.worker()
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     (agent,) = rig.agents(sshd)
     worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     hauling = Hauling(rig, db, blobs, sshd, worker)

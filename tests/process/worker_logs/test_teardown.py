@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.ssh import AsyncSshShell
-from orchestrator.adapters.ssh_pool import SshLines
+from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.core.actions import Delete, Flush, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
@@ -212,7 +212,7 @@ async def test_a_short_grace_does_not_shorten_the_wait_for_lists(hauling: Haulin
 async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> None:
     """Running at first; ended, with its own words, once it was stopped."""
     worker, sshd = await rig.worker()
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     rig.install(sshd, "nvidia-smi", SMI)  # answers the look's query alone: the climb asks for more
     worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     assert rig.lines is not None
@@ -238,10 +238,10 @@ async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> No
 async def failed_early(rig: Rig) -> tuple[Worker, Sshd, Teardown]:
     """A worker that a sick GPU ended before anything was sent there; its pod, and a new process's teardown."""
     worker, sshd = await rig.worker(ails={"xid": "79"})
-    await rig.bring_up().climb(rig.term, worker)
+    await rig.bring_up().bring_up(rig.term, worker)
     ended = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     assert (ended.stage, ended.nonce, ended.host_key) == (Stage.DRAINING, None, sshd.host_key)
-    lines = SshLines(AsyncSshShell(pem_of(rig.key)))
+    lines = SshPool(AsyncSshShell(pem_of(rig.key)))
     parts = Teardown(
         rig.store,
         Provider([]),  # type: ignore[arg-type]  # nothing is deleted here
@@ -321,7 +321,7 @@ async def test_a_pod_that_does_not_answer_is_unknown_in_time(hauling: Hauling, m
     hauling.rig.install(hauling.sshd, "df", "sleep 100")
     assert (await final_snapshot.look(hauling.rig.lines, hauling.worker))["known"] is False
     await hauling.sshd.stop()
-    seen = await final_snapshot.look(SshLines(AsyncSshShell(pem_of(hauling.rig.key))), hauling.worker)
+    seen = await final_snapshot.look(SshPool(AsyncSshShell(pem_of(hauling.rig.key))), hauling.worker)
     assert seen["known"] is False
     assert "Refused" in seen["why"]
 

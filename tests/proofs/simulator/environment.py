@@ -119,7 +119,7 @@ class World:
             public_key="ssh-ed25519 ours",
             code_sha="c0de",
             handled=("t",),
-            failure_min_climbs=2 if self.faults.frail else 5,  # so few come that far before the next fault
+            failure_min_bringups=2 if self.faults.frail else 5,  # so few come that far before the next fault
             hourly_budget_usd=None if rich else dice.choice((0.5, 1.0, 1.4)),
             daily_budget_usd=None if rich else dice.choice((1.0, 5.0)),
         )

@@ -57,7 +57,7 @@ class ProcessLaws:
     list_failed: bool = False  # the last list of pods that ended gave none
     sessions: "list[SimSession]" = field(default_factory=list)
     _failed_at_thought: bool = False  # the same, when the last plan was made
-    _climbs: dict[str, tuple[int, asyncio.Task[Any] | None]] = field(default_factory=dict)
+    _bringups: dict[str, tuple[int, asyncio.Task[Any] | None]] = field(default_factory=dict)
     _deleted_s: dict[str, float] = field(default_factory=dict)  # pod -> when the last delete of it was answered
     _deleting: set[str] = field(default_factory=set)
     _steps: tuple[int, float] = (-1, 0.0)  # of its ticks, and since when
@@ -82,21 +82,21 @@ class ProcessLaws:
 
     # --- calls
 
-    async def climb(self, up: Callable[[int, Worker], Awaitable[None]], term: int, worker: Worker) -> None:
+    async def bring_up(self, up: Callable[[int, Worker], Awaitable[None]], term: int, worker: Worker) -> None:
         """A bring-up, from its beginning to its end."""
         task = asyncio.current_task()
-        self._climbs[worker.id] = term, task
+        self._bringups[worker.id] = term, task
         try:
             await up(term, worker)
         finally:
-            del self._climbs[worker.id]
+            del self._bringups[worker.id]
 
     def _taught(self) -> None:
         """No bring-up goes on for a term that this process knows to be over, unless it was told to end."""
         known = (self.health.role, self.health.term)
         if self.world.kernel.now - self.health.learnt_s < UNTAUGHT_S or known[0] not in ("leader", "standby"):
             return
-        for worker_id, (term, task) in self._climbs.items():
+        for worker_id, (term, task) in self._bringups.items():
             if known != ("leader", term) and task is not None and not task.cancelling():
                 self._broken("term", f"brings {worker_id} up for term {term}, and knows that it is {known}")
 

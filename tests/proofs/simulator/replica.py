@@ -9,7 +9,7 @@ import requests
 
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.runpod_lanes import Lane, Lanes
-from orchestrator.adapters.ssh_pool import SshLines
+from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Pod, Policy, Snapshot
@@ -22,7 +22,7 @@ from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability.metrics import Metrics
 from orchestrator.pods import host_identity
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
-from orchestrator.pods.create import Renter
+from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import look
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
@@ -240,7 +240,7 @@ class Replica:
         store, cloud = SqlStore(db, FLEET), SimCloud(world, loop, self.laws)
         blobs = SimBlobs(world, loop, watch)
         shell = SimShell(world, loop, self.laws)
-        lines, catalog = SshLines(shell), Catalog(cloud, policy)
+        lines, catalog = SshPool(shell), Catalog(cloud, policy)
         shipper, latest = Shipper(store, lines, blobs), Latest()
         launch = LaunchConfig(
             api_url="http://door",
@@ -271,8 +271,8 @@ class Replica:
         metrics = UNMEASURED if world.seed % MEASURED else Metrics()
         runtime = Runtime(store, db, policy, self.health, metrics, latest, self.name, world.poll_s)
         operations = PodOperations(
-            Renter(store, cloud, policy, catalog, nonce_for),
-            partial(self.laws.climb, bringup.climb),
+            PodCreator(store, cloud, policy, catalog, nonce_for),
+            partial(self.laws.bring_up, bringup.bring_up),
             Teardown(store, cloud, look=partial(look, lines), finish_logs=shipper.finish, policy=policy),
             lines.drop,
         )

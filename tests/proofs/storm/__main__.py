@@ -21,10 +21,10 @@ ROUND_S = 60.0
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
 def main(seconds: float, seed: int) -> None:
     """End at the first round that breaks a promise, and name it."""
-    asyncio.run(_rounds(seconds, seed))
+    asyncio.run(_log_schedule(seconds, seed))
 
 
-async def _rounds(seconds: float, seed: int) -> None:
+async def _log_schedule(seconds: float, seed: int) -> None:
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         with tempfile.TemporaryDirectory() as directory:

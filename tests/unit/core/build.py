@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.core.actions import Plan
 from orchestrator.core.blocked import line
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.liveness import Hearing
+from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import (
     Absence,
     Demand,
@@ -148,7 +148,7 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
     """A fleet whose every pod is listed, unless `pods` says otherwise."""
     base = Snapshot(
         now=NOW,
-        hearing=Hearing(ago(3600)),
+        window=ObservationWindow(ago(3600)),
         pods=tuple(pod_of(w) for w in workers if w.pod_id),
         workers=tuple(sorted(workers, key=lambda w: w.id)),
         demand=(Demand("default", claimable, running, changes.pop("blocked", {}), None),),
@@ -157,7 +157,7 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
         absent={},
         orphan_since={},
         in_flight=frozenset(),
-        climbing=frozenset(),
+        bringing_up=frozenset(),
         last_spawn_at={},
         paused={},
         proven=frozenset({"image@"}),
@@ -170,7 +170,7 @@ def said(made: Plan, pool: int = 0) -> list[str]:
     return [line(reason) for reason in made.decisions[pool].blocked]
 
 
-def climbed(
+def brought_up(
     seconds_ago: float, *, promoted: bool = False, code: str | None = "NO_RUNTIME", **changes: Any
 ) -> EndedBringUp:
     """A climb that ended: failed, unless it is said to have been promoted."""

@@ -12,12 +12,12 @@ from orchestrator.core.blocked import Kind
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EndedBringUp, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
-from tests.unit.core.build import A40, ago, climbed, pod_of, policy, pool, said, snapshot, spawning, worker
+from tests.unit.core.build import A40, ago, brought_up, pod_of, policy, pool, said, snapshot, spawning, worker
 
 
 def wanting(*ended: EndedBringUp, on_their_way: int = 0, **changes: Any) -> Snapshot:
     """A pool of which all four workers are wanted."""
-    newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
+    newest_last = tuple(sorted(ended, key=lambda bring_up: bring_up.at))
     workers = [spawning(f"gpu-{number}") for number in range(on_their_way)]
     return snapshot(*workers, claimable=12, ended=newest_last, **changes)
 
@@ -27,7 +27,7 @@ def spawns(seen: Snapshot, **changes: Any) -> int:
 
 
 def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[EndedBringUp]:
-    return [climbed(newest_s + apart_s * number) for number in range(count)]
+    return [brought_up(newest_s + apart_s * number) for number in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[Ende
         ([], 4),
         (failures(4), 1),  # too few to judge: only paced
         (failures(5), 1),
-        ([*failures(8, 70), climbed(65, promoted=True), climbed(60, promoted=True)], 4),  # it closed
-        ([*failures(4), *(climbed(s, promoted=True) for s in (200, 210))], 1),  # 4 of 6 is below 0.8: paced only
+        ([*failures(8, 70), brought_up(65, promoted=True), brought_up(60, promoted=True)], 4),  # it closed
+        ([*failures(4), *(brought_up(s, promoted=True) for s in (200, 210))], 1),  # 4 of 6 is below 0.8: paced only
     ],
 )
 def test_too_many_failures_leave_one_at_a_time(ended: Sequence[EndedBringUp], count: int) -> None:
@@ -76,7 +76,7 @@ def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
     open_s: float, newest_s: float, pause_s: float, of_now: bool
 ) -> None:
     """Half of the time since the breaker opened, in bounds: each canary of a night is rented for nothing."""
-    newest = climbed(newest_s, release="image@" if of_now else "image@old")
+    newest = brought_up(newest_s, release="image@" if of_now else "image@old")
     seen = wanting(*failures(5, newest_s=newest_s + open_s), newest)
     (decision,) = plan(seen, policy()).decisions
     assert decision.retry_at == ago(newest_s - pause_s)
@@ -86,8 +86,8 @@ def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
 
 def test_the_pause_begins_anew_with_each_release() -> None:
     """Who deploys one cure after the other does not wait for the outage before them."""
-    earlier = [replace(climb, release="image@old") for climb in failures(5, newest_s=5_000)]
-    first, second = climbed(30, release="image@"), climbed(1, release="image@")
+    earlier = [replace(bring_up, release="image@old") for bring_up in failures(5, newest_s=5_000)]
+    first, second = brought_up(30, release="image@"), brought_up(1, release="image@")
     assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).decisions[0].retry_at == ago(1 - 10)
     assert plan(wanting(*earlier, first, second), policy()).decisions[0].retry_at == ago(1 - 14.5)
 
@@ -96,7 +96,7 @@ def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
     """Failures that left the window still stand for what nobody has disproved."""
     long_ago = failures(5, newest_s=3000)
     assert spawns(wanting(*long_ago)) == 1
-    assert spawns(wanting(*long_ago, climbed(20, promoted=True))) == 4
+    assert spawns(wanting(*long_ago, brought_up(20, promoted=True))) == 4
 
 
 def test_failures_far_apart_do_not_open_it() -> None:
@@ -107,9 +107,9 @@ def test_failures_far_apart_do_not_open_it() -> None:
 @pytest.mark.parametrize(
     "ended",
     [
-        [climbed(60 + n, code="NO_CAPACITY") for n in range(9)],  # the market
-        [climbed(60 + n, code=None, exit_cause=ExitCause.SCALE_DOWN) for n in range(9)],  # our own wish
-        [climbed(60 + n, pool="other") for n in range(9)],
+        [brought_up(60 + n, code="NO_CAPACITY") for n in range(9)],  # the market
+        [brought_up(60 + n, code=None, exit_cause=ExitCause.SCALE_DOWN) for n in range(9)],  # our own wish
+        [brought_up(60 + n, pool="other") for n in range(9)],
     ],
 )
 def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence[EndedBringUp]) -> None:
@@ -146,12 +146,12 @@ def test_a_release_is_image_and_code() -> None:
 )
 def test_respawns_after_a_failure_are_paced(ended_s: float, spawned_s: float, count: int) -> None:
     """One in ten seconds, so that a pool that cannot come up is no storm; five minutes later that is forgotten."""
-    assert spawns(wanting(climbed(ended_s), last_spawn_at={"default": ago(spawned_s)})) == count
+    assert spawns(wanting(brought_up(ended_s), last_spawn_at={"default": ago(spawned_s)})) == count
 
 
 def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
     """MIN_ACTIVE_GPUS with climbs that end at once: the loop comes back when the next may go."""
-    seen = snapshot(ended=(climbed(1),), last_spawn_at={"default": ago(4)})
+    seen = snapshot(ended=(brought_up(1),), last_spawn_at={"default": ago(4)})
     made = plan(seen, policy(pool={"min_active": 2}))
     assert said(made) == ["2 spawns blocked: the last bring-up failed (NO_RUNTIME), one spawn in 10 s, until 12:00:06"]
     assert made.decisions[0].retry_at == ago(-6)
@@ -164,7 +164,7 @@ def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
 @pytest.mark.parametrize("code", ["BALANCE", "QUOTA", "API_AUTH", "BAD_SPEC"])
 def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest_s: float, count: int) -> None:
     """Longer with each refusal in a row, up to ten minutes; then one tries."""
-    assert spawns(wanting(*(climbed(newest_s + n, code=code) for n in range(refusals)))) == count
+    assert spawns(wanting(*(brought_up(newest_s + n, code=code) for n in range(refusals)))) == count
 
 
 def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
@@ -172,7 +172,7 @@ def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
     dead = tuple(spawning(f"gpu-{n}") for n in range(4))
     pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
     made = plan(
-        snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_climbs=4)
+        snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_bringups=4)
     )
     assert not [a for a in made.actions if isinstance(a, Spawn)]
     assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in said(made)[0]
@@ -180,19 +180,19 @@ def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
 
 def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_own() -> None:
     """Money and keys are shared; an image is not."""
-    assert spawns(wanting(climbed(5, code="BALANCE", pool="other"))) == 0
-    assert spawns(wanting(climbed(5, code="BAD_SPEC", pool="other"))) == 4
+    assert spawns(wanting(brought_up(5, code="BALANCE", pool="other"))) == 0
+    assert spawns(wanting(brought_up(5, code="BAD_SPEC", pool="other"))) == 4
 
 
 def test_a_granted_pod_ends_the_halt() -> None:
     """Its climb need not be over."""
     granted = {A40.key: OfferState(A40.key, None, 0, ago(90), ago(3))}
-    assert spawns(wanting(climbed(5, code="BALANCE"), offers=granted)) == 4
+    assert spawns(wanting(brought_up(5, code="BALANCE"), offers=granted)) == 4
 
 
 def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
     """It says nothing of image or code, and costs a little each time."""
-    returned = [climbed(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
+    returned = [brought_up(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
     assert spawns(wanting(*returned)) == 1
     assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
     assert plan(wanting(*returned), policy()).decisions[0].blocked[0].kind is Kind.PACED
@@ -204,7 +204,7 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
 def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedBringUp:
     """A worker that was promoted so long ago and failed when it had lived so long."""
     ending_since = ago(promoted_s - lived_s)
-    fallen = climbed(promoted_s, promoted=True, exit_cause=ExitCause.AGENT_CRASHED, ending_since=ending_since)
+    fallen = brought_up(promoted_s, promoted=True, exit_cause=ExitCause.AGENT_CRASHED, ending_since=ending_since)
     return replace(fallen, **changes)
 
 
@@ -223,7 +223,7 @@ def kind(*ended: EndedBringUp) -> Kind | None:
     [
         (falls(5), Kind.BREAKER_OPEN),
         (falls(3), Kind.PACED),  # a task that kills its pods
-        ([*falls(3), climbed(20, promoted=True), *(climbed(120 + n, promoted=True) for n in range(8))], None),
+        ([*falls(3), brought_up(20, promoted=True), *(brought_up(120 + n, promoted=True) for n in range(8))], None),
         (falls(5, worked=True), None),  # image and code have shown that they work
         (falls(5, exit_cause=ExitCause.SCALE_DOWN), None),  # our own wish
         (falls(5, exit_cause=ExitCause.TASK_STUCK), None),  # it says something about the task
@@ -241,9 +241,9 @@ def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
 @pytest.mark.parametrize(
     ("canary", "count"),
     [
-        (climbed(30, promoted=True), 0),  # on probation: it is the canary
-        (climbed(30, promoted=True, worked=True), 4),
-        (climbed(301, promoted=True), 4),  # there was no task for it: it has lived
+        (brought_up(30, promoted=True), 0),  # on probation: it is the canary
+        (brought_up(30, promoted=True, worked=True), 4),
+        (brought_up(301, promoted=True), 4),  # there was no task for it: it has lived
         (fell(230, 30), 1),  # the next one
         (fell(230, 30, exit_cause=ExitCause.MANUAL), 1),  # that says nothing
         (fell(230, 30, exit_cause=ExitCause.TASK_STUCK), 1),  # nor does that
@@ -256,19 +256,19 @@ def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedBring
 
 def test_a_promotion_alone_disproves_failed_climbs() -> None:
     """It came up, which is what the others did not."""
-    assert spawns(wanting(*failures(5), climbed(20, promoted=True))) == 4
-    assert spawns(wanting(*falls(1, 200), *failures(5), climbed(20, promoted=True))) == 0, "one of them had fallen"
+    assert spawns(wanting(*failures(5), brought_up(20, promoted=True))) == 4
+    assert spawns(wanting(*falls(1, 200), *failures(5), brought_up(20, promoted=True))) == 0, "one of them had fallen"
 
 
 def test_a_canary_that_fails_to_climb_does_not_hide_what_opened_the_breaker() -> None:
     """The next one that is promoted is on probation all the same."""
-    later = [climbed(60 + n) for n in range(5)]
-    assert spawns(wanting(*falls(5, promoted_s=900), *later, climbed(20, promoted=True))) == 0
+    later = [brought_up(60 + n) for n in range(5)]
+    assert spawns(wanting(*falls(5, promoted_s=900), *later, brought_up(20, promoted=True))) == 0
 
 
 def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
     """Whom, for what and until when."""
-    canary = climbed(30, promoted=True, worker_id="gpu-canary")
+    canary = brought_up(30, promoted=True, worker_id="gpu-canary")
     made = plan(wanting(*falls(5, promoted_s=200), canary), policy())
     opened = "breaker open, 5 of 5 bring-ups failed within 5 min (agent_crashed), 5 of them soon after promotion"
     proof = "one canary at a time, canary gpu-canary must complete a task or live long enough, until 12:04:30"
@@ -280,7 +280,7 @@ def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None
     """Otherwise it would be replaced before it is judged."""
     dead = worker("gpu-1", pod_id="pod-1", last_heartbeat=None)
     seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
-    climbs = (*falls(4, promoted_s=200), climbed(20, promoted=True, worker_id="gpu-1"))
-    made = plan(replace(seen, ended=climbs), policy())
+    bringups = (*falls(4, promoted_s=200), brought_up(20, promoted=True, worker_id="gpu-1"))
+    made = plan(replace(seen, ended=bringups), policy())
     assert "5 of 5 bring-ups failed" in said(made)[0]
     assert [a for a in made.actions if isinstance(a, Spawn)] == []

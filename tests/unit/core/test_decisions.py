@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from orchestrator.core.plan import plan
-from orchestrator.loop.decisions import Journal
+from orchestrator.loop.decisions import DecisionRecorder
 from orchestrator.ports import Store
 from tests.unit.core.build import idle, policy, snapshot
 
@@ -25,6 +25,6 @@ async def test_a_pools_row_names_its_own_workers_only() -> None:
     both = replace(both, pools=(*both.pools, replace(both.pools[0], name="training")))
     seen = snapshot(idle("gpu-here", 5), idle("gpu-there", 9_999, pool="training"), claimable=1)
     store = Rows()
-    await Journal(cast("Store", store)).record(1, seen, plan(seen, both))
+    await DecisionRecorder(cast("Store", store)).record(1, seen, plan(seen, both))
     named = {row["pool"]: [action.split(":")[0] for action in row["actions"]] for row in store.rows}
     assert named == {"default": [], "training": ["terminate gpu-there"]}

@@ -11,7 +11,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import strikes
 from orchestrator.core.model import HeldBack, Snapshot, Worker
 from orchestrator.core.plan import plan
-from tests.unit.core.build import ago, busy, climbed, idle, policy, said, snapshot, spawning
+from tests.unit.core.build import ago, brought_up, busy, idle, policy, said, snapshot, spawning
 
 ONE = frozenset({"travel"})
 
@@ -50,16 +50,16 @@ def test_a_held_back_worker_is_no_capacity_and_another_one_gives_the_second_opin
 def test_a_release_is_bad_if_its_workers_fail_alike() -> None:
     """Both go, no host gets a strike, and the breaker lets one canary at a time try."""
     seen = snapshot(held("gpu-1", machine_id="m1"), held("gpu-2", machine_id="m2"), claimable=300)
-    climbs = tuple(climbed(200, promoted=True, worker_id=name, worked=True) for name in ("gpu-1", "gpu-2"))
-    made = plan(replace(seen, ended=climbs), policy())
+    bringups = tuple(brought_up(200, promoted=True, worker_id=name, worked=True) for name in ("gpu-1", "gpu-2"))
+    made = plan(replace(seen, ended=bringups), policy())
     bad = (ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)
     assert ends(made) == [("gpu-1", *bad), ("gpu-2", *bad)]
     assert strikes(seen.workers[0], bad[1]) == ()
-    fallen = tuple(replace(c, exit_cause=bad[0], failure_code=bad[1], ending_since=ago(60)) for c in climbs)
+    fallen = tuple(replace(c, exit_cause=bad[0], failure_code=bad[1], ending_since=ago(60)) for c in bringups)
     later = replace(snapshot(claimable=300), ended=fallen)
     assert spawns(later) == 1
     assert "fails its tasks on every worker" in said(plan(later, policy()))[-1]
-    cured = climbed(20, promoted=True, worker_id="gpu-3", worked=True)
+    cured = brought_up(20, promoted=True, worker_id="gpu-3", worked=True)
     assert spawns(replace(later, ended=(*fallen, cured))) == 4
     assert spawns(later, code_sha="next") == 1, "a new release has its own canary"
 
@@ -76,7 +76,7 @@ def test_without_room_for_a_second_opinion_the_successor_gives_it() -> None:
     (first,) = ends(plan(alone, policy(pool={"max_active": 1})))
     assert first == ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
     assert strikes(held(machine_id="m1"), first[2]) == ()
-    gone = climbed(300, promoted=True, worker_id="gpu-1", exit_cause=first[1], failure_code=first[2])
+    gone = brought_up(300, promoted=True, worker_id="gpu-1", exit_cause=first[1], failure_code=first[2])
     again = replace(snapshot(held("gpu-2"), claimable=3), ended=(replace(gone, ending_since=ago(200)),))
     (second,) = ends(plan(again, policy(pool={"max_active": 1})))
     assert second == ("gpu-2", ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)

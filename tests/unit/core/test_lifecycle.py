@@ -23,10 +23,10 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.liveness import Hearing
+from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import DATABASE, DELETES, UNREACHED, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
-from orchestrator.core.pod_tracking import Presence, fold
+from orchestrator.core.pod_tracking import PodTracker, fold
 from orchestrator.core.states import Stage, State, WaitingOn
 from tests.unit.core.build import (
     A40,
@@ -149,7 +149,7 @@ def test_a_worker_with_a_pod_climbs_once() -> None:
     """Bring-up is begun unless it is under way."""
     seen = snapshot(spawning("gpu-1"))
     assert only(seen) == ContinueBringUp("gpu-1")
-    assert only(replace(seen, climbing=frozenset({"gpu-1"}))) is None
+    assert only(replace(seen, bringing_up=frozenset({"gpu-1"}))) is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_worker_with_a_pod_climbs_once() -> None:
 def test_the_watchdog_ends_a_stage_past_its_deadline(stage: Stage, code: FailureCode) -> None:
     """A climb that hangs is ended from outside, with the stage's own code."""
     hung = spawning("gpu-1", stage, deadline_at=ago(6))
-    assert end(only(snapshot(hung, climbing=frozenset({"gpu-1"})))) == (ExitCause.SPAWN_FAILED, code)
+    assert end(only(snapshot(hung, bringing_up=frozenset({"gpu-1"})))) == (ExitCause.SPAWN_FAILED, code)
 
 
 def test_the_hard_cap_ends_the_whole_climb() -> None:
@@ -233,7 +233,7 @@ def test_a_silent_worker_whose_pod_is_listed_as_ended_ends_for_that() -> None:
 def test_lists_that_show_a_pod_as_ended_are_counted_until_one_shows_it_running() -> None:
     """One list that shows the pod running starts the count from the beginning."""
     one = busy("gpu-1")
-    seen = Presence()
+    seen = PodTracker()
     for second, status in enumerate([PodStatus.EXITED, PodStatus.EXITED, PodStatus.RUNNING, PodStatus.EXITED]):
         seen = fold(seen, (pod_of(one, status=status),), (one,), "test", NOW + timedelta(seconds=second))
         counted = seen.ended.get("pod-gpu-1")
@@ -264,7 +264,7 @@ def test_lists_end_no_idle_worker_whose_next_heartbeat_is_not_due(shown: PodStat
 
     assert not judged(idle("gpu-1", 100, last_heartbeat=ago(21)))
     assert judged(idle("gpu-1", 100, last_heartbeat=ago(25)))
-    assert not judged(idle("gpu-1", 100, last_heartbeat=ago(25)), hearing=Hearing(ago(15)))
+    assert not judged(idle("gpu-1", 100, last_heartbeat=ago(25)), window=ObservationWindow(ago(15)))
     assert not judged(idle("gpu-1", 100, last_heartbeat=ago(25)), knocked={"gpu-1": ago(12)})
     assert judged(busy("gpu-1", last_heartbeat=ago(12)))
 
@@ -302,7 +302,7 @@ def test_silence_counts_from_when_we_listened() -> None:
     """A heartbeat lost while this orchestrator was away itself is no evidence."""
     silent = busy("gpu-1", last_heartbeat=ago(300))
     assert end(only(snapshot(silent))) == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
-    assert only(snapshot(silent, hearing=Hearing(ago(20)))) is None
+    assert only(snapshot(silent, window=ObservationWindow(ago(20)))) is None
 
 
 def outages(every_s: float, lasting_s: float, until_s: float = 0) -> tuple[tuple[datetime, datetime], ...]:
@@ -328,8 +328,8 @@ def test_silence_is_counted_across_the_outages_of_the_database(
 ) -> None:
     """However often it drops out, a dead worker is known as one in the end, and no live one is taken for it."""
     silent = busy("gpu-1", last_heartbeat=ago(silent_s))
-    hearing = Hearing(ago(7200), outages(every_s, lasting_s, until_s))
-    action = only(snapshot(silent, hearing=hearing))
+    window = ObservationWindow(ago(7200), outages(every_s, lasting_s, until_s))
+    action = only(snapshot(silent, window=window))
     assert (action is not None) == dead
     if dead:
         assert end(action) == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
@@ -370,7 +370,7 @@ def test_an_own_programs_state_follows_what_it_holds() -> None:
 def test_a_task_without_progress_ends_its_worker(still_s: float, steady_s: float, stuck: bool) -> None:
     """Although its heartbeat lives; counted from when we could have heard of it. Task and time are named."""
     one = busy("gpu-1", progress_at=ago(still_s), slowest_task="7f3a")
-    action = only(snapshot(one, running=1, hearing=Hearing(ago(steady_s))))
+    action = only(snapshot(one, running=1, window=ObservationWindow(ago(steady_s))))
     if not stuck:
         assert action is None
         return
@@ -610,12 +610,14 @@ def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
 def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
     """Agents renew through our own door: after an outage of ours they get their time again."""
     assert [type(a) for a in plan(snapshot(expired_leases=2), policy()).actions] == [Rescue]
-    assert plan(snapshot(expired_leases=2, hearing=Hearing(ago(30))), policy()).actions == ()
+    assert plan(snapshot(expired_leases=2, window=ObservationWindow(ago(30))), policy()).actions == ()
 
 
 def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
     """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
-    (action,) = plan(snapshot(expired_leases=2, hearing=Hearing(ago(900), ((ago(50), ago(30)),))), policy()).actions
+    (action,) = plan(
+        snapshot(expired_leases=2, window=ObservationWindow(ago(900), ((ago(50), ago(30)),))), policy()
+    ).actions
     assert isinstance(action, Rescue)
     assert action.over_s == 30
 
@@ -623,7 +625,7 @@ def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
 def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     """Absence grows with each complete list that lacks a pod once seen, and is gone when the pod shows again."""
     one = busy("gpu-1")
-    seen = fold(Presence(), [pod_of(one)], [one], "test", NOW)
+    seen = fold(PodTracker(), [pod_of(one)], [one], "test", NOW)
     assert not seen.absent
     first = fold(seen, [], [one], "test", NOW)
     second = fold(first, [], [one], "test", NOW + timedelta(seconds=4))
@@ -636,7 +638,7 @@ def test_presence_counts_lists_and_forgets_what_came_back() -> None:
 def test_of_a_time_without_lists_little_is_watched() -> None:
     """Two minutes in which the database was away: lists that nobody read may have shown the pod (seed 13274)."""
     one = busy("gpu-1", last_heartbeat=ago(600))
-    seen = fold(Presence(), [pod_of(one)], [one], "test", ago(131))
+    seen = fold(PodTracker(), [pod_of(one)], [one], "test", ago(131))
     first = fold(seen, [], [one], "test", ago(130))
     second = fold(first, [], [one], "test", ago(10))
     third = fold(second, [], [one], "test", NOW)
@@ -669,10 +671,10 @@ def test_an_old_list_proves_no_absence() -> None:
 def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:
     """The provider's listing lags behind its creates."""
     fresh = spawning("gpu-1", stage_since=ago(5))
-    assert not fold(Presence(), [], [fresh], "test", NOW).absent
+    assert not fold(PodTracker(), [], [fresh], "test", NOW).absent
     old = spawning("gpu-1", stage_since=ago(61))
-    assert fold(Presence(), [], [replace(old, stage=Stage.TCP, stage_since=ago(1))], "test", NOW).absent
-    assert fold(Presence(), [], [old], "test", NOW).absent
+    assert fold(PodTracker(), [], [replace(old, stage=Stage.TCP, stage_since=ago(1))], "test", NOW).absent
+    assert fold(PodTracker(), [], [old], "test", NOW).absent
 
 
 def test_the_loop_hurries_only_in_transition() -> None:

@@ -12,7 +12,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp, Offer, Pause, Volume
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
-from tests.unit.core.build import A40, L4, NOW, ago, climbed, cooling, pod_of, policy, said, snapshot, spawning
+from tests.unit.core.build import A40, L4, NOW, ago, brought_up, cooling, pod_of, policy, said, snapshot, spawning
 
 ROMANIA, TEXAS = Offer("NVIDIA A40", "EU-RO-1", "SECURE"), Offer("NVIDIA A40", "US-TX-3", "SECURE")
 
@@ -167,9 +167,9 @@ def test_a_pause_holds_recorded_intents_too() -> None:
 @pytest.mark.parametrize(
     ("ended", "waiting_on", "asked"),
     [
-        ([climbed(2, code="BALANCE")], WaitingOn.OPERATOR, 0),
-        ([climbed(60, code="BALANCE")], None, 1),  # one tries it
-        ([climbed(20 + s) for s in range(6)], WaitingOn.ORCHESTRATOR, 1),  # the canary
+        ([brought_up(2, code="BALANCE")], WaitingOn.OPERATOR, 0),
+        ([brought_up(60, code="BALANCE")], None, 1),  # one tries it
+        ([brought_up(20 + s) for s in range(6)], WaitingOn.ORCHESTRATOR, 1),  # the canary
         ([], None, 4),
     ],
 )
@@ -178,7 +178,7 @@ def test_what_halts_spawns_holds_recorded_intents_too(
 ) -> None:
     """The one canary of an open breaker may be any of them; an operator's own request waits for none."""
     intents = [spawning(f"gpu-{n}", Stage.INTENT) for n in range(4)]
-    newest_last = tuple(sorted(ended, key=lambda climb: climb.at))
+    newest_last = tuple(sorted(ended, key=lambda bring_up: bring_up.at))
     made = plan(snapshot(*intents, claimable=12, ended=newest_last), policy())
     assert sum(isinstance(a, Create) for a in made.actions) == asked
     if waiting_on:

@@ -9,7 +9,7 @@ from orchestrator.core.actions import Spawn, Terminate
 from orchestrator.core.model import Demand, EndedBringUp, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
-from tests.unit.core.build import NOW, busy, climbed, idle, policy, snapshot, spawning
+from tests.unit.core.build import NOW, brought_up, busy, idle, policy, snapshot, spawning
 
 TICK_S = 10
 BOOT_S = 300
@@ -28,7 +28,7 @@ class Replay:
     born_s: dict[str, int] = field(default_factory=dict)
     since_s: dict[str, int] = field(default_factory=dict)  # of an idle or busy one
     until_s: dict[str, int] = field(default_factory=dict)  # of a busy one
-    climbs: list[EndedBringUp] = field(default_factory=list)
+    bringups: list[EndedBringUp] = field(default_factory=list)
 
     def advance(self, now_s: int) -> None:
         """Bring the pods and the queue up to a moment."""
@@ -39,7 +39,9 @@ class Replay:
         for name in [name for name, born_s in self.born_s.items() if now_s - born_s >= BOOT_S]:
             del self.born_s[name]
             self.since_s[name] = now_s
-            self.climbs.append(climbed(0, promoted=True, at=now, boot_s=float(BOOT_S), worker_id=name, worked=True))
+            self.bringups.append(
+                brought_up(0, promoted=True, at=now, boot_s=float(BOOT_S), worker_id=name, worked=True)
+            )
         for name in [name for name, until_s in self.until_s.items() if until_s <= now_s]:
             del self.until_s[name]
             self.since_s[name] = now_s
@@ -63,7 +65,7 @@ class Replay:
         now = NOW + timedelta(seconds=now_s)
         rows = tuple(replace(row, last_heartbeat=now) for row in self.workers())
         demand = (Demand("default", self.queue, len(self.until_s), {}, None),)
-        seen = replace(snapshot(*rows), now=now, demand=demand, ended=tuple(self.climbs[-100:]))
+        seen = replace(snapshot(*rows), now=now, demand=demand, ended=tuple(self.bringups[-100:]))
         for action in plan(seen, policy(pool={"max_active": 20})).actions:
             if isinstance(action, Spawn):
                 self.boots += 1

@@ -10,7 +10,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, Pause, Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
-from tests.unit.core.build import NOW, ago, busy, climbed, idle, policy, pool, snapshot, spawning, terminating
+from tests.unit.core.build import NOW, ago, brought_up, busy, idle, policy, pool, snapshot, spawning, terminating
 
 OLD, NEW = "image@old", "image@new"
 LEADER = policy(code_sha="new", handled=("draw", "sing"))
@@ -62,8 +62,8 @@ def test_without_a_mark_that_counts_nobody_comes_or_goes(changes: dict[str, Any]
 
 def test_the_marked_ones_go_once_one_of_the_present_release_is_ready() -> None:
     """Those that handed such a task back are superseded and finish what they hold; who saw none goes on."""
-    heir, seen, unseen = idle("gpu-9", 1, release=NEW), busy("gpu-1", **MARK), busy("gpu-2", release=OLD)
-    made = plan(waiting(heir, seen, unseen), LEADER)
+    replacement, seen, unseen = idle("gpu-9", 1, release=NEW), busy("gpu-1", **MARK), busy("gpu-2", release=OLD)
+    made = plan(waiting(replacement, seen, unseen), LEADER)
     assert superseded(made) == ["gpu-1"]
     why = next(a.reason for a in made.actions if isinstance(a, Terminate))
     assert why == "its release image@old has no handler for sing, image@new has one"
@@ -88,7 +88,7 @@ def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
     gone = terminating("gpu-3", release=OLD, exit_cause=ExitCause.SUPERSEDED)
     made = plan(waiting(*left, gone), LEADER)
     assert (len(spawned(made)), superseded(made)) == (1, [])
-    failed = climbed(20, release=NEW)
+    failed = brought_up(20, release=NEW)
     made = plan(waiting(*left, ended=(failed,), proven=frozenset({OLD})), LEADER)
     assert (len(spawned(made)), superseded(made)) == (1, [])
 
@@ -99,7 +99,7 @@ def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> Non
     names = [f"gpu-{n}" for n in range(4)]
     full = [busy(name, **MARK) if all_busy else idle(name, 5, **MARK) for name in names]
     assert not superseded(plan(waiting(*full, paused={"*": Pause("a look", None)}), LEADER))
-    ended = tuple(climbed(5 + n, release=NEW) for n in (4, 3, 2, 1, 0))
+    ended = tuple(brought_up(5 + n, release=NEW) for n in (4, 3, 2, 1, 0))
     assert not superseded(plan(waiting(*full, ended=ended, proven=frozenset({OLD})), LEADER))
 
 

@@ -15,8 +15,8 @@ from tests.unit.core.build import (
     L4,
     NOW,
     ago,
+    brought_up,
     busy,
-    climbed,
     idle,
     policy,
     pool,
@@ -156,7 +156,7 @@ def test_newest_idle_goes_first() -> None:
 
 
 def booted(boot_s: float, count: int = 5) -> tuple[EndedBringUp, ...]:
-    return tuple(climbed(600 + n, promoted=True, boot_s=boot_s) for n in range(count, 0, -1))
+    return tuple(brought_up(600 + n, promoted=True, boot_s=boot_s) for n in range(count, 0, -1))
 
 
 @pytest.mark.parametrize(

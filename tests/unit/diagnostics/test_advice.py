@@ -85,7 +85,7 @@ def key_trouble(cause: str) -> Callable[[Facts], None]:
     return setting("environment.ssh_keys", {"usable": False, "cause": cause, "error": "as seen"})
 
 
-def climbs(code: str, cause: str | None = None, ok_at: str | None = None) -> Callable[[Facts], None]:
+def bringups(code: str, cause: str | None = None, ok_at: str | None = None) -> Callable[[Facts], None]:
     row = {"code": code, "cause": cause, "stage": "ssh_auth", "n": 3, "workers": 3, "last_at": when(60)}
     row |= {"pool": "default", "ok_at": ok_at}
     return setting("database_state.failed_climbs", [row])
@@ -159,11 +159,11 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "SSH that does not answer": (setting("workers.gpu-1", worker(ssh=MUTE)), "MEDIUM", "SSH", "1 worker(s) work, but cannot be reached over SSH", "explain gpu-1", "gpu-1: no answer within 12 s"),
     "a worker that could not be asked": (setting("workers.gpu-1", {"error": "not asked: the report's 27 s were over"}), "MEDIUM", "Workers", "Of 1 worker(s) nothing is known", "diagnose gpu-1", "gpu-1: not asked"),
     "SSH authentication now": (setting("workers.gpu-1", worker(ssh=REFUSED)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "now: gpu-1"),
-    "SSH authentication before": (climbs("AUTH_FAILED", "PAIR_MISMATCH"), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
-    "SSH unreachable": (climbs("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempt(s)"),
-    "SSH authentication before, and mended": (climbs("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempt(s) within a day, the last 1 min ago; a later one succeeded"),
-    "SSH authentication again": (climbs("AUTH_FAILED", "PAIR_MISMATCH", when(90)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
-    "SSH unreachable, and mended": (climbs("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempt(s)"),
+    "SSH authentication before": (bringups("AUTH_FAILED", "PAIR_MISMATCH"), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
+    "SSH unreachable": (bringups("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempt(s)"),
+    "SSH authentication before, and mended": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempt(s) within a day, the last 1 min ago; a later one succeeded"),
+    "SSH authentication again": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(90)), "HIGH", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempt(s)"),
+    "SSH unreachable, and mended": (bringups("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempt(s)"),
     "all tasks blocked": (waits({"Queued": 4}, dependencies=3, scheduled=1, running=0), "HIGH", "Tasks", "All 4 queued tasks are blocked", "tasks list", "3 by dependencies, 1 by scheduled"),
     "only retries that are not due": (waits({"Queued": 4}, dependencies=1, scheduled=3, running=0, next_due_at=when(-28)), "LOW", "Tasks", "3 queued task(s) wait for their time: a retry's pause, or submitted for later", "tasks list", "1 by dependencies, 3 by scheduled; the next is due in 28 s"),
     "active but not claiming": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(tasks_running=0))(r))[0], "HIGH", "Tasks", "gpu-1 is active but does not claim tasks", "logs gpu-1", "Connected"),

@@ -343,7 +343,7 @@ class Database(Queue):
             "expired_leases": ended,
             "offers": [jsonable(o) for (f, _), o in sorted(self.offers.items()) if f == p_fleet],
             "last_spawn_at": jsonable(spawned),
-            "ended": self._climbs(p_fleet, day),
+            "ended": self._bringups(p_fleet, day),
             "proven": sorted(r for (f, r), at in self.releases.items() if f == p_fleet and at > month),
             "spent": self.spent(p_fleet, None),
             "avoid": {
@@ -400,7 +400,7 @@ class Database(Queue):
             )
         return found
 
-    def _climbs(self, fleet: str, since: datetime) -> list[Json]:
+    def _bringups(self, fleet: str, since: datetime) -> list[Json]:
         ended = [
             w
             for w in self.workers.values()
