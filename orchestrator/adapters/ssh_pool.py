@@ -21,7 +21,10 @@ class _Line:
 
 
 class SshPool:
-    """One connection to each worker over a Shell. The first contact's host key holds for this process; bring-up writes it to the row."""
+    """One SSH connection to each worker.
+
+    The host key of the first contact holds for this process; bring-up writes it to the row.
+    """
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
