@@ -305,5 +305,5 @@ def _read(reader: Callable[[object], Result], reply: object, doing: str) -> Resu
 
 def _pause_s(doing: str, attempt: int) -> float:
     """How long to wait after an attempt; the jitter comes from what is being done, so that a run can be replayed."""
-    spread = hashlib.sha256(f"{doing}:{attempt}".encode()).digest()[0] / 255  # 0..1
+    spread = hashlib.sha256(f"{doing}:{attempt}".encode(errors="backslashreplace")).digest()[0] / 255  # 0..1
     return float(RETRY_PAUSE_S * 2 ** (attempt - 1) * (1 - RETRY_JITTER + 2 * RETRY_JITTER * spread))

@@ -1,6 +1,7 @@
 """Single fields of RunPod's JSON: a required one or Malformed, any other one a value or unknown (None)."""
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -8,6 +9,9 @@ from typing import Any, TypeVar
 MAX_PORT = 65_535
 MAX_USD = 1e9  # of an hour, or of a bill
 MAX_TEXT_CHARACTERS = 256  # of an id, a name, a host
+HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?", re.IGNORECASE
+)
 Value = TypeVar("Value")
 
 
@@ -41,6 +45,18 @@ def text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
         raise Malformed(name)
+    return value
+
+
+def host(fields: Mapping[str, Any], name: str) -> str:
+    """Return an IP address or a host name as the DNS allows it. Malformed otherwise."""
+    value = text(fields, name)
+    if HOST_NAME.fullmatch(value) and value.isascii():
+        return value
+    try:
+        ipaddress.IPv6Address(value if "%" not in value else "")
+    except ValueError as error:
+        raise Malformed(name) from error
     return value
 
 
@@ -85,9 +101,9 @@ def moment(fields: Mapping[str, Any], name: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def public_address(host: str | None) -> str | None:
+def public_address(address: str | None) -> str | None:
     """Return an address that can name one machine: a private or shared one may belong to several."""
     try:
-        return host if host is not None and ipaddress.ip_address(host).is_global else None
+        return address if address is not None and ipaddress.ip_address(address).is_global else None
     except ValueError:
         return None

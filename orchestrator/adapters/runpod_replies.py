@@ -13,6 +13,7 @@ from orchestrator.adapters.runpod_fields import (
     Malformed,
     an_object,
     dollars,
+    host,
     inner,
     known,
     moment,
@@ -104,7 +105,7 @@ def _own(pod_id: str, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Pod:
     status = _status(fields)
     running = status is PodStatus.RUNNING
     gpu = inner(fields, "gpu")
-    host, ssh_port = _ssh(fields) if running else (None, None)  # an exited pod shows the ports it had
+    ssh_host, ssh_port = _ssh(fields) if running else (None, None)  # an exited pod shows the ports it had
     return Pod(
         id=pod_id,
         name=known(text, fields, "name") or "",
@@ -112,14 +113,14 @@ def _own(pod_id: str, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Pod:
         fleet_id=text(env, FLEET_VARIABLE),
         worker_id=known(text, env, WORKER_VARIABLE),
         has_runtime=running and bool(inner(fields, "runtime")),
-        ssh_host=host,
+        ssh_host=ssh_host,
         ssh_port=ssh_port,
         gpu_type=known(text, gpu, "id"),
         gpu_count=known(whole, gpu, "count"),
         data_center=known(text, fields, "dataCenterId"),
         # The suffix of the SSH proxy's user name may name the host, or the account: guessed wrong, one strike would
         # avoid every pod. RunPod documents no field for the machine; the public address of its SSH stands for it.
-        machine_id=known(text, fields, "machineId") or public_address(host),
+        machine_id=known(text, fields, "machineId") or public_address(ssh_host),
         price_usd_per_hour=known(price, fields, "cost"),
         created_at=known(moment, fields, "createdAt"),
         database_id=known(text, env, DATABASE_VARIABLE),
@@ -141,15 +142,15 @@ def ssh_address(record: object) -> tuple[str | None, int | None]:
 def _ssh(fields: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """Where port 22 is reachable: `ssh.direct`, else the runtime's mapping; (None, None) while neither is known."""
     direct = inner(inner(fields, "ssh"), "direct")
-    host, number = known(text, direct, "host"), known(port, direct, "port")
-    if host is not None and number is not None:
-        return host, number
+    where, number = known(host, direct, "host"), known(port, direct, "port")
+    if where is not None and number is not None:
+        return where, number
     mappings = inner(fields, "runtime").get("ports")
     for mapping in mappings if isinstance(mappings, list) else ():
         if isinstance(mapping, dict) and mapping.get("private") == SSH_PORT and mapping.get("type") == "tcp":
-            host, number = known(text, mapping, "ip"), known(port, mapping, "public")
-            if host is not None and number is not None:
-                return host, number
+            where, number = known(host, mapping, "ip"), known(port, mapping, "public")
+            if where is not None and number is not None:
+                return where, number
     return None, None
 
 

@@ -77,7 +77,7 @@ class AsyncSshShell:
             raise late from None
         except ConnectionRefusedError as error:
             raise Refused(f"{host}:{port} refuses connections") from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the host can be no address
             raise Unavailable(f"{host}:{port}: {error}") from error
 
     async def connect(
@@ -104,7 +104,7 @@ class AsyncSshShell:
             raise AuthFailed(f"{where} refuses the key {self._key.get_fingerprint()}", "refused") from error
         except asyncssh.ProtocolNotSupported as error:
             raise NotSsh(f"{where}: {error}") from error
-        except (asyncssh.Error, OSError) as error:
+        except (asyncssh.Error, OSError, ValueError) as error:  # ValueError: the host can be no address
             raise Unavailable(f"{where}: {type(error).__name__}: {error}") from error
         return AsyncSshSession(connection, client.shown or "", self._key.get_fingerprint())
 

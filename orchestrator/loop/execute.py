@@ -24,8 +24,9 @@ from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
 
 CONCURRENT_ACTIONS = 32
-MAX_PAUSE_S = 300.0  # between two deletes of an orphan that are refused
+MAX_PAUSE_S = 300.0  # between two deletes of an orphan that are refused, or two tries of an action that crashes
 MAX_DOUBLINGS = 10
+CRASH_PAUSE_S = 2.0  # after an action that crashed; doubles with each in a row
 CANCEL_S = 0.5  # for a cancelled action to close its attempt row
 ROWS_ONLY = (act.Adopt, act.UpdateAddress, act.Wait, act.SetActivity, act.Terminate, act.Rescue)
 log = structlog.get_logger()
@@ -50,6 +51,14 @@ class PodOperations:
     disconnect: Callable[[str], Awaitable[None]]  # worker id: close its SSH connection
 
 
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """What an action on one worker or pod came to: how often in a row it crashed, and until when it rests."""
+
+    count: int
+    until_s: float  # on the loop's clock
+
+
 def _nothing() -> None:
     """Nobody waits for the end of an action."""
 
@@ -67,6 +76,7 @@ class Executor:
         self._bringups: dict[str, asyncio.Task[bool]] = {}
         self._reaped: dict[str, float] = {}  # pod id -> until when a list may still show it, on the loop's clock
         self._refused: dict[str, int] = {}  # orphan pod id -> how often in a row its delete failed
+        self._crashes: dict[tuple[str, str], Crashes] = {}  # by worker or pod id and the action's name
         self._gate = asyncio.Semaphore(CONCURRENT_ACTIONS)
 
     @property
@@ -74,12 +84,19 @@ class Executor:
         """Worker and pod ids on which an action is under way, or was taken just now and cannot show yet."""
         now_s = asyncio.get_running_loop().time()
         self._reaped = {pod_id: until_s for pod_id, until_s in self._reaped.items() if until_s > now_s}
-        return frozenset(self._running) | frozenset(self._reaped)
+        return frozenset(self._running) | frozenset(self._reaped) | self._resting(bringups=False)
 
     @property
     def bringing_up(self) -> frozenset[str]:
-        """Workers whose bring-up is under way."""
-        return frozenset(self._bringups)
+        """Workers whose bring-up is under way, or rests after a crash."""
+        return frozenset(self._bringups) | self._resting(bringups=True)
+
+    def _resting(self, *, bringups: bool) -> frozenset[str]:
+        """Worker and pod ids whose action crashed just now."""
+        now_s = asyncio.get_running_loop().time()
+        self._crashes = {key: one for key, one in self._crashes.items() if one.until_s + MAX_PAUSE_S > now_s}
+        resting = (key for key, one in self._crashes.items() if one.until_s > now_s)
+        return frozenset(subject for subject, name in resting if (name == act.ContinueBringUp.__name__) == bringups)
 
     async def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
         """Write down what was decided, then begin what takes the world; returns when all of it is written.
@@ -123,7 +140,8 @@ class Executor:
             if isinstance(work, Coroutine):
                 work.close()
             return
-        task = asyncio.create_task(self._recorded(action, work), name=f"{type(action).__name__}:{key}")
+        name = type(action).__name__
+        task = asyncio.create_task(self._recorded(action, work, (key, name)), name=f"{name}:{key}")
         table[key] = task
         task.add_done_callback(lambda _: (table.pop(key, None), self.wake()))
 
@@ -131,8 +149,14 @@ class Executor:
         async with self._gate:
             await self._carry_out(term, action, worker)
 
-    async def _recorded(self, action: act.Action, work: Awaitable[None]) -> bool:
-        """The one broad except: an action that goes wrong is written down, and the next tick decides."""
+    async def _recorded(
+        self, action: act.Action, work: Awaitable[None], resting: tuple[str, str] | None = None
+    ) -> bool:
+        """The one broad except: an action that goes wrong is written down, and the next tick decides.
+
+        One that crashed rests first: the same would happen again.
+        """
+        crashes = self._crashes.pop(resting, None) if resting else None
         name, subject = act.kind_of(type(action)), getattr(action, "worker_id", getattr(action, "pod_id", None))
         try:
             await work
@@ -144,6 +168,10 @@ class Executor:
             log.warning("action_failed", message=f"{words}: {error}", **said)
         except Exception:
             log.exception("action_crashed", action=name, worker=subject)
+            if resting:
+                count = min(crashes.count + 1 if crashes else 1, MAX_DOUBLINGS)
+                pause_s = min(CRASH_PAUSE_S * 2 ** (count - 1), MAX_PAUSE_S)
+                self._crashes[resting] = Crashes(count, asyncio.get_running_loop().time() + pause_s)
         else:
             return True
         return False

@@ -5,7 +5,7 @@ from pathlib import Path
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.actions import DeleteOrphan
+from orchestrator.core.actions import ContinueBringUp, DeleteOrphan
 from orchestrator.loop.execute import MAX_PAUSE_S
 from orchestrator.pods.teardown import MAX_RETRY_S, _pause_s
 from tests.db.conformance.loops import executor_over
@@ -33,6 +33,29 @@ async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(tmp_p
         assert api.emulator.core.calls["DELETE /v2/pods/{id}"] == 1
         assert ORPHAN.id in executor.in_flight
         await db.close()
+
+
+async def test_an_action_that_crashes_is_not_begun_at_each_tick(tmp_path: Path) -> None:
+    """Its worker is left alone for a while; each crash in a row doubles the pause."""
+    begun = []
+
+    async def crash(*_: object) -> None:
+        begun.append(1)
+        raise RuntimeError("nobody expected this")
+
+    async with emulated(tmp_path) as api:
+        cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=5)
+        db = await PostgresDb.open(NO_DATABASE, pool_size=1, call_timeout_s=0.5)
+        executor = executor_over(SqlStore(db, "test"), cloud, policy(), crash)
+        seen = snapshot(workers=(worker("gpu-1"),))
+        for _ in range(5):
+            if "gpu-1" not in executor.bringing_up:
+                await executor.start(1, seen, (ContinueBringUp("gpu-1"),))
+            await executor.settle(10)
+            assert "gpu-1" in executor.bringing_up
+            assert "gpu-1" not in executor.in_flight  # its end does not wait
+        await db.close()
+    assert len(begun) == 1
 
 
 def test_the_pause_after_a_refused_delete_doubles_up_to_a_bound() -> None:

@@ -175,6 +175,38 @@ async def test_a_machine_is_named_by_its_public_address_only(account: Account, c
         assert (pod.ssh_host, pod.machine_id, pod.ssh_user) == (host, machine, "ubuntu")
 
 
+async def test_a_host_that_can_be_no_address_is_unknown(account: Account, cloud: RunPodCloud) -> None:
+    """Nobody can connect to it; the mapping of its runtime counts instead, if that is an address."""
+    odd = [
+        f"{'a' * 64}.example",
+        "a..b",
+        ".a",
+        "-a.b",
+        "\ud800.example",
+        "a\x00b",
+        "a b",
+        "a\n",
+        "fe80::1%a",
+        "é.example",
+    ]
+    fine = ["a.b", "a.b.", "host_1.example-2.com", "195.26.233.3", "2001:db8::1", f"{'a' * 63}.example"]
+    for host, known in [*((one, None) for one in odd), *((one, one) for one in fine)]:
+        ssh = {"direct": {"host": host, "port": 34446}}
+        account.reply = {"pods": [{"id": "p", "status": "RUNNING", "env": OURS, "ssh": ssh}]}
+        (pod,) = await cloud.list_pods()
+        assert (pod.ssh_host, pod.ssh_port) == (known, 34446 if known else None), ascii(host)
+        mapped = {"private": 22, "public": 22, "type": "tcp", "ip": host}
+        account.reply["pods"][0] |= {"ssh": None, "runtime": {"ports": [mapped]}}
+        (pod,) = await cloud.list_pods()
+        assert pod.ssh_host == known, ascii(host)
+
+
+async def test_a_pod_whose_id_no_address_can_hold_cannot_be_deleted(cloud: RunPodCloud) -> None:
+    """A lone surrogate in an id is a refusal like any other, so that the next try waits."""
+    with pytest.raises(ports.Unavailable):
+        await cloud.delete_pod("\ud800")
+
+
 async def test_a_pod_that_has_exited_is_not_free(account: Account, cloud: RunPodCloud) -> None:
     """RunPod shows 0 for it; the price that is known stays."""
     account.reply = {"pods": [{"id": "p0", "status": "EXITED", "env": OURS, "cost": 0.0}]}

@@ -56,6 +56,15 @@ async def test_a_banner_is_the_identification_line(sshd: Sshd) -> None:
     assert (await AsyncSshShell("").banner("127.0.0.1", sshd.port, timeout_s=SOON_S)).startswith("SSH-2.0-")
 
 
+@pytest.mark.parametrize("host", [f"{'a' * 64}.example", "a..b", "\ud800.example", "a\x00b"])
+async def test_a_host_that_can_be_no_address_is_unavailable(host: str) -> None:
+    """Whatever the encoding of names says of it."""
+    with pytest.raises(Unavailable):
+        await AsyncSshShell("").banner(host, 22, timeout_s=SOON_S)
+    with pytest.raises(Unavailable):
+        await AsyncSshShell(pem_of(KEY)).connect(host, 22, pinned=None, timeout_s=SOON_S)
+
+
 async def test_nobody_listening_is_refused(unused_tcp_port: int) -> None:
     """A mapped port before sshd is up says so."""
     with pytest.raises(Refused):
