@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.errors import Problem, SettingsError, shown
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import contradictions
 from orchestrator.observability.redaction import hide
@@ -51,8 +51,8 @@ def _alias(name: str) -> str:
 def _problem(item: Mapping[str, Any]) -> Problem:
     name = str(item["loc"][0]).upper() if item["loc"] else "settings"
     secret = any(word in name for word in ("KEY", "SECRET", "URL", "TOKEN"))
-    shown = "its value" if secret else f"{item.get('input')!r} from the environment"
-    return Problem(f"{name} cannot be used", f"{shown}: {item['msg']}", f"set {name} as described in .env.example")
+    given = "its value" if secret else f"{shown(item.get('input'))} from the environment"
+    return Problem(f"{name} cannot be used", f"{given}: {item['msg']}", f"set {name} as described in .env.example")
 
 
 def _misspelt(environ: Mapping[str, str]) -> Iterable[Problem]:

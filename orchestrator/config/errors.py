@@ -12,6 +12,15 @@ class Problem(NamedTuple):
     fix: str
 
 
+SHOWN_CHARS = 80  # of a value that cannot be used
+
+
+def shown(value: object) -> str:
+    """A value in quotes, of a long one its beginning: an answer fits on a screen."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text):,} characters)"
+
+
 class SettingsError(Exception):
     """The configuration cannot be used; `problems` lists everything that is wrong with it."""
 

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.errors import Problem, SettingsError, shown
 from orchestrator.core.model import ID_PATTERN, Offer, Pool, TaskType
 
 Count = Annotated[int, Field(ge=0, le=10_000)]
@@ -132,7 +132,7 @@ def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tupl
     try:
         file = PoolsFile.model_validate(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
-        why = f"{path}: {error.strerror or error}"
+        why = f"{shown(str(path))}: {error.strerror or error}"
         raise SettingsError([Problem("POOLS_FILE cannot be read", why, "give the path of a TOML file")]) from error
     except ValidationError as error:
         raise SettingsError([_problem(dict(item)) for item in error.errors()]) from None
@@ -172,5 +172,5 @@ def _problem(item: Mapping[str, Any]) -> Problem:
         near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         fix = f"rename it {near[0]}" if near else f"remove it, or take one of {', '.join(sorted(known))}"
         return Problem(f"POOLS_FILE: {where} is not a setting", "nothing reads it", fix)
-    why = f"{item.get('input')!r}: {item['msg']}"
+    why = f"{shown(item.get('input'))}: {item['msg']}"
     return Problem(f"POOLS_FILE: {where} cannot be used", why, EXAMPLE)

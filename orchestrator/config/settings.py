@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.config.pools import Batch, Count, Seconds, read_pools
@@ -18,6 +18,8 @@ from orchestrator.config.types import (
     Names,
     Url,
     conninfo_passwords,
+    in_digits,
+    is_number,
     unquoted,
 )
 from orchestrator.core.model import Offer, Policy, Pool
@@ -108,7 +110,11 @@ class Settings(BaseSettings):
     worker_start_command: str | None = None
     deadman_timeout_sec: Seconds = 900
 
-    _unquoted = field_validator("*", mode="before")(unquoted)
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: object, info: ValidationInfo) -> object:
+        field = cls.model_fields[info.field_name or ""]
+        return in_digits(unquoted(value)) if is_number(field.annotation) else unquoted(value)
 
     @property
     def worker_url(self) -> str | None:

@@ -2,12 +2,14 @@
 
 import re
 import urllib.parse
+from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from orchestrator.config.errors import shown
 from orchestrator.config.pools import Seconds
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.stages import STAGE_SPECS
@@ -17,6 +19,8 @@ STAGES = tuple(
     stage for stage in STAGE_SPECS if stage not in {Stage.INTENT, Stage.POD_CREATED}
 )  # what a climb may take
 QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1", re.DOTALL)
+URL_CHARACTERS = re.compile(r"[A-Za-z0-9\-._~:/@!$&'()*+,;=%\[\]]*")  # RFC 3986, without what follows a path
+NUMBER = re.compile(r"-?(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?|0+(?:\.0+)?", re.ASCII)  # no -0
 URL_START = re.compile(r"postgres(?:ql)?://")
 # As written, in a URL's query and among libpq's pairs: there with a backslash before what means something else.
 PASSWORD = re.compile(r"(?:ssl)?password\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s&\\]|\\.)+))", re.DOTALL)
@@ -45,9 +49,12 @@ def _handlers(value: object) -> object:
     for part in (piece.strip() for piece in value.split(",")):
         name, equals, target = part.partition("=")
         if part and not (equals and name.strip() and ":" in target):
-            raise ValueError(f"{part!r} is not task_type=module:function or task_type=cmd:command")
+            raise ValueError(f"{shown(part)} is not task_type=module:function or task_type=cmd:command")
         if part:
             pairs.append((name.strip(), target.strip()))
+    for name, times in Counter(name for name, _ in pairs).items():
+        if times > 1:
+            raise ValueError(f"the task type {shown(name)} has {times} handlers; give it one")
     return tuple(pairs)
 
 
@@ -58,7 +65,7 @@ def _deadlines(value: object) -> object:
     for part in (piece.strip() for piece in value.split(",") if piece.strip()):
         stage, _, seconds = (word.strip() for word in part.partition("="))
         if stage not in STAGES:
-            raise ValueError(f"{part!r} is not stage=seconds; stages are {', '.join(STAGES)}")
+            raise ValueError(f"{shown(part)} is not stage=seconds; stages are {', '.join(STAGES)}")
         pairs.append((stage, seconds))
     return tuple(pairs)
 
@@ -107,9 +114,33 @@ def _as_libpq(text: str) -> dict[str, str]:
 
 
 def _url(value: str) -> str:
+    """Refused here is what another program could read as the address of another host."""
     if not value.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
+    if not URL_CHARACTERS.fullmatch(value):
+        raise ValueError(
+            "contains a character that no base URL has: a space, a backslash, '?', '#', or one beyond ASCII"
+        )
+    try:
+        parts = urllib.parse.urlsplit(value)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # its text quotes the value
+        raise ValueError("its host or port cannot be read; a port is a number from 1 to 65535") from None
+    if not host or port == 0:
+        raise ValueError("it names no host, or the port 0")
     return value.rstrip("/")
+
+
+def in_digits(value: object) -> object:
+    """A number's text, if it is written as everybody writes numbers: Python reads 1_000 and more besides."""
+    if isinstance(value, str) and not NUMBER.fullmatch(value.strip()):
+        raise ValueError("is not a number in digits, such as 3 or 0.5")
+    return value
+
+
+def is_number(kind: object) -> bool:
+    """Whether a field of this type is a number, or may be none."""
+    return kind in {int, float} or any(is_number(part) for part in get_args(kind) if part is not type(None))
 
 
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]

@@ -1,8 +1,9 @@
 """What settings must agree on, and what each part of the product needs of them; each problem with its mend."""
 
+import os
 from collections.abc import Callable, Mapping
 
-from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.errors import Problem, SettingsError, shown
 from orchestrator.config.settings import Settings
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
 
@@ -30,8 +31,8 @@ def contradictions(settings: Settings) -> list[Problem]:
         why = f"{settings.deadman_timeout_sec:g} s is not more than HEARTBEAT_TIMEOUT_SEC={silent_s:g}"
         fix = "raise DEADMAN_TIMEOUT_SEC, or workers end themselves before anybody misses them"
         problems.append(Problem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
-    if settings.worker_code_dir is not None and not settings.worker_code_dir.is_dir():
-        why = f"{settings.worker_code_dir} is not a directory"
+    if settings.worker_code_dir is not None and not os.path.isdir(settings.worker_code_dir):  # noqa: PTH112  Path raises for long names
+        why = f"{shown(str(settings.worker_code_dir))} is not a directory"
         problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
     if settings.worker_start_command and settings.worker_handlers:
         why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
