@@ -5,8 +5,10 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # A container's first process is not ended by a signal that it has no handler for; `run` has a better one later.
-    signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
+    # A container's first process is not ended by a signal that it has no handler for. `run` has a better one later;
+    # until it has, nothing has begun, and the end is a clean one.
+    is_service = sys.argv[1:2] == ["run"]
+    signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(0 if is_service else 128 + number))
 
     try:
         from orchestrator.cli.main import main

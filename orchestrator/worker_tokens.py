@@ -98,6 +98,8 @@ def verify(key: Key, token: str) -> Claims:
         raise InvalidToken(f"JWT refused: {type(error).__name__}") from None
     if claims["role"] != ROLE:
         raise InvalidToken(f"JWT refused: the role is not {ROLE}")
+    if any(type(claims[name]) not in {int, float} for name in ("iat", "exp")):  # PyJWT reads a text as a number
+        raise InvalidToken("JWT refused: iat and exp are not numbers")
     if not ID_PATTERN.fullmatch(claims["sub"]) or not claims["jti"] or not isinstance(claims["jti"], str):
         raise InvalidToken("JWT refused: sub and jti do not name a worker and its token")
     return claims

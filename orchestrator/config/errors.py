@@ -13,12 +13,13 @@ class Problem(NamedTuple):
 
 
 SHOWN_CHARS = 80  # of a value that cannot be used
+PATH_CHARS = 200  # of a path, whose end says most
 
 
-def shown(value: object) -> str:
+def shown(value: object, most_chars: int = SHOWN_CHARS) -> str:
     """A value in quotes, of a long one its beginning: an answer fits on a screen."""
     text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text):,} characters)"
+    return text if len(text) <= most_chars else f"{text[:most_chars]}… ({len(text):,} characters)"
 
 
 class SettingsError(Exception):

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.config.errors import Problem, SettingsError, shown
+from orchestrator.config.errors import PATH_CHARS, Problem, SettingsError, shown
 from orchestrator.core.model import ID_PATTERN, Offer, Pool, TaskType
 
 Count = Annotated[int, Field(ge=0, le=10_000)]
@@ -132,7 +132,7 @@ def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tupl
     try:
         file = PoolsFile.model_validate(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
-        why = f"{shown(str(path))}: {error.strerror or error}"
+        why = f"{shown(str(path), PATH_CHARS)}: {error.strerror or error}"
         raise SettingsError([Problem("POOLS_FILE cannot be read", why, "give the path of a TOML file")]) from error
     except ValidationError as error:
         raise SettingsError([_problem(dict(item)) for item in error.errors()]) from None

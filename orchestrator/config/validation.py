@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 
-from orchestrator.config.errors import Problem, SettingsError, shown
+from orchestrator.config.errors import PATH_CHARS, Problem, SettingsError, shown
 from orchestrator.config.settings import Settings
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
 
@@ -32,7 +32,7 @@ def contradictions(settings: Settings) -> list[Problem]:
         fix = "raise DEADMAN_TIMEOUT_SEC, or workers end themselves before anybody misses them"
         problems.append(Problem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
     if settings.worker_code_dir is not None and not os.path.isdir(settings.worker_code_dir):  # noqa: PTH112  Path raises for long names
-        why = f"{shown(str(settings.worker_code_dir))} is not a directory"
+        why = f"{shown(str(settings.worker_code_dir), PATH_CHARS)} is not a directory"
         problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
     if settings.worker_start_command and settings.worker_handlers:
         why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"

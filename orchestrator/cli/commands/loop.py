@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import os
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,9 @@ def run() -> int:
 
     Several may run on one database: one leads, the others stand by. Stopping it leaves the pods alone.
     """
+    signal.signal(
+        signal.SIGTERM, lambda _number, _frame: os._exit(0)
+    )  # until the service has its own: nothing has begun
     settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
     from orchestrator import service
 

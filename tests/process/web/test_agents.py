@@ -107,7 +107,7 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
     """Its row's timeout_s ends it, where the worker's default would not; a retry has all attempts again."""
     gate = Gate(tmp_path)
     worker = await agents.create()
-    limits = {"timeout_s": 0.5, "max_attempts": 1}
+    limits = {"timeout_s": 2.5, "max_attempts": 1}
     made = await agents.door.store.submit([
         {"task_type": "gated", "pool": worker.caller.pool, "params": gate.params, **limits}
     ])  # fmt: skip

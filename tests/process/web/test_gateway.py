@@ -193,7 +193,7 @@ async def test_no_other_path_exists(door: Door, method: str, path: str, status: 
         (b'[{"p_worker_id":"x"}]', 400, "PGRST102"),
         (b'{"p_agent":NaN}', 400, "PGRST102"),
         (b'{"p_agent":1e999}', 400, "PGRST102"),
-        (b'{"p_agent":' + b"9" * 5_000 + b"}", 400, "PGRST102"),
+        (b'{"p_agent":' + b"9" * 5_000 + b"}", 413, "PGRST102"),
         (b'{"p_agent":' + b"[" * 100 + b"]" * 100 + b"}", 400, "PGRST102"),
         (b'{"p_agent":' + b"[" * 10_000 + b"}", 400, "PGRST102"),
         (b'{"p_agent":"\\u0000"}', 400, "22P05"),

@@ -49,6 +49,14 @@ def test_a_minted_token_verifies() -> None:
         _signed(sub="../../etc"),
         _signed(sub="a" * 64),
         _signed(jti=""),
+        _signed(exp=str(int(time.time()) + 60)),
+        _signed(exp=True),
+        _signed(exp=[9e9]),
+        _signed(exp=float("nan")),
+        _signed(exp=1e400),
+        _signed(iat="1"),
+        _signed(sub=5),
+        _signed(sub=["gpu-1"]),
         _signed(nbf=int(time.time()) + 3_600),
         _signed(iat=int(time.time()) + 3_600),
     ],
@@ -56,7 +64,7 @@ def test_a_minted_token_verifies() -> None:
 def test_any_other_token_is_refused(token: str) -> None:
     """Forged, unsigned, expired, early, incomplete, or for another role or issuer."""
     with pytest.raises(InvalidToken) as caught:
-        verify(SECRET, token)
+        verifier(SECRET)(token)
     assert token == "" or token not in str(caught.value)
 
 

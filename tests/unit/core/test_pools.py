@@ -115,5 +115,5 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """With the reason of the system."""
-    with pytest.raises(SettingsError, match=r"no\.toml: No such file"):
+    with pytest.raises(SettingsError, match=r"no\.toml': No such file"):
         read_pools(tmp_path / "no.toml", pool())
