@@ -4,7 +4,8 @@ import re
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, get_args
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
@@ -66,7 +67,7 @@ def _deadlines(value: object) -> object:
         stage, _, seconds = (word.strip() for word in part.partition("="))
         if stage not in STAGES:
             raise ValueError(f"{shown(part)} is not stage=seconds; stages are {', '.join(STAGES)}")
-        pairs.append((stage, seconds))
+        pairs.append((stage, in_digits(seconds)))
     return tuple(pairs)
 
 
@@ -140,7 +141,8 @@ def in_digits(value: object) -> object:
 
 def is_number(kind: object) -> bool:
     """Whether a field of this type is a number, or may be none."""
-    return kind in {int, float} or any(is_number(part) for part in get_args(kind) if part is not type(None))
+    either = get_origin(kind) in {Annotated, Union, UnionType}
+    return kind in {int, float} or (either and any(map(is_number, get_args(kind))))
 
 
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.config.environment import load, usable
 from orchestrator.config.errors import Problem, SettingsError
 
-LONGEST = 320  # characters of one part of an answer
+LONGEST = 480  # characters of one part of an answer
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,11 @@ def test_a_usual_url_is_accepted(monkeypatch: pytest.MonkeyPatch, url: str) -> N
 def test_a_number_is_written_in_digits(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """What Python reads as a number besides is more often a slip."""
     assert repr(value) in _problem(monkeypatch, name, value).why
+
+
+def test_so_is_the_number_of_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a list of pairs."""
+    assert "in digits" in _problem(monkeypatch, "BRINGUP_DEADLINES", "tcp=1_0").why
 
 
 def test_usual_numbers_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
