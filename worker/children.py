@@ -10,16 +10,18 @@ import socket
 import subprocess
 import sys
 
-from . import processes
+from . import messages, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .config import Config, RunDir
+    from .journal import Journal
     from .life import Life
 
 MAX_LINE_BYTES = 64 << 20  # of one message; more is a host gone mad
+SHOWN_BYTES = 200  # of a message that is ignored
 KILL_GRACE_S = 2.0  # between TERM and KILL
 EXIT_WAIT_S = 2.0  # for a child whose socket has closed to be gone
 
@@ -27,9 +29,12 @@ EXIT_WAIT_S = 2.0  # for a child whose socket has closed to be gone
 class Child:
     """A running handler host; `closed` once it has let go of the socket."""
 
-    def __init__(self, config: Config, run: RunDir, pyz: str, code_dir: str | None, *, number: int, own: bool) -> None:
+    def __init__(
+        self, config: Config, run: RunDir, pyz: str, journal: Journal, code_dir: str | None, *, number: int, own: bool
+    ) -> None:
         """Start one: the user's interpreter for Python handlers, the agent's (`own`) for commands. Raises OSError."""
-        self._run = run
+        self._run, self._journal = run, journal
+        self._has_misspoken = False
         self.mark = f"{run.path}#{number}#"
         self.closed = False
         self._buffer = b""
@@ -76,10 +81,21 @@ class Child:
                 self.closed = True  # its own children may still hold the other end
         *lines, self._buffer = self._buffer.split(b"\n")
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError:  # the handler wrote to a descriptor that is not its own
+            return [message for line in lines for message in self._taken(line)]
+        except (ValueError, RecursionError):  # the handler wrote to a descriptor that is not its own
             self.closed = True
             return []
+
+    def _taken(self, line: bytes) -> list[dict[str, Any]]:
+        """The message of a line; none if it is not one that a host sends, and the first of those is logged."""
+        message = json.loads(line)
+        if messages.is_known(message):
+            return [message]
+        if not self._has_misspoken:
+            self._has_misspoken = True
+            shown = line[:SHOWN_BYTES].decode("utf-8", "replace")
+            self._journal.log("message_ignored", pid=self.pid, message=shown)
+        return []
 
     def _read(self) -> None:
         try:

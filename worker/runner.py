@@ -82,7 +82,7 @@ class Runner:
         """A new host. Raises OSError."""
         self._started += 1
         code_dir = unpack(os.path.dirname(self._pyz), self._config.user_code)
-        child = Child(self._config, self._run, self._pyz, code_dir, number=self._started, own=own)
+        child = Child(self._config, self._run, self._pyz, self._journal, code_dir, number=self._started, own=own)
         self._journal.log("host_started", pid=child.pid)
         return child
 
@@ -172,7 +172,9 @@ class Runner:
     def _progress(self, message: dict[str, Any]) -> dict[str, Any]:
         text = message["message"]
         clean = None if text is None else self._journal.clean(str(text), limit=PROGRESS_CHARS)
-        return {"fraction": message["fraction"], "message": clean}
+        fraction = message["fraction"]
+        known = fraction is not None and 0 <= fraction <= 1  # NaN is not
+        return {"fraction": float(fraction) if known else None, "message": clean}
 
     def _grants(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         """One try, so that a cancellation is never far away; the child asks again."""
