@@ -9,6 +9,7 @@ import subprocess
 import threading
 
 from .output import OUT
+from .transfers import TransferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .task import Task
 
 LAST_LINE_BYTES = 1 << 20  # of stdout that may be a JSON object of result data
+MAX_OUTPUTS = 2_000  # files that a command leaves; each is a request to the store and a line of the result
 LINGER_S = 1.0  # for output of a command that has ended while a child of it keeps the pipe open
 
 
@@ -45,11 +47,24 @@ def run(command: str, task: Task) -> dict[str, Any]:
     copying.join(LINGER_S)
     if status != 0:
         return {"op": "failed", "status": status, "type": "CommandFailed", "message": f"status {status}"}
-    for folder, _, names in sorted(os.walk("output")):
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            task.upload(path, os.path.relpath(path, "output"))
+    for path in _outputs(os.path.realpath(task.dir)):
+        task.upload(path, os.path.relpath(path, "output"))
     return task.ended(_result(last))
+
+
+def _outputs(home: str) -> list[str]:
+    """The files in ./output/, folder by folder. TransferError for too many, or a link to a place outside `home`."""
+    found: list[str] = []
+    for folder, folders, names in os.walk("output"):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in (*names, *links):
+            path = os.path.join(folder, name)
+            if not os.path.realpath(path).startswith(home + os.sep):
+                raise TransferError(f"{path} is a link that leaves the task's folder: copy the file instead")
+            if len(found) == MAX_OUTPUTS:
+                raise TransferError(f"the command left more than {MAX_OUTPUTS} files in output/: pack them into one")
+            found.append(path)
+    return sorted(found, key=os.path.split)
 
 
 def program(request: dict[str, Any], terminate: threading.Event) -> dict[str, Any]:

@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+RESULT_BYTES = 1 << 20  # of a result's JSON; the orchestrator takes no more
+MESSAGE_CHARS = 16_000  # of an error's text, its middle left out
 TRACEBACK_CHARS = 2_000  # of a failed handler's, innermost end
 OOM_SCORE = "500"  # the kernel should take the handler before the agent that reports it
 
@@ -73,6 +75,7 @@ def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) 
         else:
             last = task.ended(_function(request["handler"])(task.params, task))
         json.dumps(last, allow_nan=False)
+        _check_result(last)
     except Cancelled:
         task.cancelled = True
         note(f"task {task.id} attempt {task.attempt} cancelled")
@@ -96,14 +99,32 @@ def _function(handler: str) -> Any:
     return found
 
 
+def _check_result(last: dict[str, Any]) -> None:
+    """Raise ResultRefused for a result that nobody would take: the agent does not even try."""
+    from . import messages  # noqa: PLC0415
+    from .transfers import ResultRefused  # noqa: PLC0415
+
+    text = json.dumps(last.get("result_data"), separators=(",", ":"), ensure_ascii=False)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > RESULT_BYTES:
+        raise ResultRefused(
+            f"the result has {size} bytes, at most {RESULT_BYTES} are taken: store it as an output file"
+        )
+    if messages.is_deep(last):
+        raise ResultRefused(f"the result nests deeper than {messages.MAX_DEPTH} levels")
+
+
 def _failure(error: BaseException) -> dict[str, Any]:
     from .transfers import TransferError  # noqa: PLC0415
 
+    said = str(error)
+    if len(said) > MESSAGE_CHARS:
+        said = f"{said[: MESSAGE_CHARS // 2]} … {said[-MESSAGE_CHARS // 2 :]}"
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {
         "op": "failed",
         "type": type(error).__name__,
-        "message": str(error),
+        "message": said,
         "traceback": text[-TRACEBACK_CHARS:],
         "retryable": bool(getattr(error, "retryable", True)),
         "point": "Completion" if isinstance(error, TransferError) else "Processing",

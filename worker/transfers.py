@@ -10,6 +10,7 @@ import http.client
 import itertools
 import os
 import re
+import stat
 import time
 import zlib
 from urllib.parse import urlsplit
@@ -67,6 +68,13 @@ class Exists(TransferError):
     code = protocol.OUTPUT_EXISTS
 
 
+class ResultRefused(TransferError):
+    """The handler returned more than a result may hold."""
+
+    code = "RESULT_REFUSED"
+    retryable = False
+
+
 class Replaced(TransferError):
     """A dependency's output is not the object that it was completed with."""
 
@@ -108,6 +116,8 @@ class Door:
         if source.stat().st_size > protocol.MAX_UPLOAD_BYTES:
             most = f"{protocol.MAX_UPLOAD_BYTES >> 30} GiB, the most that S3 takes in one write"
             raise TransferError(f"{source.name} has more than {most}: split it, or compress it")
+        if not stat.S_ISREG(source.stat().st_mode):  # a pipe would block, and a device never ends
+            raise TransferError(f"{source} is no regular file: only those can be stored")
         size, md5, sha256 = _digests(source)
         terms: dict[str, Any] = {"once": True, "bytes": size, "sha256": sha256}
         put = functools.partial(_put, source=source, size=size, md5=md5)
