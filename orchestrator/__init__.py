@@ -15,7 +15,7 @@ that each one works before it counts, and removes it when the work is done.
     diagnostics/    explanations of what the fleet waits for; doctor/ holds the set-up checks
     cli/            the commands; commands/ has one file for each group
     wiring.py       builds adapters from settings; service.py builds the whole process
-    migrate.py      brings a database to this version
+    migrate/        brings a database to this version
     database.py     and runpod_client.py serve operators' own snippets
 """
 

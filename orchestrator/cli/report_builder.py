@@ -235,17 +235,18 @@ class _Gathering:
 
     def _code(self, database: Part) -> Part:
         """Whether what runs on the pods, and in the database, is what lies here."""
-        from orchestrator.migrate import read_migrations
+        from orchestrator.migrate import sql_files
         from orchestrator.pods.bundle import build_bundle
 
-        ours, schema = build_bundle(self._settings.worker_code_dir).agent_sha, read_migrations()[-1].version
+        ours, schema = build_bundle(self._settings.worker_code_dir).agent_sha, sql_files().version
+        there = database.get("schema_version")
         other = [row["id"] for row in self._rows if row.get("code_sha") not in (None, ours)]
         return {
             "agent_sha": ours,
             "workers_with_other_code": other,
-            "schema_here": schema,
-            "schema_in_database": database.get("schema_version"),
-            "consistent": not other and database.get("schema_version") in (None, schema),
+            "schema_here": str(schema),
+            "schema_in_database": there,
+            "consistent": not other and (there is None or schema.standing(there) == "current"),
         }
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 HAS_CHANGES = 2  # exit code of a plan that would act
 BOOKKEEPING = ("ContinueBringUp", "Wait")  # actions that change neither the fleet nor a task
 PUSH = (
-    "apply the files in migrations/ with `supabase db push`, or repeat this command with DATABASE_URL set to the "
-    "project's session pooler (Supabase: Connect, port 5432)"
+    "repeat this command with DATABASE_URL set to the project's session pooler (Supabase: Connect, port 5432), or "
+    "apply what it prints with --sql (`supabase db push`)"
 )
 
 
@@ -114,16 +115,23 @@ async def resume(output: Output, pool: str | None) -> None:
 
 @click.command()
 @click.option("--requeue-held", is_flag=True, help="Queue tasks again that are In Progress and that no worker holds.")
+@click.option("--sql", is_flag=True, help="Change nothing: print the SQL that the database lacks, as one file.")
 @json_option
 @click.pass_obj
-def migrate(output: Output, requeue_held: bool) -> None:
+def migrate(output: Output, requeue_held: bool, sql: bool) -> None:
     """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator.
 
     Tasks In Progress that no worker holds are listed. --requeue-held queues them again: use it if no program of yours
     works on them.
 
-    Without DATABASE_URL, the schema behind SUPABASE_URL is looked at: exit 4 if it is missing or older.
+    --sql prints one file for `supabase db push` or the SQL editor: what the database at DATABASE_URL lacks or, without
+    DATABASE_URL, the whole schema.
+
+    Without DATABASE_URL and --sql, the schema behind SUPABASE_URL is looked at: exit 4 if it is missing or older.
     """
+    if sql:
+        click.echo(asyncio.run(_missing_sql()), nl=False)  # as it is: no markup, no redaction
+        return
     url = settings_for("database").database_url
     from orchestrator.migrate import migrate as bring_up
 
@@ -139,6 +147,14 @@ def migrate(output: Output, requeue_held: bool) -> None:
         output.say(note)
     if not report.applied:
         output.show("The schema is up to date.")
+
+
+async def _missing_sql() -> str:
+    """The SQL file for the database at DATABASE_URL, or for a new one."""
+    from orchestrator.migrate import missing_sql
+
+    url = settings_for().database_url
+    return await missing_sql(url.get_secret_value() if url else None, datetime.now(UTC))
 
 
 async def _look_at_schema() -> "MigrationReport":

@@ -6,7 +6,7 @@ from orchestrator import wiring
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
 from orchestrator.diagnostics.doctor.findings import Section
-from orchestrator.migrate import read_migrations
+from orchestrator.migrate import sql_files
 from orchestrator.ports import BadToken, PortError, SchemaMismatch
 
 MIGRATE = "python -m orchestrator migrate"
@@ -27,12 +27,13 @@ async def database(settings: Settings, section: Section) -> None:
         except SchemaMismatch as error:
             section.fail("its schema is not this version's", str(error), MIGRATE)
             return
-        ours = read_migrations()[-1].version
-        if there < ours:
+        ours = sql_files().version
+        standing = ours.standing(there)
+        if standing == "older":
             section.fail(
                 "its schema is older than this program", f"it has {there}, this program brings {ours}", MIGRATE
             )
-        elif there > ours:
+        elif standing == "newer":
             why = f"it has {there}, this program knows {ours}"
             section.warn("its schema is newer than this program", why, "deploy the newer program here too")
         else:

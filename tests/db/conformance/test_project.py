@@ -1,6 +1,7 @@
 """A new Supabase project: nothing but SQL, by an owner who is no superuser, and no step in its dashboard."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -8,16 +9,11 @@ import pytest
 
 from orchestrator.adapters.store import SqlStore
 from orchestrator.adapters.supabase import SupabaseDb
-from orchestrator.migrate import migrate, read_migrations
+from orchestrator.migrate import migrate, missing_sql, sql_files
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.services.supabase_roles import become_project
 from tests.db.conformance.conftest import JWT_SECRET
-
-HISTORY = """
-create schema supabase_migrations;
-create table supabase_migrations.schema_migrations (version text primary key, statements text[], name text)
-"""
 
 
 @pytest.fixture
@@ -52,7 +48,7 @@ async def member(server: EmbeddedPostgres) -> bool:
 
 async def test_migrate_installs(project: EmbeddedPostgres) -> None:
     """All of it, roles included, while PostgREST is running."""
-    last = read_migrations()[-1].version
+    last = str(sql_files().version)
     async with EmbeddedPostgrest(project.url, JWT_SECRET) as postgrest:
         report = await migrate(project.url)
         assert (report.version, report.notes) == (last, ())  # nothing was there that anybody must be told of
@@ -63,14 +59,10 @@ async def test_migrate_installs(project: EmbeddedPostgres) -> None:
 
 
 async def test_supabase_db_push_installs(project: EmbeddedPostgres) -> None:
-    """File by file, with a history of its own, which `migrate` takes over."""
+    """The printed file, applied by the project's owner, who is no superuser."""
     async with await psycopg.AsyncConnection.connect(project.url, autocommit=True) as owner:
-        await owner.execute(HISTORY)
-        for migration in read_migrations():
-            await owner.execute(migration.sql.encode())
-            row = "insert into supabase_migrations.schema_migrations (version, name) values (%s, %s)"
-            await owner.execute(row, (migration.version, migration.name))
-    last = read_migrations()[-1].version
+        await owner.execute((await missing_sql(None, datetime.now(UTC))).encode())
+    last = str(sql_files().version)
     assert await works_over_the_api(project) == last
     assert await member(project)
     report = await migrate(project.url)

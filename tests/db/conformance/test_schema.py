@@ -1,8 +1,10 @@
-"""The schema: written down, current, its transitions those of the core, closed to everybody it is not for."""
+"""The schema: current, its transitions those of the core, closed to everybody it is not for."""
 
 import asyncio
 import itertools
 import re
+import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from orchestrator.adapters.postgres import JSON_ARGS, PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import TRANSITIONS, Stage, State, WaitingOn
-from orchestrator.migrate import DIRECTORY, migrate, read_migrations
+from orchestrator.migrate import migrate, missing_sql, sql_files
+from orchestrator.migrate.files import CHECKOUT
 from orchestrator.ports import Db, SchemaMismatch, Unavailable
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import Fleet
-from tests.db.conformance.schema_dump import SCHEMA, dump
+from tests.db.conformance.conftest import create_database, drop_database
+from tests.db.conformance.schema_dump import dump
 
 # The shortest way of a worker into each state.
 PATHS = {
@@ -30,8 +34,8 @@ PATHS = {
     State.TERMINATING: [State.TERMINATING],
     State.TERMINATED: [State.TERMINATING, State.TERMINATED],
 }
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MOVE = "update workers set status = %s, exit_cause = 'manual' where id = %s"
-BEFORE_ANY_RELEASE = "20261122000102"
 OURS = "^(task|worker|fleet|internal)_"  # by their names
 CALLABLE = """
     select proname from pg_proc
@@ -39,65 +43,142 @@ CALLABLE = """
 """
 
 
-async def test_the_written_schema_is_the_one_that_the_migrations_make(server: EmbeddedPostgres, database: str) -> None:
-    """On a difference: python -m tests.db.conformance.schema_dump, and read what changed."""
-    assert await dump(server) == SCHEMA.read_text()
-
-
-def test_no_migration_takes_away_what_an_earlier_version_calls() -> None:
+def test_no_file_takes_away_what_an_earlier_version_calls() -> None:
     """Versions run side by side for the length of a deploy, and back: arguments that are added need a new function."""
-    for migration in read_migrations():
-        dropped = re.findall(r"drop function (?:if exists )?(?:public\.)?((?:task|worker|fleet)_\w+)", migration.sql)
-        assert dropped == (["fleet_pause"] if migration.version == BEFORE_ANY_RELEASE else []), migration.version
+    files = sql_files()
+    for file in (*files.tables, *files.current):
+        dropped = re.findall(r"drop function (?:if exists )?(?:public\.)?((?:task|worker|fleet)_\w+)", file.sql)
+        assert dropped == [], file.path
+
+
+def test_every_function_has_one_text() -> None:
+    """A reader finds it in one file."""
+    names = [name for file in sql_files().current for name in file.functions]
+    assert len(names) == len(set(names))
+    assert set(FUNCTIONS) <= set(names)
 
 
 async def test_a_second_migration_finds_nothing_to_do(empty_database: str) -> None:
-    """The first says what it applied."""
+    """The first says what it applied: table files marked post-deploy come last."""
+    files = sql_files()
     first = await migrate(empty_database)
-    assert first.applied == tuple(migration.version for migration in read_migrations())
+    before, after = ([f.version for f in files.tables if f.post_deploy is post] for post in (False, True))
+    assert first.applied == (*before, *(file.version for file in files.current), *after)
     again = await migrate(empty_database)
-    assert (again.applied, again.version) == ((), first.applied[-1])
+    assert (again.applied, again.version, again.version) == ((), first.version, str(files.version))
 
 
 async def test_migrators_that_start_together_share_the_work(empty_database: str) -> None:
     """Each file is applied by exactly one of them."""
     reports = await asyncio.gather(*(migrate(empty_database) for _ in range(4)))
     applied = [version for report in reports for version in report.applied]
-    assert sorted(applied) == [migration.version for migration in read_migrations()]
+    files = sql_files()
+    assert sorted(applied) == sorted(file.version for file in (*files.tables, *files.current))
 
 
 async def test_a_newer_database_is_left_as_it_is(empty_database: str, tmp_path: Path) -> None:
     """A roll-back runs the migrations of its version again, and must not be stopped by them."""
-    newest = (await migrate(empty_database)).version
-    report = await migrate(empty_database, directory=copy(tmp_path, -1))
+    newer = copy(tmp_path)
+    last = int(sql_files().tables[-1].version) + 1
+    (newer / f"tables/{last:04}_more.sql").write_text("-- pre-deploy\ncreate table public.more (a int);\n")
+    edit(newer / "functions/leading.sql", "begin", "begin  -- otherwise")
+    newest = (await migrate(empty_database, directory=newer)).version
+    report = await migrate(empty_database)
     assert (report.applied, report.version) == ((), newest)
     assert "is newer than this version" in report.notes[0]
 
 
-async def test_a_database_made_from_other_files_is_refused_untouched(empty_database: str, tmp_path: Path) -> None:
-    """It has a migration from between ours: that is another project's, or another branch's."""
-    await migrate(empty_database)
+async def test_functions_of_a_newer_release_are_left_as_they_are(empty_database: str, tmp_path: Path) -> None:
+    """Its tables are the same."""
     other = copy(tmp_path)
-    sorted(other.iterdir())[3].unlink()
+    edit(other / "functions/leading.sql", "begin", "begin  -- otherwise")
+    await migrate(empty_database, directory=other)
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+        await connection.execute("update schema_migrations set release = '99.0'")
+    report = await migrate(empty_database)
+    assert report.applied == ()
+    assert "is newer than this version" in report.notes[0]
+
+
+async def test_a_database_made_from_other_files_is_refused_untouched(empty_database: str) -> None:
+    """It has a migration from between ours: that is another branch's."""
+    await migrate(empty_database)
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+        await connection.execute("update schema_migrations set version = '0002a' where version = '0002'")
+        await connection.execute("insert into schema_migrations (version, name, checksum) values ('0000', 'x', 'x')")
     with pytest.raises(SchemaMismatch, match=r"made from other files.*use another database"):
-        await migrate(empty_database, directory=other)
+        await migrate(empty_database)
 
 
-async def test_a_migration_that_was_changed_afterwards_is_refused(empty_database: str, tmp_path: Path) -> None:
+async def test_a_table_file_that_was_changed_afterwards_is_refused(empty_database: str, tmp_path: Path) -> None:
     """It names the file."""
     directory = copy(tmp_path)
     await migrate(empty_database, directory=directory)
-    first = min(directory.iterdir())
+    first = min((directory / "tables").iterdir())
     first.write_text(first.read_text() + "-- better\n")
-    with pytest.raises(SchemaMismatch, match=f"{first.stem} was applied with another text"):
+    with pytest.raises(SchemaMismatch, match=f"tables/{first.name} was applied with another text"):
         await migrate(empty_database, directory=directory)
+
+
+async def test_a_changed_function_is_applied_again_with_the_grants(empty_database: str, tmp_path: Path) -> None:
+    """And nothing else; what a text no longer makes goes, and what is not ours stays."""
+    directory = copy(tmp_path)
+    functions = directory / "functions/leading.sql"
+    head = "create or replace function public"
+    tail = "returns int language sql security definer set search_path = '' as 'select 1';"
+    extra = f"{head}.fleet_extra(a int) {tail}\n{head}.internal_extra(a int) {tail}\n"
+    functions.write_text(functions.read_text() + extra)
+    await migrate(empty_database, directory=directory)
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+        await connection.execute(f"{head}.fleet_lead(a int) {tail}".encode())  # a user's own, of the same name
+        functions.write_text(functions.read_text().replace(extra, extra.splitlines()[0].replace("(a int)", "(b text)")))
+        assert (await migrate(empty_database, directory=directory)).applied == ("functions/leading.sql", "grants.sql")
+        found = await connection.execute(
+            "select oid::regprocedure::text, has_function_privilege('public', oid, 'execute') from pg_proc "
+            "where proname = any ('{fleet_extra,internal_extra,fleet_lead}') order by pronargs, 1"
+        )
+        assert await found.fetchall() == [
+            ("fleet_extra(text)", False),
+            ("fleet_lead(integer)", True),
+            ("fleet_lead(text,text,numeric,timestamp with time zone)", False),
+        ]
+    back = (await migrate(empty_database)).applied
+    assert back == ("functions/leading.sql", "grants.sql")
+
+
+async def test_a_function_file_that_is_gone_takes_its_functions_along(empty_database: str, tmp_path: Path) -> None:
+    """The ledger forgets it too."""
+    directory = copy(tmp_path)
+    (directory / "functions/extra.sql").write_text(
+        "create or replace function public.internal_extra() returns int language sql as 'select 1';\n"
+    )
+    await migrate(empty_database, directory=directory)
+    await migrate(empty_database)
+    async with await psycopg.AsyncConnection.connect(empty_database) as connection:
+        gone = await connection.execute("select to_regprocedure('internal_extra()')")
+        assert await gone.fetchone() == (None,)
+    assert (await migrate(empty_database)).applied == ()
+
+
+async def test_changed_views_and_triggers_are_applied_again(empty_database: str, tmp_path: Path) -> None:
+    """A view with other columns too, and the result is the same schema as ever."""
+    await migrate(empty_database)
+    fresh = await dump(empty_database)
+    directory = copy(tmp_path)
+    edit(directory / "views.sql", "select w.id, w.fleet, w.pool, w.instance_type,", "select w.pool, w.id, w.fleet,")
+    edit(directory / "triggers.sql", "before update of status on public.workers", "before update on public.workers")
+    changed = await migrate(empty_database, directory=directory)
+    assert (changed.applied, changed.notes) == (("views.sql", "triggers.sql", "grants.sql"), ())
+    assert await dump(empty_database) != fresh
+    await migrate(empty_database)
+    assert await dump(empty_database) == fresh
 
 
 async def test_line_ends_of_a_checkout_do_not_matter(empty_database: str, tmp_path: Path) -> None:
     """A file is the same file on every system."""
     await migrate(empty_database)
     directory = copy(tmp_path)
-    for path in directory.iterdir():
+    for path in directory.rglob("*.sql"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert (await migrate(empty_database, directory=directory)).applied == ()
 
@@ -105,12 +186,61 @@ async def test_line_ends_of_a_checkout_do_not_matter(empty_database: str, tmp_pa
 async def test_a_migration_that_does_not_fit_leaves_no_trace(empty_database: str, tmp_path: Path) -> None:
     """Neither of itself nor in the ledger; what came before stays."""
     directory = copy(tmp_path)
-    (directory / "20990101000000_broken.sql").write_text("create table half (a int); select 1 / 0;")
-    with pytest.raises(SchemaMismatch, match=r"20990101000000_broken does not fit this database.*division by zero"):
+    last = int(sql_files().tables[-1].version) + 1
+    broken = f"tables/{last:04}_broken.sql"
+    (directory / broken).write_text("-- post-deploy\ncreate table public.half (a int);\nselect 1 / 0;\n")
+    with pytest.raises(SchemaMismatch, match=f"{broken} does not fit this database.*division by zero"):
         await migrate(empty_database, directory=directory)
     assert (await migrate(empty_database)).applied == ()
     async with await psycopg.AsyncConnection.connect(empty_database) as connection:
         assert await (await connection.execute("select to_regclass('half')")).fetchone() == (None,)
+
+
+@pytest.mark.parametrize("head", ["create table public.more (a int);", "-- before deploy\nselect 1;"])
+async def test_a_table_file_says_when_it_is_applied(empty_database: str, tmp_path: Path, head: str) -> None:
+    """In its first line."""
+    directory = copy(tmp_path)
+    last = int(sql_files().tables[-1].version) + 1
+    (directory / f"tables/{last:04}_more.sql").write_text(head)
+    with pytest.raises(SchemaMismatch, match=f"tables/{last:04}_more.sql does not begin with '-- pre-deploy' or"):
+        await migrate(empty_database, directory=directory)
+
+
+async def test_the_printed_sql_makes_the_same_database(empty_database: str, server: EmbeddedPostgres) -> None:
+    """Applied as one simple query, as the SQL editor does; then there is nothing left to migrate."""
+    text = await missing_sql(None, NOW)
+    assert "supabase/migrations/20260102030405_gpu_orchestrator.sql" in text
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+        await connection.execute(text.encode())
+        with pytest.raises(psycopg.errors.RaiseException, match="for a database with schema none, and this"):
+            await connection.execute(text.encode())
+    report = await migrate(empty_database)
+    assert (report.applied, report.version) == ((), str(sql_files().version))
+    other = await create_database(server, "printed_fresh")
+    try:
+        await migrate(server.url_of(other))
+        assert await dump(empty_database) == await dump(server.url_of(other))
+    finally:
+        await drop_database(server, other)
+
+
+async def test_the_printed_sql_is_what_the_database_lacks(empty_database: str, tmp_path: Path) -> None:
+    """A new table file and a changed function; of a current database nothing, of a newer one nothing either."""
+    await migrate(empty_database)
+    assert await missing_sql(empty_database, NOW) == "-- The schema is up to date.\n"
+    directory = copy(tmp_path)
+    last = int(sql_files().tables[-1].version) + 1
+    (directory / f"tables/{last:04}_more.sql").write_text(
+        "-- pre-deploy\n-- no transaction\ncreate index concurrently if not exists more on public.tasks (updated_at);\n"
+        "do $$\nbegin\n    perform 1;\n    commit;\nend\n$$;\n"
+    )
+    edit(directory / "functions/leading.sql", "begin", "begin  -- otherwise")
+    text = await missing_sql(empty_database, NOW, directory=directory)
+    assert ("create index if not exists more" in text, "internal_turns" in text) == (True, False)
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
+        await connection.execute(text.encode())
+    assert (await migrate(empty_database, directory=directory)).applied == ()
+    assert "is newer than this version" in await missing_sql(empty_database, NOW)
 
 
 async def test_another_tools_ledger_is_not_taken_for_ours(empty_database: str) -> None:
@@ -130,7 +260,7 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
 async def test_the_database_has_every_function_that_this_version_calls(db: Db, database: str) -> None:
     """With these arguments, and says which it lacks."""
     store = SqlStore(db, "default")
-    assert await store.check_functions() == read_migrations()[-1].version
+    assert await store.check_functions() == str(sql_files().version)
     functions = (await db.call("fleet_describe"))["functions"]
     assert {name: tuple(arg for arg in args if arg != "p_now") for name, args in functions.items()} == FUNCTIONS
     async with await psycopg.AsyncConnection.connect(database) as connection:
@@ -304,11 +434,13 @@ async def test_supabases_roles_get_what_is_theirs(tmp_path: Path) -> None:
         assert await member.fetchone() == (True,)
 
 
-def copy(tmp_path: Path, stop: int | None = None) -> Path:
-    """The migrations, or the first of them, in a directory of the test's own."""
-    directory = tmp_path / "migrations"
-    directory.mkdir()
-    for migration in read_migrations()[:stop]:
-        name = f"{migration.version}_{migration.name}.sql"
-        (directory / name).write_bytes((DIRECTORY / name).read_bytes())
-    return directory
+def copy(tmp_path: Path) -> Path:
+    """The migrations in a directory of the test's own."""
+    return Path(shutil.copytree(CHECKOUT, tmp_path / "migrations"))
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Change the first place of a text."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))

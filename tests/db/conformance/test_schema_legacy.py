@@ -76,11 +76,10 @@ async def make(project: AsyncConnection[DictRow], status: str, extra: str = "") 
 
 async def migrated(project: AsyncConnection[DictRow], url: str) -> MigrationReport:
     """Migrate, and see that nothing went."""
-    tasks = await rows(project, COMPARED)
-    workers = await rows(project, "select id, instance_type, created_at from workers order by id")
+    compared = [COMPARED, "select id, instance_type, created_at from workers order by id"]
+    before = [await rows(project, query) for query in compared]
     report = await migrate(url)
-    assert await rows(project, COMPARED) == tasks
-    assert await rows(project, "select id, instance_type, created_at from workers order by id") == workers
+    assert [await rows(project, query) for query in compared] == before
     return report
 
 
@@ -103,6 +102,22 @@ async def test_every_row_stays_and_old_workers_are_set_aside(
     assert "1 tasks In Progress got a lease of one hour" in notes
     assert ("stays the enum task_status" in notes) == (status == ENUM)
     assert (await migrate(empty_database)).applied == ()
+
+
+async def test_tables_with_the_least_columns_get_all_others(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
+    """What makes them ours is an id, a type, params and a status; nothing needs to be NOT NULL."""
+    await project.execute("create table tasks (id uuid primary key, task_type text, params jsonb, status text)")
+    await project.execute("create table workers (id text primary key, status text)")
+    await project.execute("insert into tasks values (gen_random_uuid(), 't', '{}', 'In Progress')")
+    await project.execute("insert into workers values ('old', null)")
+    await migrate(empty_database)
+    (task,) = await rows(project, "select attempts, max_attempts, pool, lease_expires_at > now() as leased from tasks")
+    assert task == {"attempts": 0, "max_attempts": 3, "pool": "default", "leased": True}
+    assert await rows(project, "select status, exit_cause from workers") == [
+        {"status": "terminated", "exit_cause": "superseded"}
+    ]
 
 
 @pytest.mark.parametrize("status", [TEXT, ENUM], ids=["text", "enum"])

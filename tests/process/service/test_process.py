@@ -16,7 +16,7 @@ import pytest
 
 from demo.scenario import submit
 from orchestrator import __version__
-from orchestrator.migrate import read_migrations
+from orchestrator.migrate import sql_files
 from testbed.services.processes import Child
 from testbed.stack import Stack
 from tests.proofs import shutdown
@@ -88,7 +88,7 @@ async def test_it_says_what_it_is_and_what_it_did(stack: Stack) -> None:
         assert (await client.get("/healthz")).json() == {"status": "ok"}  # to a stranger
         health = (await client.get("/healthz", headers={"Authorization": f"Bearer {TOKEN}"})).json()
         assert (health["role"], health["commit"], health["version"]) == ("leader", "c0ffee", __version__)
-        assert health["schema"] == read_migrations()[-1].version
+        assert health["schema"] == str(sql_files().version)
         assert health["depends_on"] == {"database": "up", "provider": "up", "s3": "up"}
         assert (await client.get("/metrics")).status_code == 401
         async with asyncio.timeout(30):

@@ -1,28 +1,35 @@
 """Cuts a migration at every message that its client sends, before it arrives and after it was carried out.
 
-For each file a template database stands at the version before it; every cut is made on a copy, which must then be at
-that version or at the next, with exactly the schema of either, and be brought to the next by migrating again.
+Every cut is made on a database of its own: an empty one, one with a user's tables, and one that a development version
+made. Whatever was applied by then, migrating again must end at the schema of a migration that was never cut.
 """
 
-import itertools
-import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from orchestrator.migrate import DIRECTORY, migrate, read_migrations
+from orchestrator.migrate import migrate
 from orchestrator.ports import Unavailable
 from testbed.services.postgres import EmbeddedPostgres
+from testbed.services.supabase_roles import create_roles
 from tests.proofs.crash.cuts import Line
 
-CONNECTING = 2  # messages, SSLRequest and startup: nothing of a migration has been said yet
-NUMBERS = itertools.count(1)
-VERSIONS = "select array_agg(version order by version) from public.schema_migrations"
+CONNECTING = 4  # messages, SSLRequest and startup of two connections: nothing of a migration has been said yet
+USERS_TABLES = """
+create table tasks (id uuid primary key default gen_random_uuid(), task_type text, params jsonb, status text,
+                    attempts int, created_at timestamptz, dependant_on uuid);
+insert into tasks (task_type, status) select 't', 'In Progress' from generate_series(1, 500);
+create table workers (id text primary key, status text);
+insert into workers values ('old', 'active');
+"""
+DEVELOPMENT = Path(__file__).parents[2] / "db/conformance/development_schema.sql"
+BEFORE = {"empty": "", "users": USERS_TABLES, "development": DEVELOPMENT.read_text()}
+LEDGER = "select version from public.schema_migrations where version !~ '^\\d{14}$' order by 1"
 SCHEMA = """
 select md5(string_agg(line, E'\\n' order by line)) from (
     select 'function ' || p.oid::regprocedure || md5(p.prosrc) || coalesce(array_to_string(p.proacl, ','), '') as line
@@ -39,76 +46,73 @@ select md5(string_agg(line, E'\\n' order by line)) from (
     union all select 'trigger ' || pg_get_triggerdef(oid) from pg_trigger where not tgisinternal
 ) s
 """
+ROWS = "select count(*) from public.tasks where attempts = 0 and created_at <= now() and lease_expires_at > now()"
 
 
-State = tuple[list[str], str]  # the versions in the ledger, and a digest of the schema
-
-
+@dataclass
 class Upgrades:
-    """All steps of one server from nothing to the newest schema."""
+    """All cuts on one server. `every`: of so many messages one is cut."""
 
-    def __init__(self, server: EmbeddedPostgres, directory: Path) -> None:
-        self._server, self._directory = server, directory
-        self.cuts = 0
+    server: EmbeddedPostgres
+    every: int = 1
+    cuts: int = field(default=0, init=False)
 
-    async def cut_everywhere(self, *, files: int | None = None) -> int:
-        """Cut the first `files` migrations, or all, at every message; how many cuts that were."""
-        template = await self._create("template0")
-        for migration in read_migrations()[:files]:
-            shutil.copy(next(DIRECTORY.glob(f"{migration.version}_*.sql")), self._directory)
-            whole = await self._create(template)
-            async with Line(self._server.url_of(whole)) as line:
-                await migrate(line.url, directory=self._directory)
-                messages = line.messages
-            known = [await self._state(self._server.url_of(name)) for name in (template, whole)]
-            for message, after in itertools.product(range(CONNECTING + 1, messages), (False, True)):
-                await self._cut(template, known, message, after=after)
-            template = whole
-        return self.cuts
+    async def cut_everywhere(self, before: str) -> None:
+        """Cut the migration of such a database, at every message that it takes."""
+        await self._create(before, "template0")
+        async with Line(self.server.url_of(await self._create("whole", before))) as line:
+            await migrate(line.url)
+            messages = line.messages
+        whole = await self._state("whole")
+        for message in range(CONNECTING + 1, messages, self.every):
+            for after in (False, True):
+                await self._cut(before, message, after=after)
+                assert await self._state("cut") == whole, f"{before}: message {message}, after: {after}"
+        await self._drop("whole")
 
-    async def _cut(self, template: str, known: Sequence[State], message: int, *, after: bool) -> None:
-        """At this message; `known` is what the database may be then: as before, or as wanted."""
-        async with self._copy(template) as url:
-            async with Line(url) as line:
-                line.arm(after=after, message=message)
-                try:
-                    await migrate(line.url, directory=self._directory)
-                except Unavailable:
-                    self.cuts += 1
-            found = await self._state(url)
-            assert found in known, f"message {message}, after: {after}: {found[0]}"
-            await migrate(url, directory=self._directory)
-            assert await self._state(url) == known[-1], f"message {message}, after: {after}, migrated again"
+    async def _cut(self, before: str, message: int, *, after: bool) -> None:
+        """At this message, and migrated again."""
+        await self._drop("cut")
+        url = self.server.url_of(await self._create("cut", before))
+        async with Line(url) as line:
+            line.arm(after=after, message=message)
+            with suppress(Unavailable):
+                await migrate(line.url)
+            self.cuts += line.cuts
+        await migrate(url)
 
-    async def _state(self, url: str) -> State:
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+    async def _state(self, name: str) -> list[object]:
+        """A digest of the schema, the ledger, and how many of the user's rows are complete."""
+        async with await psycopg.AsyncConnection.connect(self.server.url_of(name)) as connection:
+            return [await (await connection.execute(query)).fetchall() for query in (SCHEMA, LEDGER, ROWS)]
 
-            async def first(question: str) -> Any:
-                return (await (await connection.execute(question)).fetchall())[0][0]
-
-            has_ledger = await first("select to_regclass('public.schema_migrations') is not null")
-            return (await first(VERSIONS) or []) if has_ledger else [], await first(SCHEMA)
-
-    async def _create(self, template: str) -> str:
-        name = f"upgrade_{next(NUMBERS)}"
+    async def _create(self, name: str, template: str) -> str:
         await self._say("create database {} template {}", name, template)
+        if name in BEFORE:
+            async with await psycopg.AsyncConnection.connect(self.server.url_of(name), autocommit=True) as connection:
+                await connection.execute(BEFORE[name].encode())
         return name
 
-    @asynccontextmanager
-    async def _copy(self, template: str) -> AsyncIterator[str]:
-        name = await self._create(template)
-        yield self._server.url_of(name)
-        await self._say("drop database {} with (force)", name)
+    async def _drop(self, name: str) -> None:
+        await self._say("drop database if exists {} with (force)", name)
 
     async def _say(self, statement: str, *names: str) -> None:
-        async with await psycopg.AsyncConnection.connect(self._server.url_of("postgres"), autocommit=True) as owner:
+        async with await psycopg.AsyncConnection.connect(self.server.url_of("postgres"), autocommit=True) as owner:
             await owner.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
-async def cut_migrations(*, files: int | None = None) -> int:
-    """Every cut of every migration, or of the first ones, on a server of its own."""
+@asynccontextmanager
+async def _server() -> AsyncIterator[EmbeddedPostgres]:
     with tempfile.TemporaryDirectory() as directory:
-        own = Path(directory)
-        (own / "migrations").mkdir()
-        async with EmbeddedPostgres(own / "data", durable=False, keep=False) as server:
-            return await Upgrades(server, own / "migrations").cut_everywhere(files=files)
+        async with EmbeddedPostgres(Path(directory) / "data", durable=False, keep=False) as server:
+            await create_roles(server.url)
+            yield server
+
+
+async def cut_migrations(*, every: int = 1) -> int:
+    """A cut at every message of every migration, or at one in so many, on a server of its own; how many that were."""
+    async with _server() as server:
+        upgrades = Upgrades(server, every)
+        for before in BEFORE:
+            await upgrades.cut_everywhere(before)
+        return upgrades.cuts

@@ -1,0 +1,189 @@
+-- Questions that only the orchestrator can answer: signed URLs, whether an object exists, the next token.
+--
+-- The gateway answers within the call. A pod that speaks to PostgREST leaves a row in worker_asks, gets 202 ("pending")
+-- and asks again; the leader answers the rows (fleet_asks, fleet_answer).
+
+-- Which of these keys the worker may read or write now; the gateway signs a URL for each. A worker writes below the
+-- output_prefix of an attempt that it holds, and reads outputs of the dependencies of a task that it holds. An output
+-- is only readable below that task's own prefix: otherwise a worker could name any object as its output and have it
+-- signed.
+create or replace function public.worker_grants(
+    p_worker_id text, p_nonce text, p_items jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_item jsonb;
+    v_key text;
+    v_answer jsonb;
+    v_granted jsonb := '[]';
+    v_refused jsonb := '[]';
+    v_pending jsonb := '[]';
+    v_replaced jsonb := '[]';
+    v_terms jsonb;
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'items', '[]'::jsonb, 'refused', '[]'::jsonb);
+    end if;
+    if p_items is null or jsonb_typeof(p_items) <> 'array' or jsonb_array_length(p_items) > 1000 then
+        perform public.internal_refuse('OR007', 'p_items must be a list of at most 1000 {method, key}');
+    end if;
+    for v_item in select value from jsonb_array_elements(p_items) loop
+        v_key := v_item->>'key';
+        v_terms := null;
+        if v_key ~ '^outputs/[^/]+/[0-9]+(-[0-9a-f]+)?/[^/]' and v_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]'
+           and length(v_key) <= 900 then
+            select case v_item->>'method'
+                       when 'PUT' then public.internal_upload_terms(v_item)
+                       else coalesce(h.object, '{}') end
+              into v_terms
+              from public.tasks t
+              left join lateral (
+                   select coalesce(d.output_object, '{}') as object from public.internal_results(t.depends_on) d
+                    where v_item->>'method' = 'GET' and starts_with(v_key, format('outputs/%s/', d.id))
+                      and right(d.output_location, length(v_key) + 1) = '/' || v_key
+                      order by d.output_object is null limit 1) h on true
+             where t.worker_id = p_worker_id and t.status = 'In Progress'
+               and case v_item->>'method'
+                       when 'PUT' then starts_with(v_key, public.internal_output_prefix(t.id, t.attempts, p_nonce))
+                                       or starts_with(v_key, format('outputs/%s/%s/', t.id, t.attempts))
+                       when 'GET' then h.object is not null
+                       else false
+                   end
+             limit 1;
+        end if;
+        if v_terms is not null then
+            v_answer := v_terms;
+            if v_asks then
+                v_answer := public.internal_ask(p_worker_id, v_item->>'method', v_key, v_terms, v_now);
+            end if;
+            if v_answer is null then
+                v_pending := v_pending || jsonb_build_array(v_key);
+            elsif v_answer ? 'refused' then
+                v_refused := v_refused || jsonb_build_array(v_key);
+                if v_answer ? 'replaced' then
+                    v_replaced := v_replaced || jsonb_build_array(v_key);
+                end if;
+            else
+                v_granted := v_granted || (v_answer || jsonb_build_object('method', v_item->>'method', 'key', v_key));
+            end if;
+        else
+            v_refused := v_refused || jsonb_build_array(v_key);
+        end if;
+    end loop;
+    if v_pending <> '[]' then
+        return jsonb_build_object('outcome', 'pending', 'items', v_granted, 'refused', v_refused, 'replaced', v_replaced,
+                                  'pending', v_pending);
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused, 'replaced', v_replaced);
+end
+$$;
+
+-- Returns {outcome: ok|pending|fenced, sealed}. Over PostgREST the leader's answer is the next token, sealed for the
+-- worker; the row is deleted when it is read. The jti stays: a renewal changes no row of workers, and a revoked or
+-- terminated worker is refused before anything is asked for it.
+create or replace function public.worker_renew(p_worker_id text, p_nonce text, p_now timestamptz default null)
+returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_answer jsonb;
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced');
+    end if;
+    if not (public.internal_is_pod() and public.internal_is_over_postgrest()) then
+        return jsonb_build_object('outcome', 'ok');
+    end if;
+    v_answer := public.internal_ask(p_worker_id, 'RENEW', v_worker.token_jti, '{}', v_now);
+    if v_answer is null then
+        return jsonb_build_object('outcome', 'pending');
+    end if;
+    delete from public.worker_asks a where a.worker_id = p_worker_id and a.method = 'RENEW';
+    return jsonb_build_object('outcome', 'ok') || v_answer;
+end
+$$;
+
+-- The answer to a worker's question, or null after asking it. An answer holds for five minutes; later calls get a new
+-- one. One worker has at most a thousand open questions.
+create or replace function public.internal_ask(
+    p_worker_id text, p_method text, p_subject text, p_terms jsonb, p_now timestamptz
+) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_ask public.worker_asks;
+begin
+    select * into v_ask from public.worker_asks a
+     where a.worker_id = p_worker_id and a.method = p_method and md5(a.subject) = md5(p_subject);
+    if v_ask.terms = p_terms and v_ask.answered_at > p_now - interval '5 minutes' then
+        return v_ask.answer;
+    end if;
+    if v_ask.id is null or v_ask.answered_at is not null or v_ask.terms <> p_terms then
+        insert into public.worker_asks as a (worker_id, method, subject, terms, asked_at)
+        select p_worker_id, p_method, p_subject, p_terms, p_now
+         where (select count(*) from public.worker_asks o where o.worker_id = p_worker_id and o.answered_at is null) < 1000
+        on conflict (worker_id, method, md5(subject))
+            do update set terms = excluded.terms, asked_at = excluded.asked_at, answered_at = null, answer = null;
+        perform pg_notify('orchestrator_asks', p_worker_id);
+    end if;
+    perform set_config('response.status', '202', true);  -- PostgREST's answer; older agents take it for "ask again"
+    return null;
+end
+$$;
+
+-- Open questions, the oldest first, each worker in its turn, so that a worker whose questions cannot be answered does
+-- not delay the others.
+create or replace function public.fleet_asks(p_fleet text, p_limit int, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o)), '[]'))
+      from (select a.id, a.worker_id, a.method, a.subject, a.terms
+              from public.worker_asks a join public.workers w on w.id = a.worker_id
+             where a.answered_at is null and w.fleet = p_fleet and w.status <> 'terminated'
+             order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(p_limit, 1000)) o
+$$;
+
+-- p_answers: [{id, answer}]. A question that was answered or asked again meanwhile stays as it is. Rows that nobody
+-- needs are deleted.
+create or replace function public.fleet_answer(
+    p_fleet text, p_term bigint, p_answers jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_answered int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_answer');
+    update public.worker_asks a set answered_at = v_now, answer = n->'answer'
+      from jsonb_array_elements(p_answers) n, public.workers w
+     where a.id = (n->>'id')::bigint and a.answered_at is null and w.id = a.worker_id and w.fleet = p_fleet;
+    get diagnostics v_answered = row_count;
+    delete from public.worker_asks a using public.workers w
+     where w.id = a.worker_id and w.fleet = p_fleet
+       and (a.answered_at < v_now - interval '5 minutes' or a.asked_at < v_now - interval '1 hour');
+    return jsonb_build_object('answered', v_answered);
+end
+$$;
+
+-- What an upload is bound to, as its worker says. An earlier agent says nothing and may write its key again.
+create or replace function public.internal_upload_terms(p_item jsonb) returns jsonb
+language plpgsql immutable security definer set search_path = '' as $$
+begin
+    if p_item->'once' is distinct from 'true' then
+        return '{}';
+    elsif jsonb_typeof(p_item->'bytes') is distinct from 'number' or p_item->>'bytes' !~ '^[0-9]{1,15}$'
+          or coalesce(p_item->>'sha256', '') !~ '^[0-9a-f]{64}$' then
+        perform public.internal_refuse('OR007', 'an upload of one write names its bytes and its sha256');
+    end if;
+    return jsonb_build_object('once', true, 'bytes', p_item->'bytes', 'sha256', p_item->'sha256');
+end
+$$;
+
+-- Whether this call came through PostgREST, which says so in every transaction. A pod can neither set this through the
+-- gateway nor omit it here.
+create or replace function public.internal_is_over_postgrest() returns boolean
+language sql stable security definer set search_path = '' as $$
+    select nullif(current_setting('request.method', true), '') is not null
+$$;

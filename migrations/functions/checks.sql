@@ -1,0 +1,125 @@
+-- Shared by all functions: errors, checks of arguments, the clock, and the caller.
+--
+-- A function states why and for whom it writes in settings that end with its transaction (orchestrator.now, actor, term
+-- and reason). Triggers read them. Without them the reason of a change is "changed by hand".
+
+-- Raises one of our errors: SQLSTATE, what, why and how to fix it.
+create or replace function public.internal_refuse(
+    p_code text, p_what text, p_why text default '', p_fix text default ''
+) returns void
+language plpgsql security definer set search_path = '' as $$
+begin
+    raise exception '%', p_what using errcode = p_code, detail = p_why, hint = p_fix;
+end
+$$;
+
+create or replace function public.internal_check_id(p_id text, p_what text) returns void
+language plpgsql security definer set search_path = '' as $$
+begin
+    if p_id is null or p_id !~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$' then
+        perform public.internal_refuse('OR007', format('%s is not a valid id', p_what), format('got %L', left(p_id, 100)),
+            'letters, digits, _ and -, at most 63, the first one a letter or digit');
+    end if;
+end
+$$;
+
+create or replace function public.internal_check_size(p_value jsonb, p_limit_bytes int, p_what text) returns void
+language plpgsql security definer set search_path = '' as $$
+begin
+    if octet_length(p_value::text) > p_limit_bytes then
+        perform public.internal_refuse('OR007', format('%s is too large', p_what),
+            format('%s bytes, the limit is %s', octet_length(p_value::text), p_limit_bytes),
+            'Upload it and pass its location.');
+    end if;
+end
+$$;
+
+create or replace function public.internal_check_keys(p_object jsonb, p_allowed text[], p_what text) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_key text;
+begin
+    if p_object is null or jsonb_typeof(p_object) <> 'object' then
+        perform public.internal_refuse('OR007', format('%s must be a JSON object', p_what));
+    end if;
+    select k into v_key from jsonb_object_keys(p_object) k where k <> all (p_allowed) limit 1;
+    if v_key is not null then
+        perform public.internal_refuse('OR007', format('%s has an unknown key %L', p_what, v_key), '',
+            'known are: ' || array_to_string(p_allowed, ', '));
+    end if;
+end
+$$;
+
+-- Refuses a stale term. The lease row stays locked in share mode until the transaction ends, so that no takeover can
+-- happen in between.
+create or replace function public.internal_check_term(p_fleet text, p_term bigint, p_what text) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_term bigint;
+    v_set text;
+begin
+    v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
+    select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for share;
+    if v_term is distinct from p_term or p_term is null then
+        perform public.internal_refuse('OR001', format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
+            format('the present term is %s', v_term), 'Another orchestrator leads; call fleet_lead and observe again.');
+    end if;
+end
+$$;
+
+-- The time of a call, also for the triggers of what it writes. Only a pod cannot choose it.
+create or replace function public.internal_clock(p_now timestamptz) returns timestamptz
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_set text;
+begin
+    if p_now is not null and not public.internal_is_pod() then
+        v_now := p_now;
+    end if;
+    v_set := set_config('orchestrator.now', v_now::text, true);
+    v_set := set_config('orchestrator.statement', statement_timestamp()::text, true);
+    return v_now;
+end
+$$;
+
+-- The time of the current call; for any other statement, the wall clock.
+create or replace function public.internal_now() returns timestamptz
+language plpgsql security definer set search_path = '' as $$
+begin
+    -- The time of a call holds for what follows from that call, and not for a user's next statement in its transaction.
+    if current_setting('orchestrator.statement', true) = statement_timestamp()::text then
+        return current_setting('orchestrator.now', true)::timestamptz;
+    end if;
+    return clock_timestamp();
+end
+$$;
+
+-- Who writes, under which term and why, for the triggers of this transaction.
+create or replace function public.internal_because(p_actor text, p_term bigint, p_reason text) returns void
+language sql security definer set search_path = '' as $$
+    select set_config('orchestrator.actor', coalesce(p_actor, ''), true),
+           set_config('orchestrator.term', coalesce(p_term::text, ''), true),
+           set_config('orchestrator.reason', coalesce(p_reason, ''), true)
+$$;
+
+-- Fire the deferred constraint triggers of what was done so far, if the transaction consists of one call of a worker_*
+-- or fleet_* function: then the caller's exception block gets their errors. In a transaction of a user they fire at its
+-- end.
+create or replace function public.internal_fire_deferred() returns void
+language plpgsql security definer set search_path = '' as $$
+begin
+    if current_setting('orchestrator.alone', true) = statement_timestamp()::text then
+        set constraints all immediate;
+    end if;
+end
+$$;
+
+-- Whether a pod calls. It is plpgsql because an SQL function with its own search_path cannot be inlined, and is slower.
+create or replace function public.internal_is_pod() returns boolean
+language plpgsql stable security definer set search_path = '' as $$
+begin
+    -- Inside a security definer function current_user is the owner; the role that the request runs under is still here.
+    return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
+end
+$$;

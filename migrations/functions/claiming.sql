@@ -1,0 +1,496 @@
+-- How a worker takes tasks.
+--
+-- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats,
+-- whatever users write to `tasks` and `task_attempts`. A claim takes the number after the highest of
+--   * tasks.attempts,
+--   * the numbers of the task's rows in task_attempts, which outlive a deleted task and a reset of its attempts, and
+--   * the floor: the highest number in a row of task_attempts that was deleted, truncated or renumbered while the
+--     launch that made the claim could still use it. The floor is the value of a sequence, which no statement on a
+--     table changes.
+-- If that skips numbers, tasks.uncounted grows by as many, so that attempts - uncounted can be compared with
+-- max_attempts.
+--
+-- A user's trigger or constraint that keeps one task from changing harms that task alone: a claim, rescue or heartbeat
+-- changes each task in a block of its own if changing all of them at once fails. A task that can be neither claimed nor
+-- ended gets a row in task_refusals. Claims pass over it, and the planner starts no worker for it. A snapshot tries a
+-- claim from time to time and takes it back; if that works, the row is deleted.
+
+-- A claim number stands for one claim. Repeated, it returns the same tasks. A number below the highest one takes
+-- nothing new. A number that was answered with no task is spent: a copy of the request that the network delivers late
+-- must not take a task of which the agent, which already asks under the next number, would never know. Only the gateway
+-- waits for a task and asks again under the same number; p_wait_s says for how long.
+create or replace function public.worker_claim(
+    p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+begin
+    return public.internal_claim(public.internal_caller(p_worker_id, true), p_nonce, p_claim_no, p_batch, p_wait_s,
+                                 public.internal_clock(p_now));
+end
+$$;
+
+-- A claim that takes tasks does not write the worker's row unless the worker's state changes: its number is in
+-- task_attempts. A repeated number that was spent before is answered at once.
+create or replace function public.internal_claim(
+    p_worker public.workers, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz
+) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_wanted text := public.internal_wanted(p_worker);
+    v_tasks jsonb;
+    v_status text := p_worker.status;
+    v_claim_no bigint := p_worker.claim_no;
+    v_spent boolean := false;
+begin
+    if p_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
+    end if;
+    if p_claim_no is null or p_claim_no < 1 or p_batch is null or p_batch not between 1 and 100 then
+        perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
+            format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
+    end if;
+    if v_wanted <> 'run' or p_worker.status not in ('spawning', 'active', 'idle') then
+        v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
+    elsif p_claim_no < v_claim_no
+       or p_claim_no <= (select max(a.claim_no) from public.task_attempts a
+                          where a.worker_id = p_worker.id and a.nonce = p_nonce) then
+        v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
+        v_spent := v_tasks = '[]';
+    else
+        if p_worker.status <> 'spawning' and p_worker.held_back is null then
+            if not public.internal_is_store_away(p_worker.fleet, p_now) then
+                v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
+            end if;
+            if v_tasks is not null then
+                v_status := 'active';
+            elsif p_worker.status = 'active' and not exists (
+                    select from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress') then
+                v_status := 'idle';
+            end if;
+        end if;
+        if v_tasks is null then
+            v_claim_no := p_claim_no;
+            if coalesce(p_wait_s, 0) <= 0 or public.internal_is_pod() and public.internal_is_over_postgrest() then
+                v_claim_no := p_claim_no + 1;
+            end if;
+        end if;
+        if v_status <> p_worker.status then
+            perform public.internal_because('worker', null, case v_status
+                when 'active' then format('claimed %s of pool %s', jsonb_array_length(v_tasks), p_worker.pool)
+                else format('asked for work of pool %s and there was none', p_worker.pool) end);
+            update public.workers w set status = v_status, claim_no = v_claim_no where w.id = p_worker.id;
+        elsif v_claim_no <> p_worker.claim_no then
+            update public.workers w set claim_no = v_claim_no where w.id = p_worker.id;
+        end if;
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', p_worker.pool, 'state', v_status,
+                              'tasks', coalesce(v_tasks, '[]'), 'spent', v_spent);
+end
+$$;
+
+-- A claimed task as an agent gets it. A column that agents need is added here and nowhere else.
+create or replace function public.internal_task_for_agent(p_task public.tasks, p_nonce text) returns jsonb
+language plpgsql stable security definer set search_path = '' as $$
+declare
+    v_dependencies jsonb := '[]';
+begin
+    if p_task.depends_on <> '{}' then
+        v_dependencies := coalesce((
+            select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type, 'output_location', d.output_location,
+                                                'result_data', d.result_data) order by n.place)
+              from unnest(p_task.depends_on) with ordinality n (id, place)
+              join public.internal_results(p_task.depends_on) d on d.id = n.id), '[]');
+    end if;
+    return jsonb_build_object(
+        'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_task.attempts,
+        'max_attempts', p_task.max_attempts, 'timeout_s', p_task.timeout_s,
+        'output_prefix', public.internal_output_prefix(p_task.id, p_task.attempts, p_nonce),
+        'dependencies', v_dependencies);
+end
+$$;
+
+-- The tasks of one claim that the worker still holds, as an agent gets them.
+create or replace function public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select coalesce(jsonb_agg(public.internal_task_for_agent(t, a.nonce)
+                              order by t.priority desc, t.created_at, t.id), '[]')
+      from public.task_attempts a
+      join public.tasks t on t.id = a.task_id and t.attempts = a.attempt
+     where a.worker_id = p_worker_id and a.nonce = p_nonce and a.claim_no = p_claim_no and a.ended_at is null
+       and t.status = 'In Progress' and t.worker_id = p_worker_id
+$$;
+
+-- Takes tasks for a worker and returns them. Sequential scans and sorts are off, because a plan made while the queue
+-- was short must not be used when it is long.
+create or replace function public.internal_take(
+    p_worker public.workers, p_claim_no bigint, p_batch int, p_now timestamptz
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_sort = off as $$
+declare
+    v_from record;
+    v_rows tid[];
+    v_heavy boolean;
+    v_tasks jsonb;
+    v_rest jsonb;
+    v_passed uuid[] := '{}';  -- tasks that can neither be claimed nor ended
+    c_least constant int := -2147483648;
+    -- Single claims between two tries to raise the mark; of n at once, by the root of n fewer: a try costs what reading past
+    -- the tasks of that many claims does.
+    c_raise_every constant int := 32;
+    c_lowered constant int := 64;  -- marks; more than that are not read again and again
+    c_light_bytes constant int := 2000;  -- of params, as stored and as text: a hundred times that is a small answer
+    c_bytes constant int := 33554432;  -- of an answer: what an agent reads, and what is made well within a call's deadline
+    c_looks constant int := 20;  -- a claim that found only tasks to end comes to nothing; the next one goes on
+begin
+    select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
+    for v_look in 1..c_looks loop
+        select array_agg(l.ctid), bool_or(l.heavy)
+          into v_rows, v_heavy from (
+            select q.ctid,
+                   case when q.depends_on <> '{}' or pg_column_size(q.params) > c_light_bytes then true
+                        else octet_length(q.params::text) > c_light_bytes or public.internal_is_unreadable(q.params) end as heavy
+              from public.tasks q
+             where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
+               and (q.run_after is null or q.run_after <= p_now)
+               and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
+               and q.id <> all (v_passed)
+               and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
+             order by ~q.priority, q.created_at, q.id
+             limit p_batch for no key update skip locked) l;
+        if v_heavy then
+            select s.p_passed, s.fit into v_passed, v_rows
+              from public.internal_sift(v_rows, c_bytes, p_now, v_passed) s;
+            continue when v_rows is null;
+        elsif v_rows is null then
+            -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task
+            -- waits for ever for that: it is looked everywhere before a worker is sent away.
+            if v_from.place = c_least
+               or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0)
+                  <= coalesce((select r.n from public.internal_refused_ready(p_now) r where r.pool = p_worker.pool), 0) then
+                return null;
+            end if;
+            perform public.internal_raise_mark(p_worker.pool, p_now, true);
+            v_from.place := c_least;
+            v_from.created_at := '-infinity';
+            continue;
+        end if;
+        begin
+            v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
+            perform public.internal_fire_deferred();
+        exception when others then  -- one of them is the cause, and it is found without the others
+            if public.internal_is_passing(sqlstate) then
+                raise;
+            end if;
+            v_tasks := null;
+        end;
+        if v_tasks is null or jsonb_array_length(v_tasks) < cardinality(v_rows) then
+            -- A row that was handed over has another place now. The others are suppressed by a user's trigger.
+            v_rest := v_tasks;
+            select s.p_passed, s.tasks into v_passed, v_tasks
+              from public.internal_hand_over_singly(p_worker, p_claim_no, v_rows, p_now, v_passed) s;
+            v_tasks := coalesce(v_rest || v_tasks, v_rest, v_tasks);
+        end if;
+        exit when v_tasks is not null;
+    end loop;
+    if v_tasks is not null
+       and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
+        perform public.internal_raise_mark(p_worker.pool, p_now, false);
+    end if;
+    return v_tasks;
+end
+$$;
+
+-- Which of these locked rows one answer can carry, in their order. Rows that no answer can carry are ended; if that is
+-- impossible, they are added to p_passed.
+create or replace function public.internal_sift(
+    p_rows tid[], p_limit_bytes int, p_now timestamptz, inout p_passed uuid[], out fit tid[]
+)
+language plpgsql security definer set search_path = '' set enable_sort = off as $$
+declare
+    v_task record;
+    v_inputs record;
+    v_bytes bigint := 0;
+begin
+    for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
+                   order by ~t.priority, t.created_at, t.id loop
+        select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes);
+        if v_inputs.code is null then
+            v_bytes := v_bytes + v_inputs.bytes;
+            exit when v_bytes > p_limit_bytes;
+            fit := fit || v_task.place;
+        elsif not public.internal_end_unclaimed(v_task.id, v_inputs.code, v_inputs.message, p_now) then
+            p_passed := p_passed || v_task.id;
+        end if;
+    end loop;
+end
+$$;
+
+-- The reason why a task's inputs cannot be given to a worker (code and sentence), and the size of the inputs in a
+-- claim's answer.
+create or replace function public.internal_inputs(
+    p_task_id uuid, p_limit_bytes int, out bytes bigint, out code text, out message text
+)
+language plpgsql stable security definer set search_path = '' as $$
+declare
+    v_needs int;
+begin
+    bytes := 0;
+    select cardinality(t.depends_on), octet_length(t.params::text)
+           + coalesce((select sum(octet_length(d.result_data::text)) from public.internal_results(t.depends_on) d), 0)
+      into v_needs, bytes from public.tasks t where t.id = p_task_id;
+    if bytes > p_limit_bytes then
+        code := 'INPUTS_TOO_LARGE';
+        message := format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
+                          v_needs, p_limit_bytes / 1048576);
+    elsif exists (select from public.tasks t where t.id = p_task_id and public.internal_is_unreadable(t.params))
+       or exists (select from public.tasks t cross join lateral public.internal_results(t.depends_on) d
+                   where t.id = p_task_id and public.internal_is_unreadable(d.result_data)) then
+        code := 'INPUTS_UNREADABLE';
+        message := 'Its params or the results of the tasks that it depends on are nested deeper than 64 levels, '
+                   'or have a number of more than 4000 digits';
+    end if;
+exception when program_limit_exceeded or statement_too_complex or numeric_value_out_of_range then
+    code := 'INPUTS_TOO_LARGE';
+    message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s', sqlerrm);
+end
+$$;
+
+-- Gives these locked, claimable rows to the worker: all of them or, with an error, none.
+create or replace function public.internal_hand_over(
+    p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_sort = off as $$
+declare
+    v_tasks jsonb;
+    v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_floor int := (select f.last_value from public.task_attempts_floor f);
+begin
+    with taken as (
+        update public.tasks t
+           set status = 'In Progress', worker_id = p_worker.id, updated_at = p_now,
+               (attempts, uncounted) = (
+                   select n.attempt, t.uncounted + n.attempt - t.attempts - 1
+                     from (select 1 + greatest(t.attempts, v_floor, (select max(a.attempt) from public.task_attempts a
+                                                                      where a.task_id = t.id)) as attempt) n),
+               lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
+               progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
+               failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
+         where t.ctid = any (p_rows)
+        returning t as task
+    ), noted as (
+        insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
+        select (k.task).id, (k.task).attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first
+          from taken k where (k.task).status = 'In Progress'  -- as a user's trigger left it
+    )
+    select jsonb_agg(public.internal_task_for_agent(k.task, p_worker.nonce)
+                     order by (k.task).priority desc, (k.task).created_at, (k.task).id)
+      into v_tasks from taken k where (k.task).status = 'In Progress';
+    return v_tasks;
+end
+$$;
+
+-- The same one by one, after an error with all of them: a task that cannot be handed over ends alone.
+create or replace function public.internal_hand_over_singly(
+    p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
+)
+language plpgsql security definer set search_path = '' set enable_sort = off as $$
+declare
+    v_task record;
+    v_message text;
+    v_one jsonb;
+begin
+    for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
+                   order by ~t.priority, t.created_at, t.id loop
+        begin
+            v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_task.place], p_now);
+            perform public.internal_fire_deferred();
+            if v_one is not null then
+                tasks := coalesce(tasks, '[]') || v_one;
+                continue;
+            end if;
+            continue when not exists (select from public.tasks t where t.id = v_task.id and t.status = 'Queued' and not t.blocked);
+            v_message := 'A trigger of the database suppressed its claim';
+        exception when others then  -- whatever a user's row, trigger or constraint makes of it
+            if public.internal_is_passing(sqlstate) then
+                raise;
+            end if;
+            v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+        end;
+        if not public.internal_end_unclaimed(v_task.id, 'TASK_UNCLAIMABLE', v_message, p_now) then
+            p_passed := p_passed || v_task.id;
+        end if;
+    end loop;
+end
+$$;
+
+-- The prefix of a claim's outputs. It holds the attempt number and eleven characters of the launch, so that a task that
+-- was deleted and inserted again, or a restored database, finds no object of an earlier life under its keys.
+create or replace function public.internal_output_prefix(p_task_id uuid, p_attempt int, p_nonce text) returns text
+language sql immutable security definer set search_path = '' as $$
+    select 'outputs/' || p_task_id || '/' || p_attempt || '-' || left(md5(p_nonce), 11) || '/'
+$$;
+
+-- End a queued task that no worker can get. False if that is impossible: a user's trigger refuses or suppresses it.
+create or replace function public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamptz)
+returns boolean
+language plpgsql security definer set search_path = '' as $$
+begin
+    update public.tasks t
+       set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
+           failure_code = p_code, error_message = left(p_message, 4000)
+     where t.id = p_task_id;
+    perform public.internal_fire_deferred();
+    if exists (select from public.tasks t where t.id = p_task_id and t.status = 'Queued' and not t.blocked
+                                            and (t.run_after is null or t.run_after <= p_now)) then
+        perform public.internal_refused(array[p_task_id], 'claim', p_message);
+        return false;
+    end if;
+    return true;
+exception when others then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_passing(sqlstate) then
+        raise;
+    end if;
+    perform public.internal_refused(array[p_task_id], 'claim', p_message);
+    return false;
+end
+$$;
+
+-- Record a refusal. The next try comes after 30 s, and each further one after twice the time, up to ten minutes.
+create or replace function public.internal_refused(p_ids uuid[], p_what text, p_reason text) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_now timestamptz := public.internal_now();
+begin
+    insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at)
+    select distinct n.id, p_what, left(p_reason, 4000), v_now, v_now + interval '30 seconds'
+      from unnest(p_ids) n (id) where n.id is not null order by 1
+    on conflict (task_id) do update
+       set what = excluded.what, reason = excluded.reason, refused_at = excluded.refused_at,
+           times = case when r.what = excluded.what then least(r.times, 1000) + 1 else 1 end,
+           retry_at = v_now + least(30 * 2 ^ case when r.what = excluded.what then least(r.times, 10) else 0 end, 600)
+                              * interval '1 second';
+end
+$$;
+
+-- Claim a task that no claim takes for now, as far as the database lets it, and take that back. If it works, claims
+-- take it.
+create or replace function public.internal_try_refused(p_task_id uuid) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_now timestamptz := public.internal_now();
+    v_message text;
+    v_is_ready boolean;
+begin
+    select t.status = 'Queued' and not t.blocked into v_is_ready
+      from public.tasks t where t.id = p_task_id for no key update skip locked;
+    if v_is_ready is null and exists (select from public.tasks t where t.id = p_task_id) then
+        perform public.internal_refused(array[p_task_id], 'claim', 'Another transaction was changing it');
+        return;
+    elsif v_is_ready is not true then  -- if nobody can claim it then either, the next claim finds out
+        delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
+        return;
+    end if;
+    begin
+        update public.tasks t
+           set status = 'In Progress', updated_at = v_now, attempts = t.attempts + 1, lease_expires_at = v_now,
+               progress = null, progress_at = v_now, run_after = null, error_message = null, failure_code = null,
+               failed_at_point = null, generation_started_at = v_now, generation_processed_at = null
+         where t.id = p_task_id;
+        perform public.internal_fire_deferred();
+        if exists (select from public.tasks t where t.id = p_task_id and t.status = 'Queued' and not t.blocked) then
+            v_message := 'A trigger of the database suppressed its claim';
+        end if;
+        raise exception using errcode = 'OR008';  -- known only here: it takes back the claim
+    exception
+        when sqlstate 'OR008' then null;
+        when others then v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+    end;
+    if v_message is null then
+        delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
+    else
+        perform public.internal_refused(array[p_task_id], 'claim', v_message);
+    end if;
+end
+$$;
+
+-- Whether an error says something about the moment (connection, deadlock, read-only, resources, cancelled, shutting
+-- down, input or output) and nothing about the task.
+create or replace function public.internal_is_passing(p_sqlstate text) returns boolean
+language sql immutable security definer set search_path = '' as $$
+    select left(p_sqlstate, 2) in ('08', '25', '40', '53', '55', '57', '58')
+$$;
+
+-- Whether an agent or a generated client could not read a value: too many nested levels, or a number with more digits
+-- than Python converts. The depth of the search is bounded. It is cheap, because a claim searches up to 32 MiB of
+-- params.
+create or replace function public.internal_is_unreadable(p_value jsonb) returns boolean
+language plpgsql immutable security definer set search_path = '' as $$
+declare
+    c_digits constant int := 4000;  -- Python refuses 4,301 of them
+    v_text text;
+begin
+    if p_value @? 'strict $.**{65}' then
+        return true;
+    end if;
+    v_text := p_value::text;
+    -- A text without as many digits in a row as an expression can count has no such number. The digits may be a string's.
+    return octet_length(v_text) > c_digits
+       and v_text ~ '[0-9]{255}'
+       and p_value @? 'strict $.** ? (@.type() == "number" && (@ >= 1e4000 || @ <= -1e4000))';
+end
+$$;
+
+-- The release that replaces the worker's release for this type, because the worker's own has no handler for it. Null if
+-- any release will do, or nothing is declared. A declaration of an earlier leader holds until the present leader has
+-- had time to declare; a leader of an earlier version never does.
+create or replace function public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamptz)
+returns text
+language sql stable security definer set search_path = '' as $$
+    select s.value->'releases'->>p_worker.pool
+      from public.fleet_settings s join public.fleet_lease l on l.fleet = s.fleet
+     where s.fleet = p_worker.fleet and s.name = 'release'
+       and ((s.value->>'term')::bigint = l.term or l.since > p_now - interval '60 seconds')
+       and s.value->'releases'->>p_worker.pool <> p_worker.release and s.value->'task_types' ? p_task_type
+$$;
+
+-- Whether a worker of this release is ready in the pool and not drained.
+create or replace function public.internal_is_here(p_fleet text, p_pool text, p_release text) returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (select from public.workers w
+                    where w.fleet = p_fleet and w.pool = p_pool and w.release = p_release
+                      and w.status in ('active', 'idle') and w.drain_requested_at is null)
+$$;
+
+-- Raises the floor of attempt numbers.
+create or replace function public.internal_raise_floor(p_attempt int) returns void
+language plpgsql security definer set search_path = '' as $$
+begin
+    -- Without the lock the lower of two values could be written last.
+    perform pg_advisory_xact_lock(hashtextextended('orchestrator attempts floor', 0));
+    perform setval('public.task_attempts_floor', p_attempt)
+       from public.task_attempts_floor f where p_attempt > f.last_value;
+end
+$$;
+
+create or replace function public.internal_attempts_removed() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_highest int;
+begin
+    if tg_op = 'DELETE' then
+        select max(r.attempt) into v_highest
+          from removed r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce where w.status <> 'terminated';
+    elsif tg_op = 'TRUNCATE' then
+        select max(r.attempt) into v_highest
+          from public.task_attempts r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce
+         where w.status <> 'terminated';
+    else
+        v_highest := old.attempt;
+    end if;
+    if v_highest is not null then
+        perform public.internal_raise_floor(v_highest);
+    end if;
+    return null;
+end
+$$;

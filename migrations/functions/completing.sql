@@ -1,0 +1,355 @@
+-- How an attempt at a task ends: completed, failed or released by its worker, or given up.
+
+create or replace function public.worker_complete(
+    p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
+    p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+begin
+    return public.worker_complete_output(
+        p_worker_id, p_nonce, p_task_id, p_attempt, p_output_location, p_result_data, null, p_now);
+end
+$$;
+
+-- p_output: what the bucket shows of the output, or false if nobody has looked yet; then the answer for a held task is
+-- `look`. A pod that speaks to PostgREST may call it too, but what it says of the object does not count.
+-- tasks.output_object is {location, bytes, etag, version, sha256}, valid while its location is the task's
+-- output_location.
+create or replace function public.worker_complete_output(
+    p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
+    p_output jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
+    v_held uuid;
+    v_answer jsonb;
+    v_over_postgrest boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod may not say what the bucket shows
+begin
+    if p_result_data is not null then
+        perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
+    end if;
+    if p_output_location is not null then
+        perform public.internal_check_size(to_jsonb(p_output_location), 4096, 'p_output_location');
+        if p_output_location like 's3://%' and v_over_postgrest
+           and public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']) = 'held' then
+            v_answer := public.internal_ask(p_worker_id, 'HEAD', p_output_location, '{}', v_now);
+            if v_answer is null then
+                return jsonb_build_object('outcome', 'pending');
+            elsif v_answer->'found' = 'false' then
+                return jsonb_build_object('outcome', 'unverified', 'code', 'OUTPUT_MISSING');
+            end if;
+            v_object := v_answer->'object';
+        elsif v_object = 'false' then
+            v_answer := to_jsonb(public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
+            return jsonb_build_object('outcome', case v_answer #>> '{}' when 'held' then 'look' else v_answer #>> '{}' end);
+        end if;
+    end if;
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced');
+    end if;
+    with done as (
+        update public.tasks t
+           set status = 'Complete', output_location = p_output_location,
+               output_object = v_object || jsonb_build_object('location', p_output_location), result_data = p_result_data,
+               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
+               updated_at = v_now
+         where t.id = p_task_id and t.attempts = p_attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+    )
+    select d.id into v_held from done d;
+    if v_held is null then
+        v_answer := to_jsonb(public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
+        if v_answer = '"held"' then
+            perform public.internal_refuse('OR007', 'a trigger of the database suppressed the completion');
+        end if;
+        return jsonb_build_object('outcome', v_answer);
+    end if;
+    return jsonb_build_object('outcome', 'ok');
+end
+$$;
+
+-- Ends many attempts of one worker in one commit. For each it returns what worker_complete would return. It takes
+-- results only; an output goes through worker_complete, which checks the object first.
+create or replace function public.worker_complete_many(
+    p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+begin
+    return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results, public.internal_clock(p_now));
+end
+$$;
+
+-- What an agent does between two short tasks, in one commit: worker_complete_many, then worker_claim without waiting.
+-- Both halves can be repeated, together or alone.
+create or replace function public.worker_complete_and_claim(
+    p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off
+set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    -- Locked before any task is: the order in which a heartbeat locks them.
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_ended jsonb := public.internal_complete_many(v_worker, p_nonce, p_results, v_now);
+begin
+    return v_ended || public.internal_claim(v_worker, p_nonce, p_claim_no, p_batch, 0, v_now);
+end
+$$;
+
+create or replace function public.internal_complete_many(
+    p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamptz
+) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_ids uuid[];
+    v_attempts int[];
+    v_data jsonb[];
+    v_fine boolean;
+    v_held uuid[];
+begin
+    perform public.internal_check_size(p_results, 1048576, 'p_results');
+    begin
+        select array_agg((e->>'task_id')::uuid), array_agg((e->>'attempt')::int), array_agg(nullif(e->'result_data', 'null')),
+               bool_and(jsonb_typeof(e) = 'object' and e->>'task_id' is not null and (e->>'attempt')::int is not null
+                        and e - array['task_id', 'attempt', 'result_data'] = '{}')
+          into v_ids, v_attempts, v_data, v_fine
+          from jsonb_array_elements(p_results) e;
+    exception when data_exception then  -- no list, or something in it is no id or number
+        v_fine := false;
+    end;
+    if v_fine is not true or cardinality(v_ids) > 100 then
+        perform public.internal_refuse('OR007', 'p_results is a list of 1 to 100 {task_id, attempt, result_data}');
+    end if;
+    if p_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
+    end if;
+    with done as (
+        -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
+        -- what has just ended.
+        update public.tasks t
+           set status = 'Complete', output_location = null, result_data = r.result_data,
+               generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
+               updated_at = p_now
+          from (select * from unnest(v_ids, v_attempts, v_data) u (id, attempt, result_data) order by 1) r
+         where t.id = r.id and t.attempts = r.attempt
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = p_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+    )
+    select array_agg(d.id) into v_held from done d;
+    if cardinality(v_held) = cardinality(v_ids) then
+        return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
+    end if;
+    if exists (select from unnest(v_ids, v_attempts) u (id, attempt) join public.tasks t on t.id = u.id and t.attempts = u.attempt
+                where t.status = 'In Progress' and t.worker_id = p_worker.id) then  -- one by one, the others are taken
+        perform public.internal_refuse('OR007', 'a trigger of the database suppressed a completion');
+    end if;
+    return jsonb_build_object('outcome', 'ok', 'outcomes', (
+        select jsonb_agg(case
+                   when (r->>'task_id')::uuid = any (v_held) and t.attempts = (r->>'attempt')::int then 'ok'
+                   when exists (select from public.task_attempts a
+                                 where a.task_id = (r->>'task_id')::uuid and a.attempt = (r->>'attempt')::int
+                                   and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
+                   else 'fenced' end order by n)
+          from jsonb_array_elements(p_results) with ordinality e (r, n)
+          left join public.tasks t on t.id = (r->>'task_id')::uuid));
+end
+$$;
+
+create or replace function public.worker_fail(
+    p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_failure jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_unable boolean := coalesce(p_failure->>'code' = 'NO_HANDLER', false);
+    v_worker public.workers := public.internal_caller(p_worker_id, true);  -- its row is locked before its task's
+    v_type text;
+    v_release text;
+    v_outcome text;
+    v_here boolean;
+    c_wait_s constant int := 60;  -- doubling up to ten times as much; over when the first of that release is promoted
+begin
+    perform public.internal_check_keys(coalesce(p_failure, '{}'),
+        array['code', 'message', 'point', 'exit_class', 'retryable', 'detail'], 'p_failure');
+    perform public.internal_check_size(p_failure, 65536, 'p_failure');
+    v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt,
+        array['failed', 'cancelled'] || case when v_unable then array['released'] end);
+    if v_outcome = 'held' and v_unable then
+        select t.task_type, public.internal_succeeding(v_worker, t.task_type, v_now) into v_type, v_release
+          from public.tasks t where t.id = p_task_id;
+    end if;
+    if v_outcome = 'held' and v_release is not null then
+        v_outcome := public.internal_give_up(p_task_id, 'released', p_failure || jsonb_build_object(
+            'code', 'EARLIER_RELEASE', 'message', format('Worker %s is of an earlier release, %s, which has no handler for %s; %s has one',
+                                                         p_worker_id, v_worker.release, v_type, v_release)), false, false, v_now);
+        v_here := public.internal_is_here(v_worker.fleet, v_worker.pool, v_release);
+        if not v_here then
+            update public.tasks t
+               set run_after = v_now + c_wait_s * least(2 ^ least(t.uncounted - 1, 4), 10) * interval '1 second'
+             where t.id = p_task_id and t.status = 'Queued';
+        end if;
+        update public.workers w
+           set metadata = w.metadata || jsonb_build_object('lacks', v_type),
+               drain_requested_at = case when v_here then coalesce(w.drain_requested_at, v_now)
+                                         else w.drain_requested_at end
+         where w.id = p_worker_id;
+        perform pg_notify('orchestrator_fleet', p_worker_id);
+    elsif v_outcome = 'held' then
+        v_outcome := public.internal_give_up(p_task_id, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
+        if p_failure->'retryable' = 'false' then
+            update public.task_attempts a set permanent = true where a.task_id = p_task_id and a.attempt = p_attempt;
+        end if;
+        perform public.internal_hold_back(v_worker, v_now);
+    end if;
+    return jsonb_build_object('outcome', v_outcome);
+end
+$$;
+
+create or replace function public.worker_release(
+    p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers := public.internal_caller(p_worker_id, false);
+    v_outcome text := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['released', 'cancelled']);
+begin
+    if v_outcome = 'held' then
+        perform public.internal_give_up(p_task_id, 'released',
+            jsonb_build_object('code', 'RELEASED', 'message', p_reason), false, false, v_now);
+        v_outcome := 'ok';
+    end if;
+    return jsonb_build_object('outcome', v_outcome);
+end
+$$;
+
+-- Locks the task and returns the state of the caller's attempt: "held", "already" (it ended with one of the named
+-- outcomes) or "fenced".
+create or replace function public.internal_hold(
+    p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt int, p_outcomes text[]
+) returns text
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_held boolean;
+begin
+    if p_worker.nonce is distinct from p_nonce then
+        return 'fenced';
+    end if;
+    select t.status = 'In Progress' and t.worker_id = p_worker.id and t.attempts = p_attempt into v_held
+      from public.tasks t where t.id = p_task_id for no key update;
+    if v_held then
+        return 'held';
+    elsif exists (select from public.task_attempts a
+                   where a.task_id = p_task_id and a.attempt = p_attempt and a.worker_id = p_worker.id
+                     and a.outcome = any (p_outcomes)) then
+        return 'already';
+    end if;
+    return 'fenced';
+end
+$$;
+
+-- Ends an attempt that did not complete: the task is queued again, Failed after its last attempt, or Cancelled on
+-- request. p_failure: {code, message, point, exit_class, retryable, detail}. The caller holds the task's lock. An
+-- attempt that is lost with a worker whose end was planned (workers.exit_cause) is given back and does not count, as if
+-- the agent had released it. The first lost attempt is likely the worker's fault, so the task is claimable again at
+-- once. From the second one on it waits for half a minute each time, because the task may be the cause.
+create or replace function public.internal_give_up(
+    p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz
+) returns text
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_task public.tasks;
+    v_outcome text := 'requeued';
+    v_status public.tasks.status%type := 'Queued';
+    v_used int;
+    v_jitter numeric;
+    v_run_after timestamptz;
+    v_planned text;  -- why its worker is being ended, if that was meant
+    v_backoff boolean := p_backoff;
+begin
+    select * into v_task from public.tasks t where t.id = p_task_id;
+    if p_outcome = 'lost' then
+        select w.exit_cause into v_planned from public.workers w
+         where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
+           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'max_lifetime', 'budget',
+                                'superseded');
+    end if;
+    if v_planned is not null then
+        p_outcome := 'released';
+        p_counted := false;
+        p_failure := jsonb_build_object(
+            'code', 'RELEASED', 'message', format('Worker %s was ended: %s', v_task.worker_id, v_planned));
+    end if;
+    v_used := v_task.attempts - v_task.uncounted;
+    if p_outcome = 'lost' and v_used > 1 then
+        v_backoff := exists (select from public.task_attempts a where a.task_id = p_task_id
+                                and a.attempt < v_task.attempts and a.outcome = 'lost');
+    end if;
+    if v_task.cancel_requested_at is not null then
+        v_outcome := 'cancelled';
+        v_status := 'Cancelled';
+    elsif p_counted and (v_used >= v_task.max_attempts or p_failure->'retryable' = 'false') then
+        v_outcome := 'failed';
+        v_status := 'Failed';
+    elsif v_backoff then
+        -- 30 s, doubling up to an hour after each failure; +-20 % from the id, so that a crowd does not come back at once.
+        v_jitter := 0.8 + 0.4 * ('x' || substr(md5(p_task_id::text || v_task.attempts), 1, 7))::bit(28)::int / 268435455.0;
+        v_run_after := p_now + v_jitter * interval '1 second'
+            * case when p_outcome = 'lost' then 30 else least(30 * 2 ^ least(v_used - 1, 20), 3600) end;
+    end if;
+    -- The attempt first: the task's own triggers close what is still open.
+    update public.task_attempts a
+       set ended_at = p_now,
+           outcome = case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end,
+           failure_code = left(p_failure->>'code', 100), exit_class = left(p_failure->>'exit_class', 100),
+           failed_at_point = left(p_failure->>'point', 100), message = left(p_failure->>'message', 4000),
+           detail = p_failure->'detail',
+           log_last = (select (w.log_bytes #>> array[a.nonce, 'handler'])::bigint
+                         from public.workers w where w.id = a.worker_id)
+     where a.task_id = p_task_id and a.attempt = v_task.attempts and a.ended_at is null;
+    update public.tasks t
+       set status = v_status, run_after = v_run_after, lease_expires_at = null,
+           uncounted = t.uncounted + case when p_counted then 0 else 1 end,
+           worker_id = case when v_outcome = 'requeued' then null else t.worker_id end,
+           generation_processed_at = case when v_outcome = 'requeued' then null else p_now end,
+           error_message = left(p_failure->>'message', 4000), failure_code = left(p_failure->>'code', 100),
+           failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
+                                  then p_failure->>'point' end
+     where t.id = p_task_id;
+    if not found then
+        raise exception 'a trigger of the database suppressed the end of attempt % at task %', v_task.attempts, p_task_id;
+    end if;
+    return v_outcome;
+end
+$$;
+
+-- Closes attempts that no longer hold their task: another number, another worker, or no worker.
+create or replace function public.internal_close_attempts(p_ids uuid[], p_gone boolean) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+begin
+    update public.task_attempts a
+       set ended_at = greatest(public.internal_now(), a.started_at),
+           outcome = case t.status when 'Complete' then 'complete' when 'Failed' then 'failed'
+                                   when 'Cancelled' then 'cancelled' else 'lost' end,
+           message = case when p_gone then 'The task was deleted'
+                          else format('The task was changed by hand: %s', t.status) end
+      from unnest(p_ids) n (id) left join public.tasks t on t.id = n.id
+     where a.task_id = n.id and a.ended_at is null
+       and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true;
+end
+$$;

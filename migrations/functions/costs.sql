@@ -1,0 +1,249 @@
+-- What workers cost: booked intervals, budgets, and the share of each attempt.
+
+-- Dollars between two moments, from the time that each worker's states and each attempt took.
+create or replace function public.fleet_cost(
+    p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := least(coalesce(p_until, v_now), v_now);
+    c_tasks constant int := 1000;  -- the dearest so many are listed; the sums count all
+begin
+    if p_since is null or p_since >= v_until then
+        perform public.internal_refuse('OR007', 'p_since must be before p_until',
+            format('got %s and %s', p_since, v_until));
+    end if;
+    return (
+        with booked as (
+            select c.worker_id, c.kind, c.from_at, c.to_at, c.usd
+              from public.costs c where c.fleet = p_fleet and c.to_at > p_since and c.from_at < v_until
+            union all
+            select w.id, o.kind, o.from_at, o.to_at, o.usd
+              from public.workers w cross join lateral public.internal_open_interval(w, v_now) o
+             where w.fleet = p_fleet and w.status <> 'terminated' and o.to_at > p_since and o.from_at < v_until
+        ), spent as (  -- only what lies within
+            select b.worker_id, b.kind,
+                   extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since)) as seconds,
+                   b.usd * extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since))
+                         / extract(epoch from b.to_at - b.from_at) as usd
+              from booked b where b.to_at > b.from_at
+        ), by_kind as (
+            select s.worker_id, s.kind, sum(s.seconds) as seconds, sum(s.usd) as usd
+              from spent s group by s.worker_id, s.kind
+        ), workers as (
+            select w.id, w.pool, w.gpu_type, w.gpu_count, w.pod_id, w.status, w.price_usd_per_hour,
+                   sum(k.seconds) as seconds, sum(k.usd) as usd,
+                   jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3),
+                                                               'usd', round(k.usd, 6))) as kinds
+              from by_kind k join public.workers w on w.id = k.worker_id
+             group by w.id
+        ), shares as (
+            select s.task_id, t.task_type, s.outcome, s.seconds, s.usd
+              from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
+             where s.fleet = p_fleet
+        ), tasks as (
+            select s.task_id, s.task_type, count(*) as attempts, sum(s.seconds) as seconds, sum(s.usd) as usd,
+                   coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0) as wasted_usd
+              from shares s group by s.task_id, s.task_type
+        )
+        select jsonb_build_object(
+            'now', v_now, 'since', p_since, 'until', v_until,
+            'usd', (select coalesce(round(sum(w.usd), 6), 0) from workers w),
+            'kinds', coalesce((
+                select jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3), 'usd', round(k.usd, 6)))
+                  from (select b.kind, sum(b.seconds) as seconds, sum(b.usd) as usd
+                          from by_kind b group by b.kind) k), '{}'),
+            'workers', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'id', w.id, 'pool', w.pool, 'gpu_type', w.gpu_type, 'gpu_count', w.gpu_count,
+                           'pod_id', w.pod_id, 'status', w.status, 'price_usd_per_hour', w.price_usd_per_hour,
+                           'seconds', round(w.seconds, 3), 'usd', round(w.usd, 6), 'kinds', w.kinds)
+                           order by w.usd desc, w.id) from workers w), '[]'),
+            'types', coalesce((
+                select jsonb_agg(to_jsonb(y) order by y.usd desc, y.task_type)
+                  from (select t.task_type, count(*) as tasks, sum(t.attempts) as attempts,
+                               round(sum(t.seconds), 3) as seconds, round(sum(t.usd), 6) as usd,
+                               round(sum(t.wasted_usd), 6) as wasted_usd
+                          from tasks t group by t.task_type) y), '[]'),
+            'tasks', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'id', t.task_id, 'task_type', t.task_type, 'attempts', t.attempts,
+                           'seconds', round(t.seconds, 3), 'usd', round(t.usd, 6),
+                           'wasted_usd', round(t.wasted_usd, 6)) order by t.usd desc, t.task_id)
+                  from (select * from tasks t order by t.usd desc, t.task_id limit c_tasks) t), '[]')));
+end
+$$;
+
+-- Attempts that ended after p_since or are open, or those of the claims of one task: from when to when, and among how
+-- many (`of`) that time is shared. Tasks of one claim run one after the other: the time of each begins when the one
+-- before it ended. An open attempt lasts until p_now. Planned at each call, because the best plan depends on p_since.
+create or replace function public.internal_turns(p_since timestamptz, p_now timestamptz, p_task_id uuid default null)
+returns table (worker_id text, task_id uuid, attempt int, outcome text, from_at timestamptz, to_at timestamptz, of bigint)
+language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_custom_plan as $$
+#variable_conflict use_column
+begin
+    return query
+    with reaching as (
+        select a.* from public.task_attempts a
+         where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since)
+        union all
+        select a.* from public.tasks t
+         cross join lateral (select b.* from public.task_attempts b
+                              where b.task_id = t.id and b.attempt = t.attempts limit 1) a  -- by its key: these are few
+         where p_task_id is null and t.status = 'In Progress' and a.started_at <= p_since and a.ended_at is null
+        union all
+        select a.* from (select distinct b.worker_id, b.nonce, b.claim_no
+                           from public.task_attempts b where b.task_id = p_task_id) c
+          join public.task_attempts a on a.worker_id = c.worker_id and a.nonce = c.nonce and a.claim_no = c.claim_no
+    )
+    select e.worker_id, e.task_id, e.attempt, e.outcome,
+           greatest(e.started_at,
+                    case when e.started_at <= p_since then (  -- the end of the one before, of the same claim
+                        select max(b.ended_at) from public.task_attempts b
+                         where b.worker_id = e.worker_id and b.nonce = e.nonce and b.claim_no = e.claim_no
+                           and b.ended_at <= p_since) end,
+                    max(e.to_at) over (partition by e.worker_id, e.nonce, e.claim_no order by e.to_at
+                                       range between unbounded preceding and current row exclude group)),
+           e.to_at, count(*) over (partition by e.worker_id, e.nonce, e.claim_no, e.to_at)
+      from (select r.*, coalesce(r.ended_at, p_now) as to_at from reaching r) e;
+end
+$$;
+
+-- The cost of each attempt between p_since and p_until: its share of its claim, until the bill of its worker ended.
+create or replace function public.internal_shares(
+    p_since timestamptz, p_until timestamptz, p_now timestamptz, p_task_id uuid default null
+) returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
+language sql stable security definer set search_path = '' as $$
+    select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds, coalesce(w.price_usd_per_hour, 0) * x.seconds / 3600
+      from public.internal_turns(p_since, p_now, p_task_id) a
+      join public.workers w on w.id = a.worker_id
+      cross join lateral (
+          select extract(epoch from least(a.to_at, w.billing_until, p_until) - greatest(a.from_at, p_since)) / a.of) x (seconds)
+     where w.billing_since is not null and w.created_at < p_until and coalesce(w.terminated_at > p_since, true)
+       and x.seconds > 0
+$$;
+
+create or replace function public.internal_worker_costs(p_worker public.workers, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    with spent (kind, usd) as (
+        select c.kind, c.usd from public.costs c where c.worker_id = p_worker.id
+        union all
+        select o.kind, o.usd from public.internal_open_interval(p_worker, p_now) o
+    ), by_kind as (select kind, sum(usd) as usd from spent group by kind)
+    select jsonb_build_object(
+        'cost_usd', coalesce((select round(sum(k.usd), 6) from by_kind k), 0),
+        'cost_by_kind', coalesce((select jsonb_object_agg(k.kind, round(k.usd, 6)) from by_kind k), '{}'))
+$$;
+
+-- The open interval of a live worker that is billed, or no row.
+create or replace function public.internal_open_interval(p_worker public.workers, p_now timestamptz)
+returns table (kind text, from_at timestamptz, to_at timestamptz, usd numeric)
+language sql stable security definer set search_path = '' as $$
+    select case p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+                                else 'draining' end,
+           i.from_at, i.to_at,
+           coalesce(p_worker.price_usd_per_hour, 0) * extract(epoch from i.to_at - i.from_at) / 3600
+      from (select greatest(p_worker.state_since, p_worker.billing_since) as from_at,
+                   least(p_now, p_worker.billing_until) as to_at) i
+     where p_worker.status <> 'terminated' and p_worker.billing_since is not null and i.to_at > i.from_at
+$$;
+
+-- Ends the bill of a worker when its pod was last known to exist, which may be long before its row changes.
+create or replace function public.internal_worker_billing() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_proven timestamptz;
+    v_deleted timestamptz;
+begin
+    if new.billing_since is null or new.status = old.status or new.status not in ('terminating', 'terminated') then
+        return new;
+    end if;
+    select max(a.ended_at) filter (where a.outcome = 'ok' and a.stage <> 'deleting'),
+           max(a.ended_at) filter (where a.outcome = 'ok' and a.stage = 'deleting' and a.evidence->'known' = 'true')
+      into v_proven, v_deleted
+      from public.worker_attempts a where a.worker_id = new.id;
+    if new.failure_code = 'POD_MISSING' and new.billing_until is null then
+        -- It was there at its last heartbeat, at the last stage that was proven, at its last claim, in the last list.
+        new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
+                                      case when old.status in ('active', 'idle') then old.state_since end,
+                                      (new.metadata->>'listed_at')::timestamptz);
+    end if;
+    if new.status = 'terminated' then  -- now that absence is proven, the last delete is known to have worked
+        new.billing_until := least(new.billing_until, v_deleted);
+    end if;
+    return new;
+end
+$$;
+
+-- Booked intervals end with the bill of the worker.
+create or replace function public.internal_cost_booking() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_until timestamptz;
+begin
+    select w.billing_until into v_until from public.workers w where w.id = new.worker_id;
+    if new.from_at >= v_until then
+        return null;
+    elsif new.to_at > v_until then
+        new.usd := new.usd * extract(epoch from v_until - new.from_at) / extract(epoch from new.to_at - new.from_at);
+        new.to_at := v_until;
+    end if;
+    return new;
+end
+$$;
+
+-- Today's dollars (UTC), what the live workers may still cost, and what they cost per hour; p_without: a worker to
+-- leave out of the latter two.
+create or replace function public.internal_spent(p_fleet text, p_without text, p_now timestamptz)
+returns table (today_usd numeric, committed_usd numeric, hourly_usd numeric)
+language sql stable security definer set search_path = '' as $$
+    with day (began) as (
+        select date_trunc('day', p_now, 'UTC')
+    ), live as (
+        select w.*, coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour) as rate
+          from public.workers w where w.fleet = p_fleet and w.status <> 'terminated'
+    )
+    select (select coalesce(sum(case when c.from_at >= d.began then c.usd
+                                     else c.usd * extract(epoch from c.to_at - d.began)
+                                          / nullif(extract(epoch from c.to_at - c.from_at), 0) end), 0)
+              from public.costs c where c.fleet = p_fleet and c.to_at > d.began)
+           + coalesce(sum(l.rate * extract(epoch from p_now - greatest(l.state_since, l.billing_since, d.began)) / 3600)
+                      filter (where l.billing_since is not null), 0),
+           coalesce(sum(greatest(l.reserved_usd - case when l.status = 'terminating'
+                            then l.rate * extract(epoch from p_now - l.state_since) / 3600 else 0 end, 0))
+                    filter (where l.id is distinct from p_without), 0),
+           coalesce(sum(l.rate) filter (where l.id is distinct from p_without), 0)
+      from day d left join live l on true group by d.began
+$$;
+
+-- Refuses (OR003) a reservation that does not fit the budget. One at a time in a fleet, so that the second one sees the
+-- first. p_budget: {hourly_usd, daily_usd, useful_usd}; useful_usd is what the worker should be able to cost before it
+-- is ended.
+create or replace function public.internal_check_budget(
+    p_fleet text, p_worker_id text, p_usd numeric, p_usd_per_hour numeric, p_budget jsonb, p_now timestamptz
+) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_hourly numeric := (p_budget->>'hourly_usd')::numeric;
+    v_daily numeric := (p_budget->>'daily_usd')::numeric;
+    v_wanted numeric := p_usd + coalesce((p_budget->>'useful_usd')::numeric, 0);
+    v_spent record;
+begin
+    if v_hourly is null and v_daily is null then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('orchestrator budget of ' || p_fleet, 0));
+    select * into v_spent from public.internal_spent(p_fleet, p_worker_id, p_now);
+    if v_spent.hourly_usd + p_usd_per_hour > v_hourly then
+        perform public.internal_refuse('OR003', format('%s is over the hourly budget', p_worker_id),
+            format('$%s/h running + $%s/h > MAX_HOURLY_COST_USD=%s', round(v_spent.hourly_usd, 4),
+                   round(p_usd_per_hour, 4), v_hourly), 'raise MAX_HOURLY_COST_USD, or let a worker end');
+    elsif v_spent.today_usd + v_spent.committed_usd + v_wanted > v_daily then
+        perform public.internal_refuse('OR003', format('%s is over the budget of the day', p_worker_id),
+            format('$%s spent + $%s committed + $%s > DAILY_BUDGET_USD=%s', round(v_spent.today_usd, 4),
+                   round(v_spent.committed_usd, 4), round(v_wanted, 4), v_daily),
+            'raise DAILY_BUDGET_USD, or wait for midnight UTC');
+    end if;
+end
+$$;

@@ -1,0 +1,176 @@
+-- Why a worker, a task or a pool is in its state. Each function is one statement, so that it never mixes two moments.
+
+-- Everything about one worker; the newest 200 of its events and bring-up attempts, oldest first.
+create or replace function public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamptz default null)
+returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_worker public.workers;
+begin
+    select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
+    return (select jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'paused', public.internal_paused(p_fleet, v_now),
+        'worker', case when v_worker.id is not null then public.internal_worker_report(v_worker, v_now) end,
+        'usual', public.fleet_usual(p_fleet, v_worker.gpu_type, v_now),
+        'queued', (select count(*) from public.tasks t
+                    where t.pool = v_worker.pool and t.status = 'Queued' and not t.blocked
+                      and coalesce(t.run_after <= v_now, true)),
+        'running', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                       'id', t.id, 'task_type', t.task_type, 'attempt', t.attempts, 'max_attempts', t.max_attempts,
+                       'started_at', t.generation_started_at, 'progress', t.progress, 'progress_at', t.progress_at,
+                       'lease_expires_at', t.lease_expires_at) order by t.generation_started_at, t.id)
+              from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'), '[]'),
+        'events', coalesce((
+            select jsonb_agg(to_jsonb(e) order by e.id)
+              from (select * from public.worker_events e where e.worker_id = v_worker.id
+                     order by e.id desc limit 200) e), '[]'),
+        'attempts', coalesce((
+            select jsonb_agg(to_jsonb(a) order by a.id)
+              from (select * from public.worker_attempts a where a.worker_id = v_worker.id
+                     order by a.id desc limit 200) a), '[]')));
+end
+$$;
+
+-- Everything about one task: its place in the queue, its dependencies, attempts, holder and cost. Priorities are
+-- compared by their complement, because the least integer has no negative.
+create or replace function public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamptz default null)
+returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+    c_workers constant int := 25;  -- the newest of its pool, and …
+    c_attempts constant int := 200;  -- … the newest of each: what is usual for its type
+begin
+    select * into v_task from public.tasks t where t.id = p_task_id;
+    return (select jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'paused', public.internal_pauses(p_fleet, v_now),
+        'task', case when v_task.id is not null then to_jsonb(v_task) end,
+        'usual', (
+            select jsonb_build_object('task_type', v_task.task_type, 'n', count(*),
+                       'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),
+                       'p95_s', round(percentile_cont(0.95) within group (order by x.seconds)::numeric, 3))
+              from (select w.id from public.workers w where w.fleet = p_fleet and w.pool = v_task.pool
+                     order by w.created_at desc limit c_workers) w
+              cross join lateral (select * from public.task_attempts b where b.worker_id = w.id
+                                   order by b.started_at desc limit c_attempts) a
+              join public.tasks t on t.id = a.task_id
+              cross join lateral (select extract(epoch from a.ended_at - greatest(a.started_at, (
+                       select max(b.ended_at) from public.task_attempts b  -- the one before, of the same claim
+                        where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
+                          and b.ended_at < a.ended_at))) as seconds) x
+             where a.outcome = 'complete' and t.task_type = v_task.task_type),
+        'holder', case when v_task.status = 'In Progress' then (select to_jsonb(h) from public.internal_holder(v_task, v_now) h) end,
+        'refusal', (select to_jsonb(r) - 'task_id' from public.task_refusals r where r.task_id = p_task_id),
+        'decision', public.internal_pool_decision(p_fleet, v_task.pool),
+        'ahead', (select count(*) from public.tasks t
+                   where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
+                     and coalesce(t.run_after <= v_now, true)
+                     and (~t.priority, t.created_at, t.id) < (~v_task.priority, v_task.created_at, v_task.id)),
+        'workers', coalesce((
+            select jsonb_object_agg(s.status, s.n)
+              from (select w.status, count(*) as n from public.workers w
+                     where w.fleet = p_fleet and w.pool = v_task.pool and w.status <> 'terminated'
+                     group by w.status) s), '{}'),
+        'worker', (select jsonb_build_object('id', w.id, 'status', w.status, 'last_heartbeat', w.last_heartbeat,
+                                             'exit_cause', w.exit_cause, 'failure_code', w.failure_code)
+                     from public.workers w where w.id = v_task.worker_id),
+        'dependencies', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                       'id', n.id, 'task_type', coalesce(d.task_type, r.task_type),
+                       'status', coalesce(d.status::text, case when r.id is not null then 'Complete' end), 'worker_id', d.worker_id,
+                       'run_after', d.run_after, 'failure_code', d.failure_code, 'error_message', d.error_message)
+                       order by n.place)
+              from unnest(v_task.depends_on) with ordinality n (id, place)
+              left join public.tasks d on d.id = n.id
+              left join public.task_results r on r.id = n.id), '[]'),
+        'dependants', (select count(*) from public.tasks t
+                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
+        'attempts', coalesce((
+            select jsonb_agg(to_jsonb(a) || jsonb_build_object(
+                       'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
+                       'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code,
+                       'usd', case when w.price_usd_per_hour is not null then round(coalesce(s.usd, 0), 6) end)
+                       order by a.attempt)
+              from public.task_attempts a left join public.workers w on w.id = a.worker_id
+              left join public.internal_shares('-infinity', v_now, v_now, p_task_id) s
+                     on s.task_id = a.task_id and s.attempt = a.attempt
+             where a.task_id = p_task_id), '[]')));
+end
+$$;
+
+-- What the size of every pool is based on: its last decision, the offers, the workers, the leader.
+create or replace function public.fleet_scaling_explain(p_fleet text, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_decisions constant int := 500;  -- of each pool: so far it is looked back since when something has been blocked
+begin
+    return (select jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'paused', public.internal_paused(p_fleet, v_now),
+        'offers', coalesce((select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key)
+                              from public.offers o where o.fleet = p_fleet), '[]'),
+        'decisions', coalesce((
+            select jsonb_object_agg(p.pool, public.internal_pool_decision(p_fleet, p.pool))
+              from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
+        'blocks', coalesce((
+            select jsonb_object_agg(p.pool, (
+                       select jsonb_agg(jsonb_build_object('at', c.at, 'blocked', c.blocked) order by c.id desc)
+                         from (select d.*, lag(d.blocked) over (order by d.id) as before
+                                 from (select * from public.decisions d where d.fleet = p_fleet and d.pool = p.pool
+                                        order by d.id desc limit c_decisions) d) c
+                        where c.blocked is distinct from c.before))
+              from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
+        'waiting', coalesce((
+            select jsonb_agg(jsonb_build_object(
+                       'id', w.id, 'pool', w.pool, 'stage', w.stage, 'waiting_on', w.waiting_on,
+                       'waiting_for', w.waiting_for, 'next_attempt_at', w.next_attempt_at,
+                       'deadline_at', w.deadline_at) order by w.id)
+              from public.workers w
+             where w.fleet = p_fleet and w.status = 'spawning'
+               and w.waiting_on in ('capacity', 'budget', 'operator')), '[]')));
+end
+$$;
+
+-- The usual duration of each stage of a bring-up on such a GPU, and of a task of each type.
+create or replace function public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamptz default null)
+returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    with climbs as (
+        select w.id, extract(epoch from e.at - w.created_at) as seconds
+          from public.workers w
+          cross join lateral (select e.at from public.worker_events e
+                               where e.worker_id = w.id and e.from_state = 'spawning' and e.to_state = 'active'
+                               order by e.id limit 1) e
+         where w.fleet = p_fleet and (p_gpu_type is null or w.gpu_type = p_gpu_type)
+         order by w.created_at desc limit 1000
+    ), stages as (
+        select a.stage, count(*) as n, percentile_cont(0.5) within group (order by x.seconds) as p50_s,
+               percentile_cont(0.95) within group (order by x.seconds) as p95_s
+          from climbs c
+          join public.worker_attempts a on a.worker_id = c.id and a.outcome = 'ok'
+          cross join lateral (select extract(epoch from a.ended_at - a.started_at) as seconds) x
+         group by a.stage
+    )
+    select jsonb_build_object(
+        'stages', coalesce((
+            select jsonb_object_agg(s.stage, jsonb_build_object(
+                       'n', s.n, 'p50_s', round(s.p50_s::numeric, 3), 'p95_s', round(s.p95_s::numeric, 3))) from stages s), '{}'),
+        'gpu_type', p_gpu_type, 'n', count(*),
+        'p50_s', round(percentile_cont(0.5) within group (order by c.seconds)::numeric, 3),
+        'p95_s', round(percentile_cont(0.95) within group (order by c.seconds)::numeric, 3)) from climbs c
+$$;
+
+create or replace function public.internal_pool_decision(p_fleet text, p_pool text) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select to_jsonb(d) from public.decisions d
+     where d.fleet = p_fleet and d.pool = p_pool order by d.id desc limit 1
+$$;

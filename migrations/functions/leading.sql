@@ -1,0 +1,70 @@
+-- The lease that decides which orchestrator leads a fleet.
+
+create or replace function public.fleet_lead(
+    p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz;
+    v_lease public.fleet_lease;
+begin
+    perform public.internal_check_id(p_fleet, 'p_fleet');
+    if coalesce(p_holder, '') = '' or p_ttl_s is null or p_ttl_s <= 0 or p_ttl_s > 3600 then
+        perform public.internal_refuse('OR007', 'p_holder must be named and p_ttl_s be from 0 to 3600 seconds');
+    end if;
+    insert into public.fleet_lease (fleet, holder, term, expires_at, since)
+    values (p_fleet, '', 0, 'epoch', 'epoch') on conflict do nothing;
+    select * into v_lease from public.fleet_lease l where l.fleet = p_fleet for update;
+    v_now := public.internal_clock(p_now);  -- after the wait for the lock, not before it
+    if v_lease.expires_at <= v_now then
+        update public.fleet_lease l
+           set holder = p_holder, term = l.term + 1, since = v_now,
+               unled_from = case when l.term > 0 then l.expires_at end,
+               expires_at = v_now + p_ttl_s * interval '1 second'
+         where l.fleet = p_fleet returning * into v_lease;
+    elsif v_lease.holder = p_holder then
+        update public.fleet_lease l set expires_at = v_now + p_ttl_s * interval '1 second'
+         where l.fleet = p_fleet returning * into v_lease;
+    end if;
+    return jsonb_build_object('leader', v_lease.holder = p_holder, 'term', v_lease.term, 'holder', v_lease.holder,
+                              'expires_at', v_lease.expires_at, 'since', v_lease.since);
+end
+$$;
+
+create or replace function public.fleet_resign(
+    p_fleet text, p_holder text, p_term bigint, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    update public.fleet_lease l set expires_at = v_now
+     where l.fleet = p_fleet and l.holder = p_holder and l.term = p_term and l.expires_at > v_now;
+    if found then  -- a standby that listens takes over at once
+        perform pg_notify('orchestrator_fleet', '');
+        return jsonb_build_object('resigned', true);
+    end if;
+    return jsonb_build_object('resigned', false);
+end
+$$;
+
+-- Who leads a fleet now or, if nobody does, who led last and until when.
+create or replace function public.fleet_leadership(p_fleet text, p_now timestamptz default null) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return jsonb_build_object(
+        'now', v_now,
+        'leader', public.internal_leader(p_fleet, v_now),
+        'last', (select jsonb_build_object('holder', l.holder, 'until', l.expires_at)
+                   from public.fleet_lease l where l.fleet = p_fleet and l.expires_at <= v_now));
+end
+$$;
+
+-- The leader with the end of its lease, which shows for how long it has been silent.
+create or replace function public.internal_leader(p_fleet text, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term, 'expires_at', l.expires_at)
+      from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
+$$;

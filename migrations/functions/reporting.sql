@@ -1,0 +1,177 @@
+-- Reports over a whole fleet. They change nothing.
+
+-- Queue, workers and failures of each pool. For timed tasks, when the next one is due. For a failure of a bring-up
+-- stage, when the same stage last succeeded in the same pool (`ok_at`).
+create or replace function public.fleet_report(p_fleet text, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_day timestamptz := v_now - interval '24 hours';
+    c_rows constant int := 50;  -- of each list
+begin
+    return (
+        with mine as (select w.* from public.workers w where w.fleet = p_fleet),
+        turns as (
+            select w.pool, avg(extract(epoch from a.to_at - a.from_at) / a.of) as mean_s
+              from public.internal_turns(v_day, v_now) a join mine w on w.id = a.worker_id
+             where coalesce(w.terminated_at > v_day, true) and a.outcome = 'complete' and a.to_at > v_day
+             group by w.pool
+        ),
+        queue as (
+            select t.pool,
+                   count(*) filter (where t.status = 'Queued' and not t.blocked
+                                      and coalesce(t.run_after <= v_now, true)) as claimable,
+                   count(*) filter (where t.status = 'Queued' and t.blocked) as dependencies,
+                   count(*) filter (where t.status = 'Queued' and not t.blocked and t.run_after > v_now) as scheduled,
+                   min(t.run_after) filter (where t.status = 'Queued' and not t.blocked
+                                              and t.run_after > v_now) as next_due_at,
+                   count(*) filter (where t.status = 'In Progress') as running,
+                   count(*) filter (where t.status = 'Complete'
+                                      and t.generation_processed_at > v_now - interval '1 hour') as completed_1h,
+                   min(t.created_at) filter (where t.status = 'Queued' and not t.blocked
+                                               and coalesce(t.run_after <= v_now, true)) as oldest_claimable_at,
+                   (select u.mean_s from turns u where u.pool = t.pool) as mean_task_s
+              from public.tasks t group by t.pool
+        ),
+        attempts as (
+            select a.*, w.pool from public.worker_attempts a join mine w on w.id = a.worker_id
+             where a.ended_at > v_day and a.outcome in ('failed', 'timeout', 'lost')
+        ),
+        failed as (
+            select t.task_type, t.failure_code, t.error_message, t.id, t.updated_at from public.tasks t
+             where t.status = 'Failed' and t.updated_at > v_day
+        ),
+        spent as (
+            select date_trunc('day', c.from_at at time zone 'UTC') as day, sum(c.usd) as usd from public.costs c
+             where c.fleet = p_fleet and c.from_at > v_now - interval '8 days' and c.to_at <= v_day group by 1
+        )
+        select jsonb_build_object(
+            'now', v_now,
+            'leader', public.internal_leader(p_fleet, v_now),
+            'paused', public.internal_pauses(p_fleet, v_now),
+            'total_workers', (select count(*) from mine),
+            'workers_by_status', coalesce((
+                select jsonb_object_agg(s.status, s.n)
+                  from (select w.status, count(*) as n from mine w group by w.status) s), '{}'),
+            'task_counts', coalesce((
+                select jsonb_object_agg(s.status, s.n)
+                  from (select t.status::text as status, count(*) as n from public.tasks t group by 1) s), '{}'),
+            'queue', coalesce((select jsonb_agg(to_jsonb(q) order by q.pool) from queue q), '[]'),
+            'expired_leases', (
+                select count(*) from public.tasks t
+                 where t.status = 'In Progress'
+                   and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= v_now)
+                   and public.internal_is_lost(t, v_now, 0)),
+            'recent_workers', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'id', w.id, 'status', w.status, 'pool', w.pool, 'gpu_type', w.gpu_type, 'pod_id', w.pod_id,
+                           'created_at', w.created_at, 'promoted_at', w.promoted_at, 'terminated_at', w.terminated_at,
+                           'exit_cause', w.exit_cause, 'failure_code', w.failure_code) order by w.created_at desc, w.id)
+                  from (select * from mine w order by w.created_at desc, w.id limit c_rows) w), '[]'),
+            'failed_climbs', coalesce((
+                select jsonb_agg(to_jsonb(f) order by f.n desc, f.code)
+                  from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool,
+                               upper(a.evidence ->> 'cause') as cause, count(*) as n, count(distinct a.worker_id) as workers,
+                               max(a.ended_at) as last_at,
+                               (select max(o.ended_at) from public.worker_attempts o join mine w on w.id = o.worker_id
+                                 where w.pool = a.pool and o.stage = a.stage and o.outcome = 'ok'
+                                   and o.ended_at > v_day) as ok_at
+                          from attempts a group by 1, 2, 3, 4) f), '[]'),
+            'failed_tasks', coalesce((
+                select jsonb_agg(to_jsonb(f) order by f.n desc, f.task_type)
+                  from (select f.task_type, f.failure_code as code, count(*) as n, max(f.updated_at) as last_at,
+                               (array_agg(f.id order by f.updated_at desc))[1] as last_task,
+                               left((array_agg(f.error_message order by f.updated_at desc))[1], 500) as message,
+                               count(*) filter (where f.failure_code is distinct from 'DEPENDENCY_FAILED'
+                                   and f.error_message like '%No valid segment videos found%') as no_segments
+                          from failed f group by f.task_type, f.failure_code) f), '[]'),
+            'error_patterns', jsonb_build_object(
+                'orphaned_tasks_reset', (
+                    select count(*) from public.task_attempts a join mine w on w.id = a.worker_id
+                     where a.outcome = 'lost' and a.ended_at > v_day),
+                'ssh_errors', (
+                    select count(*) from attempts a
+                     where a.failure_code in ('TCP_REFUSED', 'TCP_TIMEOUT', 'NOT_SSH', 'SSH_DETAILS_MISSING',
+                                              'HOST_KEY_CHANGED', 'EXEC_FAILED', 'CONNECTION_LOST')),
+                'auth_failures', (
+                    select count(*) from attempts a where a.failure_code in ('AUTH_FAILED', 'API_AUTH')),
+                'other_errors', (
+                    select count(*) from attempts a
+                     where coalesce(a.failure_code, '') not in (
+                               'TCP_REFUSED', 'TCP_TIMEOUT', 'NOT_SSH', 'SSH_DETAILS_MISSING', 'HOST_KEY_CHANGED',
+                               'EXEC_FAILED', 'CONNECTION_LOST', 'AUTH_FAILED', 'API_AUTH'))),
+            'recent_cycles', coalesce((
+                select jsonb_agg(to_jsonb(d) - 'fleet' order by d.id desc)
+                  from (select * from public.decisions d where d.fleet = p_fleet order by d.id desc limit c_rows) d), '[]'),
+            'worker_lifecycle_events', coalesce((
+                select jsonb_agg(jsonb_build_object(
+                           'at', e.at, 'worker_id', e.worker_id, 'from_state', e.from_state, 'to_state', e.to_state,
+                           'reason', e.reason, 'actor', e.actor) order by e.id desc)
+                  from (select e.* from public.worker_events e
+                         where e.fleet = p_fleet and e.from_state is distinct from e.to_state
+                         order by e.id desc limit c_rows) e), '[]'),
+            'spent', jsonb_build_object(
+                'last_hour_usd', (public.fleet_cost(p_fleet, v_now - interval '1 hour', v_now, v_now) ->> 'usd')::numeric,
+                'last_day_usd', (public.fleet_cost(p_fleet, v_day, v_now, v_now) ->> 'usd')::numeric,
+                'usual_day_usd', (select round(avg(s.usd), 6) from spent s))));
+end
+$$;
+
+-- How much a fleet got done in a window: `failed` are tasks that were given up, `failed_attempts` are attempts.
+create or replace function public.fleet_efficiency(
+    p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := least(coalesce(p_until, v_now), v_now);
+    v_cost jsonb := public.fleet_cost(p_fleet, p_since, v_until, v_now);  -- refuses a window that is none
+    v_length_s numeric := extract(epoch from v_until - p_since);
+    v_paid_s numeric;
+begin
+    select coalesce(sum((k.value ->> 'seconds')::numeric), 0) into v_paid_s from jsonb_each(v_cost -> 'kinds') k;
+    return (
+        with ended as (
+            select a.outcome, extract(epoch from a.to_at - a.from_at) / a.of as seconds
+              from public.internal_turns(p_since, v_now) a join public.workers w on w.id = a.worker_id
+             where w.fleet = p_fleet and coalesce(w.terminated_at > p_since - interval '1 day', true)
+               and a.outcome is not null and a.to_at > p_since and a.to_at <= v_until
+        ), counted as (
+            select count(*) filter (where e.outcome = 'complete') as completed,
+                   count(*) filter (where e.outcome in ('failed', 'lost')) as failed_attempts,
+                   percentile_cont(0.5) within group (order by e.seconds)
+                       filter (where e.outcome = 'complete') as run_p50_s
+              from ended e
+        ), given_up as (  -- tasks, not attempts; one that a dependency failed has no worker
+            select count(*) as failed
+              from public.tasks t left join public.workers w on w.id = t.worker_id
+             where t.status = 'Failed' and coalesce(t.generation_processed_at, t.updated_at) > p_since
+               and coalesce(t.generation_processed_at, t.updated_at) <= v_until
+               and coalesce(w.fleet, p_fleet) = p_fleet
+        ), waits as (
+            select extract(epoch from least(coalesce(t.generation_started_at, v_until), v_until)
+                                      - greatest(t.created_at, p_since)) as seconds
+              from public.tasks t
+             where t.created_at < v_until and coalesce(t.generation_started_at > p_since, t.status = 'Queued')
+        ), queue as (
+            select coalesce(sum(greatest(w.seconds, 0)), 0) / v_length_s as mean_depth,
+                   percentile_cont(0.5) within group (order by w.seconds) as wait_p50_s,
+                   percentile_cont(0.95) within group (order by w.seconds) as wait_p95_s
+              from waits w
+        )
+        select jsonb_build_object(
+            'since', p_since, 'until', v_until,
+            'completed', c.completed, 'failed', g.failed, 'failed_attempts', c.failed_attempts,
+            'tasks_per_hour', round(c.completed * 3600 / v_length_s, 2),
+            'run_p50_s', round(c.run_p50_s::numeric, 3),
+            'queue_mean', round(q.mean_depth, 2),
+            'queue_now', (select count(*) from public.tasks t where t.status = 'Queued'),
+            'wait_p50_s', round(q.wait_p50_s::numeric, 3), 'wait_p95_s', round(q.wait_p95_s::numeric, 3),
+            'paid_s', v_paid_s,
+            'utilisation', round(coalesce((v_cost -> 'kinds' -> 'busy' ->> 'seconds')::numeric, 0)
+                                 / nullif(v_paid_s, 0), 4),
+            'usd', (v_cost ->> 'usd')::numeric,
+            'usd_per_task', round((v_cost ->> 'usd')::numeric / nullif(c.completed, 0), 6))
+          from counted c, given_up g, queue q);
+end
+$$;

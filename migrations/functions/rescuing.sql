@@ -1,0 +1,232 @@
+-- Tasks whose worker is lost, or which no worker holds.
+--
+-- A row In Progress counts as running while its lease is valid. A row without a lease (a user's UPDATE, a task of an
+-- older schema) belongs to nobody, unless the programs of its pool take tasks themselves (WORKER_START_COMMAND). The
+-- leader declares these pools, and after how long without a change a row without a lease in another pool is queued
+-- again. Until a leader has declared that, such rows count as running. An outage of the database, the orchestrator or
+-- the object store uses up no attempt.
+
+create or replace function public.fleet_rescue(
+    p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
+    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+end
+$$;
+
+-- Rescues tasks whose lease ended more than p_over_s ago: if the orchestrator could not be reached meanwhile, their
+-- workers get that time again. A separate function, because an earlier version that may run at the same time calls
+-- fleet_rescue.
+create or replace function public.fleet_rescue_overdue(
+    p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
+    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s, p_fleet));
+end
+$$;
+
+-- Gives up what a worker holds or, if null, what has been abandoned for p_over_s. Tasks that another transaction is
+-- ending are waited for if the worker is named, and otherwise left for the next time. If a worker was ended as
+-- task_stuck, tasks without progress for the allowed time (metadata.stuck_s; all tasks if an earlier orchestrator did
+-- not record it) fail as stuck.
+create or replace function public.internal_rescue(
+    p_worker_id text, p_now timestamptz, p_over_s numeric default 0, p_fleet text default null
+) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_task record;
+    v_tasks jsonb := '[]';
+    v_ids uuid[];
+    v_failure jsonb;
+begin
+    if p_worker_id is not null then
+        select array_agg(l.id) into v_ids from (
+            select t.id from public.tasks t
+             where t.worker_id = p_worker_id and t.status = 'In Progress' and not public.internal_is_unrescuable(t.id, p_now)
+             order by t.id for no key update) l;
+    else
+        select array_agg(l.id) into v_ids from (
+            select t.id from public.tasks t
+             where t.status = 'In Progress'
+               and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= p_now)
+               and public.internal_is_lost(t, p_now, p_over_s)
+               and not public.internal_is_unrescuable(t.id, p_now)
+               and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
+             order by t.id for no key update skip locked) l;
+    end if;
+    for v_task in
+        select t.id, t.worker_id, t.lease_expires_at, t.updated_at,
+               t.lease_expires_at < 'infinity' is true or w.status is not distinct from 'terminated' as leased,
+               case when w.exit_cause = 'task_stuck' then
+                   extract(epoch from p_now - coalesce(t.progress_at, t.generation_started_at)) end as still_s,
+               coalesce((w.metadata->>'stuck_s')::numeric, 0) as stuck_s,
+               public.internal_is_outage(w.fleet, w.lease_s, t.lease_expires_at) as outage
+          from public.tasks t left join public.workers w on w.id = t.worker_id
+         where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+        if v_task.outage and v_task.still_s is null then
+            v_tasks := v_tasks || jsonb_build_object(
+                'id', v_task.id, 'worker_id', v_task.worker_id,
+                'outcome', public.internal_rescue_one(v_task.id, 'released', jsonb_build_object(
+                    'code', 'RELEASED', 'message', format(
+                        'Worker %s could not renew its lease, which ended %s: the database or the orchestrator was away',
+                        v_task.worker_id, v_task.lease_expires_at)), false, p_now));
+            continue;
+        end if;
+        v_failure := case
+            when v_task.still_s >= v_task.stuck_s then jsonb_build_object(
+                'code', 'TASK_STUCK', 'exit_class', 'timeout',
+                'message', format('No progress for %s s; worker %s was ended for that', floor(v_task.still_s),
+                                  v_task.worker_id))
+            when p_worker_id is not null then jsonb_build_object(
+                'code', 'WORKER_LOST', 'exit_class', 'lost', 'message', format('Worker %s is gone', v_task.worker_id))
+            when not v_task.leased then jsonb_build_object(
+                'code', 'NO_HOLDER', 'exit_class', 'lost',
+                'message', format('It was In Progress without a lease, and it did not change since %s', v_task.updated_at))
+            else jsonb_build_object(
+                'code', 'LEASE_EXPIRED', 'exit_class', 'lost',
+                'message', format('Worker %s did not renew its lease, which ended %s', v_task.worker_id,
+                                  v_task.lease_expires_at)) end;
+        v_tasks := v_tasks || jsonb_build_object(
+            'id', v_task.id, 'worker_id', v_task.worker_id,
+            'outcome', public.internal_rescue_one(v_task.id, 'lost', v_failure || '{"point": "Processing"}', true, p_now));
+    end loop;
+    return v_tasks;
+end
+$$;
+
+-- Whether a user's trigger kept this task from being rescued, and it is not to be tried again yet.
+create or replace function public.internal_is_unrescuable(p_task_id uuid, p_now timestamptz) returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (select from public.task_refusals r
+                    where r.task_id = p_task_id and r.what = 'rescue' and r.retry_at > p_now)
+$$;
+
+-- Give up an attempt whose worker is lost; 'refused' if the database does not let it.
+create or replace function public.internal_rescue_one(
+    p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_now timestamptz
+) returns text
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_outcome text;
+begin
+    v_outcome := public.internal_give_up(p_task_id, p_outcome, p_failure, p_counted, false, p_now);
+    perform public.internal_fire_deferred();
+    delete from public.task_refusals r where r.task_id = p_task_id;
+    return v_outcome;
+exception when others then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_passing(sqlstate) then
+        raise;
+    end if;
+    perform public.internal_refused(array[p_task_id], 'rescue',
+        format('The database refused to take it back from its worker: %s (%s)', sqlerrm, sqlstate));
+    return 'refused';
+end
+$$;
+
+-- Who holds a task In Progress: 'lease' (a valid one), 'program' (a program of its pool), 'unknown' (no leader has
+-- declared the programs) or 'nobody'; and when it may be queued again, if that is known.
+create or replace function public.internal_holder(
+    p_task public.tasks, p_now timestamptz, out held_by text, out rescue_at timestamptz
+)
+language plpgsql stable security definer set search_path = '' as $$
+declare
+    v_worker record;
+    v_program boolean;
+    v_stuck_s numeric;
+begin
+    select bool_or(s.value->'pools' ? p_task.pool), max((s.value->>'stuck_s')::numeric) into v_program, v_stuck_s
+      from public.fleet_settings s where s.name = 'programs';
+    select w.status = 'terminated' as gone, w.terminated_at, w.own_program, w.metadata ? 'legacy_status' as legacy
+      into v_worker from public.workers w where w.id = p_task.worker_id;
+    if p_task.lease_expires_at < 'infinity' then
+        rescue_at := p_task.lease_expires_at;
+        if v_program and not exists (select from public.task_attempts a
+                                      where a.task_id = p_task.id and a.attempt = p_task.attempts) then
+            rescue_at := null;  -- the lease is not of a claim: its program has the task, whatever the lease says
+        end if;
+    elsif v_worker.gone and not (v_program and v_worker.legacy) then
+        rescue_at := v_worker.terminated_at;
+    elsif not v_program and v_worker.own_program is not true then
+        rescue_at := greatest(p_task.updated_at, p_task.progress_at) + v_stuck_s * interval '1 second';
+    end if;
+    held_by := case when rescue_at is null and v_stuck_s is null then 'unknown'
+                    when rescue_at is null then 'program'
+                    when rescue_at > p_now and p_task.lease_expires_at < 'infinity' then 'lease'
+                    else 'nobody' end;
+end
+$$;
+
+-- Whether a task In Progress without a valid lease has belonged to nobody for p_over_s.
+create or replace function public.internal_is_lost(p_task public.tasks, p_now timestamptz, p_over_s numeric)
+returns boolean
+language sql stable security definer set search_path = '' as $$
+    select coalesce(h.rescue_at <= p_now - p_over_s * interval '1 second', false) from public.internal_holder(p_task, p_now) h
+$$;
+
+-- Whether the worker belongs to another fleet that has a leader. That fleet knows best when its agents could have
+-- renewed their leases; fleets whose leader is gone are rescued by any other.
+create or replace function public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamptz)
+returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
+                    where w.id = p_worker_id and w.fleet <> p_fleet and l.expires_at > p_now)
+$$;
+
+-- Whether a lease lapsed in an outage: its worker renewed it until about when the leader's own lease was last renewed,
+-- the lease ended before or soon after there was a leader again, and the outage was long enough to let it lapse.
+create or replace function public.internal_is_outage(p_fleet text, p_lease_s numeric, p_lease_expires_at timestamptz)
+returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (
+        select from public.fleet_lease l
+         where l.fleet = p_fleet and l.unled_from is not null
+           and l.since - l.unled_from >= greatest(p_lease_s - 20, p_lease_s / 2) * interval '1 second'
+           and p_lease_expires_at - p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
+           and p_lease_expires_at > l.unled_from and p_lease_expires_at < l.since + interval '30 seconds')
+$$;
+
+-- The leader declares that the object store is away, for p_for_s. Meanwhile no worker of its fleet claims. A null
+-- reason ends it.
+create or replace function public.fleet_store_away(
+    p_fleet text, p_term bigint, p_reason text, p_since timestamptz, p_for_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_ended int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_store_away');
+    if p_reason is null then
+        delete from public.fleet_settings s where s.fleet = p_fleet and s.name = 'store_away';
+        get diagnostics v_ended = row_count;
+        if v_ended > 0 then  -- claims that wait look again
+            perform pg_notify('orchestrator_tasks', p.pool)
+               from (select distinct w.pool from public.workers w
+                      where w.fleet = p_fleet and w.status in ('active', 'idle')) p;
+        end if;
+    else
+        if p_since is null or p_for_s is null or p_for_s <= 0 or p_for_s > 3600 then
+            perform public.internal_refuse('OR007', 'p_since must be given, and p_for_s be from 0 to 3600 seconds');
+        end if;
+        insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
+        values (p_fleet, 'store_away', 'true', left(p_reason, 1000), p_since, v_now + p_for_s * interval '1 second')
+        on conflict (fleet, name) do update
+           set reason = excluded.reason, set_at = excluded.set_at, expires_at = excluded.expires_at;
+    end if;
+    return jsonb_build_object('away', p_reason is not null);
+end
+$$;
+
+create or replace function public.internal_is_store_away(p_fleet text, p_now timestamptz) returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (select from public.fleet_settings s
+                    where s.fleet = p_fleet and s.name = 'store_away' and s.expires_at > p_now)
+$$;

@@ -1,0 +1,655 @@
+-- What follows for dependent tasks when a task ends, changes or is removed.
+--
+-- `blocked` is not counted up and down. It is computed again under a lock. No transaction waits long for another one:
+--   * An insert of a dependant does not lock its dependencies against heartbeats and completions.
+--   * A transaction that settles a dependant which another transaction holds waits only briefly, because the other one
+--     may wait for it. Then it leaves a row in tasks_unsettled. So does an insert of a task that waits, because a
+--     dependency may end in a transaction that does not see the new task. The row is looked at again when its
+--     transaction commits, by every snapshot and by the hourly retention, until a look proves that nothing was changing
+--     the task or its dependencies.
+--   * Rows of tasks_unsettled are bounded. A snapshot looks first at those that have waited longest, for a tenth of a
+--     second. A transaction waits at most three times for locks of others, and not at all while an older row shows that
+--     some transaction stays open.
+-- A task that a user's trigger keeps from being settled gets a row in task_refusals and is tried again after a pause.
+-- Plans do not depend on statistics: each dependency is looked up by its key, and each join is of arrays.
+-- A Complete task that a user takes back, by an UPDATE or by a deletion and an insertion with the same id, is needed
+-- again: dependants that have not started wait for it again, or fail if it is now Failed or Cancelled.
+-- A Complete task that is deleted leaves its result for the tasks that need it. Any other task that is deleted fails
+-- them.
+
+-- Settles these queued tasks. What waits for those that end as Failed or Cancelled fails with them, at any depth. If a
+-- user's trigger keeps a task from failing, the tasks behind it must not fail: the cascade goes level by level, and
+-- ends where no task has ended.
+create or replace function public.internal_settle(p_ids uuid[], p_gone uuid[]) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    c_most constant int := 2000;  -- that fail in one statement; fewer while a user's trigger keeps one of them from it
+    v_ids uuid[] := p_ids;
+    v_gone uuid[] := p_gone;
+    v_lock record;
+    v_waits int := 3;
+    v_ended uuid[];
+    v_behind uuid[];
+    v_most int := c_most;
+begin
+    while cardinality(v_ids) > 0 loop
+        select * into v_lock from public.internal_lock_queued(v_ids, v_waits);
+        v_waits := v_lock.p_waits;
+        if v_lock.missed <> '{}' then
+            perform public.internal_unsettled(v_lock.missed);
+        end if;
+        exit when v_lock.locked is null;
+        v_ended := public.internal_settle_each(false, v_lock.locked, v_gone);
+        v_gone := '{}';
+        v_behind := '{}';
+        if v_ended <> '{}' then
+            v_most := least(2 * v_most, c_most);
+            loop
+                v_behind := public.internal_fail_behind(v_ended, v_most);
+                exit when v_behind is not null or v_most = 1;
+                v_most := v_most / 2;
+            end loop;
+        end if;
+        v_ids := public.internal_dependants(v_ended || v_behind);
+    end loop;
+end
+$$;
+
+-- Fail what waits for these tasks, as far as nobody else holds it, at most so many; those that failed. Null if a user's
+-- trigger kept one of them from it: then nothing is done.
+create or replace function public.internal_fail_behind(p_ended uuid[], p_most int) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    c_letters constant int := 4000;
+    v_before text := coalesce(current_setting('orchestrator.settling', true), '');
+    v_set text;
+    v_all uuid[] := public.internal_waiting_behind(p_ended, p_most);
+    v_places jsonb;  -- of each of v_all. A value of such an object is found without a join, whatever the planner expects
+    v_locked uuid[];
+    v_task record;
+    v_cause int;
+    v_message text;
+    v_ids uuid[] := '{}';
+    v_messages text[] := '{}';
+    v_ends text[] := '{}';  -- by place: how the task ended, as a dependant says it; null: it did not end
+    v_whys text[] := '{}';  -- why it ended
+    v_roots boolean[] := '{}';  -- whether that is why the first task of all ended
+begin
+    select array_agg(l.id) into v_locked from (
+        select t.id from public.tasks t where t.id = any (v_all) and t.status = 'Queued' and t.blocked
+         order by t.id for no key update skip locked) l;
+    if v_locked is null then
+        return '{}';
+    end if;
+    select jsonb_object_agg(p.id, p.n) into v_places from unnest(v_all) with ordinality p (id, n);
+    for v_task in
+        select (v_places->t.id::text)::int as n, t.id, t.task_type, t.status, t.failure_code, t.error_message,
+               array(select (v_places->d.id::text)::int from unnest(t.depends_on) with ordinality d (id, place)
+                      where v_places ? d.id::text order by d.place) as needs
+          from public.tasks t where t.id = any (p_ended || v_locked) and v_places ? t.id::text order by 1
+    loop
+        v_cause := null;
+        if v_task.status in ('Failed', 'Cancelled') then
+            v_roots[v_task.n] := v_task.failure_code is not distinct from 'DEPENDENCY_FAILED';
+            v_whys[v_task.n] := case
+                when v_roots[v_task.n] then regexp_replace(
+                    v_task.error_message, '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                else concat_ws(': ', v_task.failure_code, v_task.error_message) end;
+            v_ends[v_task.n] := format('Dependency %s (%s) ended as %s', v_task.id, v_task.task_type, v_task.status);
+            continue;
+        end if;
+        foreach v_cause in array v_task.needs loop
+            exit when v_ends[v_cause] is not null;
+            v_cause := null;
+        end loop;
+        continue when v_cause is null;
+        v_message := left(concat_ws(': ', v_ends[v_cause], nullif(v_whys[v_cause], '')), c_letters);
+        v_ids := v_ids || v_task.id;
+        v_messages := v_messages || v_message;
+        v_ends[v_task.n] := format('Dependency %s (%s) ended as Failed', v_task.id, v_task.task_type);
+        v_whys[v_task.n] := case when v_roots[v_cause] then v_whys[v_cause] else v_message end;
+        v_roots[v_task.n] := true;
+    end loop;
+    begin
+        v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
+        v_places := jsonb_object(v_ids::text[], v_messages);
+        update public.tasks t
+           set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED', error_message = v_places->>t.id::text
+         where t.id = any (v_ids) and t.status = 'Queued';
+        if (select count(*) from public.tasks t where t.id = any (v_ids) and t.status = 'Failed') < cardinality(v_ids) then
+            raise exception using errcode = 'OR008';  -- known only here
+        end if;
+        v_set := set_config('orchestrator.settling', v_before, true);
+        perform public.internal_fire_deferred();
+    exception when others then  -- OR008, or a user's trigger
+        if public.internal_is_passing(sqlstate) then
+            raise;
+        end if;
+        return null;
+    end;
+    return v_ids;
+end
+$$;
+
+-- Settle these tasks, or end them as a cycle, as far as users' triggers let it: all at once, or if that fails each
+-- half, and so on. Returns the ended ones. What cannot be tried in time is left to a later look.
+create or replace function public.internal_settle_each(p_is_cycle boolean, p_ids uuid[], p_gone uuid[]) returns uuid[]
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    c_time constant interval := '200 milliseconds';  -- for what fails
+    v_until timestamptz;
+    v_first int[] := '{1}';
+    v_last int[] := array[cardinality(p_ids)];
+    v_low int;
+    v_high int;
+    v_some uuid[];
+    v_ended uuid[] := '{}';
+    v_message text;
+begin
+    while cardinality(v_first) > 0 loop
+        v_low := v_first[cardinality(v_first)];
+        v_high := v_last[cardinality(v_last)];
+        v_first := trim_array(v_first, 1);
+        v_last := trim_array(v_last, 1);
+        begin
+            if p_is_cycle then
+                perform public.internal_end_cycle(p_ids[v_low:v_high]);
+            else
+                v_some := public.internal_settle_locked(p_ids[v_low:v_high], p_gone);
+            end if;
+            perform public.internal_fire_deferred();
+            v_ended := v_ended || v_some;
+            continue;
+        exception when others then  -- a user's trigger or constraint may raise anything
+            if public.internal_is_passing(sqlstate) then
+                raise;
+            end if;
+            v_message := format('The database refused to settle it: %s (%s)', sqlerrm, sqlstate);
+        end;
+        v_until := coalesce(v_until, clock_timestamp() + c_time);
+        if v_low = v_high then
+            perform public.internal_refused(p_ids[v_low:v_low], 'settle', v_message);
+        elsif clock_timestamp() > v_until then
+            perform public.internal_unsettled(p_ids[v_low:v_high]);
+        else
+            v_first := v_first || array[(v_low + v_high) / 2 + 1, v_low];
+            v_last := v_last || array[v_high, (v_low + v_high) / 2];
+        end if;
+    end loop;
+    return v_ended;
+end
+$$;
+
+-- Settles tasks that have just begun to wait, in the transaction that made them. Their Complete dependencies are locked
+-- in share mode without a wait, so that a user who changes one later waits for this transaction and sees the dependant.
+-- A dependency that is already locked may be about to change: then the dependant gets a row in tasks_unsettled.
+create or replace function public.internal_settle_new(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_waiting uuid[];
+    v_ready uuid[];
+    v_needed uuid[];
+    v_kept int;
+begin
+    perform public.internal_settle(p_ids, '{}');
+    v_waiting := array(select t.id from public.tasks t where t.id = any (p_ids) and t.blocked and t.status = 'Queued');
+    if v_waiting <> '{}' then
+        perform public.internal_settle_cycles(v_waiting);
+        perform public.internal_unsettled(v_waiting);
+    end if;
+    v_ready := array(select t.id from public.tasks t
+                      where t.id = any (p_ids) and not t.blocked and t.status = 'Queued' and t.depends_on <> '{}');
+    v_needed := array(select d.id from public.tasks d where d.id = any (array(
+                          select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_ready))));
+    select count(*) into v_kept from (
+        select from public.tasks d where d.id = any (v_needed) and d.status = 'Complete'
+         order by d.id for share skip locked) k;
+    if v_kept < cardinality(v_needed) then
+        perform public.internal_unsettled(v_ready);
+    end if;
+end
+$$;
+
+-- Queued tasks, locked by the caller: work out whether they wait, and end those that can never run. `p_gone` are
+-- dependencies that no longer exist; any other that does not exist may still be inserted. Returns the ended ones. A
+-- change that a user's trigger suppresses is recorded.
+create or replace function public.internal_settle_locked(p_ids uuid[], p_gone uuid[]) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_before text := coalesce(current_setting('orchestrator.settling', true), '');
+    v_set text;
+    v_gone jsonb := (select jsonb_object_agg(g.id, true) from unnest(p_gone) g (id) where g.id is not null);
+    v_flips uuid[];
+    v_failed jsonb;  -- of each task that fails: the dependency that failed before it …
+    v_lost jsonb;  -- … or does not exist
+    v_some uuid[];
+    v_done uuid[] := '{}';
+    v_kept uuid[];
+begin
+    -- At this depth of triggers, and no other, a cascade is followed by the loop in internal_settle.
+    v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
+    select coalesce(array_agg(l.id) filter (where l.failed is null and not l.is_lost and l.blocked is distinct from l.waits), '{}'),
+           coalesce(jsonb_object_agg(l.id, l.failed) filter (where l.failed is not null), '{}'),
+           coalesce(jsonb_object_agg(l.id, l.lost) filter (where l.failed is null and l.is_lost), '{}')
+      into v_flips, v_failed, v_lost
+      from (select t.id, t.blocked, n.waits, n.failed, n.lost, n.is_lost
+              from public.tasks t
+             cross join lateral (
+                   select coalesce(bool_or(s.status <> 'Complete'), false) as waits,
+                          (array_agg(s.id) filter (where s.status in ('Failed', 'Cancelled')))[1] as failed,
+                          (array_agg(s.id) filter (where s.status = 'gone'))[1] as lost,
+                          coalesce(bool_or(s.status = 'gone'), false) as is_lost
+                     from (select n.id,  -- each by its key: a join could read all of the table for each task
+                                  coalesce((select d.status::text from public.tasks d where d.id = n.id),
+                                           (select 'Complete' from public.task_results r where r.id = n.id),
+                                           case when n.id is null or v_gone ? n.id::text then 'gone' else 'absent' end) as status
+                             from unnest(t.depends_on) n (id) offset 0) s) n
+             where t.id = any (p_ids) and t.status = 'Queued') l;
+    if v_flips <> '{}' then
+        with done as (
+            update public.tasks t set blocked = not t.blocked
+             where t.id = any (v_flips) and t.status = 'Queued' returning t.id
+        )
+        select v_done || array_agg(d.id) into v_done from done d;
+    end if;
+    if v_failed <> '{}' then
+        v_some := array(select k::uuid from jsonb_object_keys(v_failed) k);
+        with done as (
+            update public.tasks t
+               set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
+                   error_message = (
+                       select left(concat_ws(': ',
+                                  format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status),
+                                  nullif(d.failure_code, 'DEPENDENCY_FAILED'),
+                                  case when d.failure_code = 'DEPENDENCY_FAILED'
+                                       then regexp_replace(d.error_message,
+                                                           '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                                       else d.error_message end), 4000)
+                         from public.tasks d where d.id = (v_failed->>t.id::text)::uuid)
+             where t.id = any (v_some) and t.status = 'Queued' returning t.id
+        )
+        select v_done || array_agg(d.id) into v_done from done d;
+        v_flips := v_flips || v_some;
+    end if;
+    if v_lost <> '{}' then
+        v_some := array(select k::uuid from jsonb_object_keys(v_lost) k);
+        with done as (
+            update public.tasks t
+               set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_DELETED',
+                   error_message = coalesce(format('Dependency %s does not exist: it was deleted before it was complete',
+                                                   (v_lost->>t.id::text)::uuid), 'depends_on contains NULL')
+             where t.id = any (v_some) and t.status = 'Queued' returning t.id
+        )
+        select v_done || array_agg(d.id) into v_done from done d;
+        v_flips := v_flips || v_some;
+    end if;
+    v_set := set_config('orchestrator.settling', v_before, true);
+    if cardinality(v_done) < cardinality(v_flips) then
+        v_kept := array(select unnest(v_flips) except select unnest(v_done));
+        perform public.internal_refused(v_kept, 'settle', 'A trigger of the database suppressed the change');
+    end if;
+    return array(select t.id from public.tasks t
+                  where t.id = any (p_ids) and t.status in ('Complete', 'Failed', 'Cancelled'));
+end
+$$;
+
+-- Ends tasks that wait for each other: those that lead to one of these tasks, or all if null. More than `c_most` are
+-- left to the hourly pass over all tasks.
+create or replace function public.internal_settle_cycles(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    c_most constant int := 10000;
+    v_ids uuid[];
+    v_lock record;
+begin
+    if p_ids is null then
+        v_ids := array(select t.id from public.tasks t where t.blocked and t.status = 'Queued');
+    elsif public.internal_dependants(p_ids) is null then
+        return;  -- nobody waits for them
+    else
+        with recursive needed (id) as (
+            select unnest(p_ids)
+            union
+            select n.id
+              from needed d cross join lateral (  -- limited: one row by its key each, whatever the planner expects
+                  select t.depends_on from public.tasks t where t.id = d.id and t.blocked and t.status = 'Queued' limit 1) t
+              cross join unnest(t.depends_on) n (id)
+        )
+        select array_agg(l.id) into v_ids from (select d.id from needed d limit c_most + 1) l;
+        if cardinality(v_ids) > c_most then
+            return;
+        end if;
+    end if;
+    v_ids := public.internal_stuck(v_ids);
+    if v_ids <> '{}' then
+        select * into v_lock from public.internal_lock_queued(v_ids, 1);
+        if v_lock.locked <> '{}' then
+            perform public.internal_settle_each(true, v_lock.locked, '{}');
+        end if;
+    end if;
+end
+$$;
+
+-- End tasks that wait for each other. The caller has locked them.
+create or replace function public.internal_end_cycle(p_ids uuid[]) returns void
+language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    update public.tasks t
+       set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_CYCLE',
+           error_message = format('It waits for task %s, and these tasks wait for each other: none can ever run', t.depends_on[1])
+     where t.id = any (p_ids) and t.status = 'Queued' and t.blocked
+$$;
+
+-- Which of these waiting tasks can never run: each task that they need is one of them. All others need something else,
+-- or a task that does: they are reached from there along the dependencies, each once.
+create or replace function public.internal_stuck(p_ids uuid[]) returns uuid[]
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_nestloop = off
+set enable_mergejoin = off set enable_hashjoin = on set jit = off as $$
+declare
+    v_ids uuid[];
+    v_reached int[];  -- places in v_ids; each is followed in its turn
+    v_is_reached boolean[];
+    v_to int[];  -- places of dependants; from v_first[n] on those of v_ids[n]
+    v_first int[];
+    v_place int;
+    v_next int := 1;
+begin
+    with edges (id, needs) as materialized (
+        select t.id, n.id from public.tasks t cross join unnest(t.depends_on) n (id)
+         where t.id = any (p_ids) and t.blocked and t.status = 'Queued'
+    ), open (id, needs) as materialized (  -- without those that are complete
+        select e.id, e.needs from edges e
+          left join public.tasks d on d.id = e.needs
+          left join public.task_results r on r.id = e.needs
+         where d.status is distinct from 'Complete' and (d.id is not null or r.id is null)
+    ), placed (id, n) as materialized (
+        select o.id, (row_number() over (order by o.id))::int from (select distinct o.id from open o) o
+    ), follows (needs, id) as materialized (
+        select n.n, p.n from open o join placed p on p.id = o.id left join placed n on n.id = o.needs
+    ), counted (n, dependants) as (
+        select p.n, count(f.id) from placed p left join follows f on f.needs = p.n group by p.n
+    )
+    select array(select p.id from placed p order by p.n),
+           array(select distinct f.id from follows f where f.needs is null),
+           array(select f.id from follows f where f.needs is not null order by f.needs),
+           array(select 1 + sum(c.dependants) over (order by c.n) - c.dependants from counted c order by c.n)
+      into v_ids, v_reached, v_to, v_first;
+    v_first := v_first || cardinality(v_to) + 1;
+    v_is_reached := array_fill(false, array[cardinality(v_ids)]);
+    foreach v_place in array v_reached loop
+        v_is_reached[v_place] := true;
+    end loop;
+    while v_next <= cardinality(v_reached) loop
+        for v_edge in v_first[v_reached[v_next]]..v_first[v_reached[v_next] + 1] - 1 loop
+            v_place := v_to[v_edge];
+            if not v_is_reached[v_place] then
+                v_is_reached[v_place] := true;
+                v_reached := v_reached || v_place;
+            end if;
+        end loop;
+        v_next := v_next + 1;
+    end loop;
+    return array(select i.id from unnest(v_ids, v_is_reached) i (id, is_reached) where not i.is_reached);
+end
+$$;
+
+-- Look again at the tasks of these rows. A row goes once nobody else was changing its tasks, or what they wait for: who
+-- changes a dependency later sees them. Returns how many rows it looked at: others are being looked at by somebody
+-- else.
+create or replace function public.internal_settle_again(p_nos bigint[], p_waits boolean) returns int
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_nos bigint[];
+    v_ids uuid[];
+    v_needed uuid[];
+    v_kept uuid[];
+    v_open uuid[];
+    v_busy jsonb;
+    v_lock record;
+begin
+    select array_agg(l.no) into v_nos from (
+        select u.no from public.tasks_unsettled u where u.no = any (p_nos) order by u.no for update skip locked) l;
+    if v_nos is null then
+        return 0;
+    end if;
+    v_ids := array(select distinct unnest(u.task_ids) from public.tasks_unsettled u where u.no = any (v_nos));
+    select * into v_lock from public.internal_lock_queued(v_ids, 0);
+    v_needed := array(
+        select d.id from public.tasks d
+         where d.status in ('Queued', 'In Progress', 'Complete')
+           and d.id = any (array(select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_lock.locked))));
+    v_kept := array(select s.id from (
+        select d.id from public.tasks d where d.id = any (v_needed) and d.status in ('Queued', 'In Progress', 'Complete')
+         order by d.id for share skip locked) s);
+    if cardinality(v_kept) < cardinality(v_needed) and p_waits and public.internal_lock_briefly(v_needed, true) then
+        v_kept := v_needed;
+    end if;
+    perform public.internal_settle(v_lock.locked, '{}');
+    v_open := v_lock.missed;
+    if cardinality(v_kept) < cardinality(v_needed) then
+        select jsonb_object_agg(b.id, true) into v_busy from (select unnest(v_needed) as id except select unnest(v_kept)) b;
+        v_open := v_open || array(select t.id from public.tasks t
+                                   where t.id = any (v_lock.locked)
+                                     and exists (select from unnest(t.depends_on) n (id) where v_busy ? n.id::text));
+    end if;
+    select coalesce(jsonb_object_agg(o.id, true), '{}') into v_busy from unnest(v_open) o (id);
+    delete from public.tasks_unsettled u
+     where u.no = any (v_nos) and not exists (select from unnest(u.task_ids) n (id) where v_busy ? n.id::text);
+    if not p_waits and v_open <> '{}' then
+        update public.tasks_unsettled u
+           set tried_at = clock_timestamp(), task_ids = array(select n.id from unnest(u.task_ids) n (id) where v_busy ? n.id::text)
+         where u.no = any (v_nos);
+    end if;
+    return cardinality(v_nos);
+end
+$$;
+
+create or replace function public.internal_settle_at_commit() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+begin
+    perform public.internal_settle_again(array[new.no], true);
+    return null;
+end
+$$;
+
+-- Leave these tasks to a later look.
+create or replace function public.internal_unsettled(p_ids uuid[]) returns void
+language sql security definer set search_path = '' as $$
+    insert into public.tasks_unsettled (task_ids)
+    select array_agg(n.id) from unnest(p_ids) with ordinality n (id, place) group by (n.place - 1) / 500
+$$;
+
+-- At each snapshot, and for about a tenth of a second: the tasks that were left to a later look, and those that a
+-- user's trigger kept from being settled or claimed. Nothing of it stops the snapshot.
+create or replace function public.internal_settle_late() returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms'
+set jit = off as $$
+declare
+    c_time constant interval := '100 milliseconds';
+    c_rows constant int := 500;  -- of one look, …
+    c_tasks constant int := 1000;  -- … in which no row begins after so many tasks
+    v_began timestamptz := clock_timestamp();
+    v_nos bigint[];
+    v_no bigint;
+    v_refusal public.task_refusals;
+begin
+    while clock_timestamp() < v_began + c_time loop
+        select array_agg(b.no) into v_nos from (
+            select u.no, sum(cardinality(u.task_ids)) over (order by u.tried_at, u.no) - cardinality(u.task_ids) as before
+              from (select * from public.tasks_unsettled u where u.tried_at < v_began
+                     order by u.tried_at, u.no limit c_rows) u) b
+         where b.before < c_tasks;
+        exit when v_nos is null;
+        begin
+            exit when public.internal_settle_again(v_nos, false) = 0;
+        exception when others then  -- an error that passes: each alone, the next time after the others
+            foreach v_no in array v_nos loop
+                begin
+                    if clock_timestamp() < v_began + c_time then
+                        perform public.internal_settle_again(array[v_no], false);
+                    end if;
+                exception when others then
+                    update public.tasks_unsettled u set tried_at = clock_timestamp() where u.no = v_no;
+                end;
+            end loop;
+            exit;
+        end;
+    end loop;
+    for v_refusal in
+        select * from public.task_refusals r where r.retry_at <= public.internal_now() and r.what <> 'rescue'
+         order by r.retry_at limit c_rows
+    loop
+        exit when clock_timestamp() > v_began + 2 * c_time;
+        begin
+            if v_refusal.what = 'claim' then
+                perform public.internal_try_refused(v_refusal.task_id);
+            else
+                perform public.internal_settle(array[v_refusal.task_id], '{}');
+                delete from public.task_refusals r
+                 where r.task_id = v_refusal.task_id and r.what = 'settle' and r.retry_at <= public.internal_now();
+            end if;
+        exception when others then
+            perform public.internal_refused(array[v_refusal.task_id], v_refusal.what, format('%s (%s)', sqlerrm, sqlstate));
+        end;
+    end loop;
+end
+$$;
+
+-- Everything that waits, once an hour: rows that were written without triggers, and tasks that have waited in vain for
+-- a task that does not exist. An error of one slice stops no other, and not the retention.
+create or replace function public.internal_settle_all(p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+declare
+    c_slice constant int := 1000;
+    c_absent constant interval := '1 hour';  -- after that nobody will insert it
+    v_ids uuid[];
+    v_gone uuid[];
+begin
+    perform public.internal_settle_late();
+    for v_ids in
+        select array_agg(q.id) from (
+            select t.id, row_number() over () as n from public.tasks t
+             where t.status = 'Queued' and (t.blocked or t.depends_on <> '{}')) q
+         group by q.n / c_slice
+    loop
+        begin
+            v_gone := array(
+                select distinct n.id from public.tasks t cross join unnest(t.depends_on) n (id)
+                 where t.id = any (v_ids) and t.updated_at < p_now - c_absent
+                   and not exists (select from public.tasks d where d.id = n.id)
+                   and not exists (select from public.task_results r where r.id = n.id));
+            perform public.internal_settle(v_ids, v_gone);
+        exception when others then
+            raise warning 'tasks could not be settled: % (%)', sqlerrm, sqlstate;
+        end;
+    end loop;
+    begin
+        perform public.internal_settle_cycles(null);
+    exception when others then
+        raise warning 'cycles could not be ended: % (%)', sqlerrm, sqlstate;
+    end;
+    delete from public.task_results r
+     where not exists (select from public.tasks t
+                        where t.status <> 'Complete' and t.depends_on <> '{}' and t.depends_on @> array[r.id]);
+    delete from public.task_refusals r
+     where not exists (select from public.tasks t where t.id = r.task_id and t.status in ('Queued', 'In Progress'));
+end
+$$;
+
+-- Those of these tasks that failed or were cancelled, and what waits for them at any depth: after each task its
+-- dependants. At most p_most of the latter, each after one that it waits for.
+create or replace function public.internal_waiting_behind(p_ended uuid[], p_most int) returns uuid[]
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+    with recursive ended (ids) as (
+        select array(select d.id from public.tasks d where d.id = any (p_ended) and d.status in ('Failed', 'Cancelled'))
+    ), behind (id) as (
+        select n.id from ended e cross join unnest(e.ids) n (id)
+        union
+        select w.id from behind b cross join lateral (
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on @> array[b.id]) w
+    )
+    select array_agg(l.id) from (select b.id from behind b limit p_most + cardinality(p_ended)) l
+$$;
+
+-- Queued tasks that wait for one of these.
+create or replace function public.internal_dependants(p_ids uuid[]) returns uuid[]
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set jit = off as $$
+    select array_agg(distinct w.id)
+      from (select array_agg(e.id) as ids from unnest(p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+     cross join lateral (
+           select t.id from public.tasks t where t.blocked and t.status = 'Queued' and t.depends_on && s.ids) w
+$$;
+
+-- Tasks that depend on one of these and have not started: ready or waiting.
+create or replace function public.internal_needing(p_ids uuid[]) returns uuid[]
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set jit = off as $$
+    select array_agg(distinct w.id)
+      from (select array_agg(e.id) as ids from unnest(p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+     cross join lateral (
+           select t.id from public.tasks t
+            where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && s.ids) w
+$$;
+
+-- What tasks hand to their dependants, deleted tasks included.
+create or replace function public.internal_results(p_ids uuid[])
+returns table (id uuid, task_type text, output_location text, result_data jsonb, output_object jsonb)
+language sql stable security definer set search_path = '' as $$
+    select t.id, t.task_type, t.output_location, t.result_data,
+           case when t.output_object->>'location' = t.output_location then t.output_object end
+      from public.tasks t where t.id = any (p_ids)
+    union all
+    select r.id, r.task_type, r.output_location, r.result_data,
+           case when r.output_object->>'location' = r.output_location then r.output_object end
+      from public.task_results r
+     where r.id = any (p_ids) and not exists (select from public.tasks t where t.id = r.id)
+$$;
+
+-- Locks the queued ones of these tasks, as far as other transactions allow within `p_waits` tries, and returns them.
+create or replace function public.internal_lock_queued(
+    p_ids uuid[], inout p_waits int, out locked uuid[], out missed uuid[]
+)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+begin
+    for v_look in 1..2 loop
+        select array_agg(l.id) into locked from (
+            select t.id from public.tasks t where t.id = any (p_ids) and t.status = 'Queued'
+             order by t.id for no key update skip locked) l;
+        missed := array(select t.id from public.tasks t where t.id = any (p_ids) and t.status = 'Queued'
+                        except select unnest(locked));
+        exit when missed = '{}' or p_waits = 0 or not public.internal_lock_briefly(missed, false);
+    end loop;
+    if missed <> '{}' and p_waits > 0 then
+        p_waits := p_waits - 1;
+    end if;
+end
+$$;
+
+-- Locks tasks in the order of their ids and returns true, or gives up after 0.2 s, because another transaction may hold
+-- one of them and wait for one of ours.
+create or replace function public.internal_lock_briefly(p_ids uuid[], p_share boolean) returns boolean
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms' as $$
+declare
+    c_waits constant int := 3;  -- in vain, in one transaction
+    v_waits int := coalesce(nullif(current_setting('orchestrator.waits', true), '')::int, 0);
+    v_set text;
+begin
+    if v_waits >= c_waits
+       or exists (select from public.tasks_unsettled u where u.noted_at < clock_timestamp() - interval '1 second') then
+        return false;
+    end if;
+    begin
+        if p_share then
+            perform from public.tasks t where t.id = any (p_ids) order by t.id for share;
+        else
+            perform from public.tasks t where t.id = any (p_ids) order by t.id for no key update;
+        end if;
+        return true;
+    exception when lock_not_available or deadlock_detected then
+        v_set := set_config('orchestrator.waits', (v_waits + 1)::text, true);
+    end;
+    return false;
+end
+$$;

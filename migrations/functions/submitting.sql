@@ -1,0 +1,259 @@
+-- task_*: submit, cancel, retry and read tasks.
+
+create or replace function public.task_submit(p_tasks jsonb, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_batch constant int := 2000;
+    c_tries constant int := 5;
+begin
+    if p_tasks is null or jsonb_typeof(p_tasks) <> 'array' or jsonb_array_length(p_tasks) > c_batch then
+        perform public.internal_refuse('OR007', 'p_tasks must be a list of tasks', '', format('at most %s at once', c_batch));
+    end if;
+    for v_try in 1..c_tries loop
+        begin
+            return public.internal_submit(p_tasks, v_now);
+        exception when sqlstate 'ORBSY' then
+            continue;  -- the other submission has committed: now its task is found
+        end;
+    end loop;
+    perform public.internal_refuse('OR002', 'the same keys are being submitted and ended by others all the time');
+    return null;
+end
+$$;
+
+-- One try to insert a batch. Raises ORBUSY if another submission took one of its dedupe keys meanwhile. Settings that a
+-- task does not name are left to the declaration of its type.
+create or replace function public.internal_submit(p_tasks jsonb, p_now timestamptz) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_task jsonb;
+    v_ref text;
+    v_index int := 0;
+    v_id uuid;
+    v_ids uuid[] := '{}';
+    v_new boolean[] := '{}';
+    v_keys jsonb := '{}';  -- dedupe key or id in this batch -> the id it stands for
+    v_depends uuid[];
+    v_rows jsonb[] := '{}';
+    v_inserted int;
+begin
+    for v_task in select value from jsonb_array_elements(p_tasks) loop
+        perform public.internal_check_task(v_task, v_index);
+        v_id := null;
+        if v_task->>'dedupe_key' is not null then
+            v_id := (v_keys->>(v_task->>'dedupe_key'))::uuid;
+            if v_id is null then
+                select t.id into v_id from public.tasks t
+                 where t.dedupe_key = v_task->>'dedupe_key' and t.status in ('Queued', 'In Progress');
+            end if;
+        end if;
+        if v_id is null and v_task->>'id' is not null then
+            select t.id into v_id from public.tasks t where t.id = (v_task->>'id')::uuid;
+            if v_id is null and (v_task->>'id')::uuid = any (v_ids) then
+                v_id := (v_task->>'id')::uuid;
+            end if;
+        end if;
+        v_new := v_new || (v_id is null);
+        v_id := coalesce(v_id, (v_task->>'id')::uuid, gen_random_uuid());
+        v_ids := v_ids || v_id;
+        if v_task->>'dedupe_key' is not null then
+            v_keys := v_keys || jsonb_build_object(v_task->>'dedupe_key', v_id);
+        end if;
+        if v_new[v_index + 1] then
+            v_depends := '{}';
+            for v_ref in select value from jsonb_array_elements_text(coalesce(nullif(v_task->'depends_on', 'null'), '[]')) loop
+                v_depends := v_depends || public.internal_reference(v_ref, v_ids, v_index);
+            end loop;
+            v_rows := v_rows || (jsonb_strip_nulls(v_task - 'params') || jsonb_build_object(
+                'id', v_id, 'depends_on', v_depends, 'params', coalesce(nullif(v_task->'params', 'null'), '{}'),
+                'at', p_now + v_index * interval '1 microsecond'));  -- claimed in the order of the batch
+        end if;
+        v_index := v_index + 1;
+    end loop;
+
+    insert into public.tasks (id, task_type, params, pool, priority, max_attempts, run_after, depends_on, dedupe_key,
+                              timeout_s, created_at, updated_at)
+    select (r->>'id')::uuid, r->>'task_type', r->'params', r->>'pool',
+           coalesce((r->>'priority')::int, 0), (r->>'max_attempts')::int, (r->>'run_after')::timestamptz,
+           array(select jsonb_array_elements_text(r->'depends_on')::uuid), r->>'dedupe_key', (r->>'timeout_s')::numeric,
+           (r->>'at')::timestamptz, p_now
+      from unnest(v_rows) r
+    on conflict do nothing;
+    get diagnostics v_inserted = row_count;
+    if v_inserted <> cardinality(v_rows) then
+        raise exception 'a key was taken meanwhile' using errcode = 'ORBSY';
+    end if;
+    return jsonb_build_object('tasks', coalesce((
+        select jsonb_agg(jsonb_build_object('id', i.id, 'created', i.created) order by i.n)
+          from unnest(v_ids, v_new) with ordinality i (id, created, n)), '[]'));
+end
+$$;
+
+create or replace function public.internal_check_task(p_task jsonb, p_index int) returns void
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_what text := format('task %s', p_index);
+    v_key text;
+    v_value jsonb;
+    v_fine boolean;
+begin
+    perform public.internal_check_keys(p_task, array['id', 'task_type', 'params', 'pool', 'priority', 'max_attempts',
+        'run_after', 'depends_on', 'dedupe_key', 'timeout_s'], v_what);
+    if coalesce(p_task->>'task_type', '') = '' then
+        perform public.internal_refuse('OR007', v_what || ' has no task_type', '', 'say what kind of work it is');
+    end if;
+    for v_key, v_value in select key, value from jsonb_each(p_task) loop
+        if v_value = 'null' then
+            continue;
+        end if;
+        begin  -- a value that does not even parse is refused like one out of bounds
+            v_fine := case v_key
+                when 'id' then jsonb_typeof(v_value) = 'string' and (v_value #>> '{}')::uuid is not null
+                when 'task_type' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') <= 200
+                when 'params' then jsonb_typeof(v_value) = 'object' and octet_length(v_value::text) <= 1048576
+                              and not public.internal_is_unreadable(v_value)
+                when 'pool' then jsonb_typeof(v_value) = 'string'
+                                 and v_value #>> '{}' ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'
+                when 'priority' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int is not null
+                when 'max_attempts' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int between 1 and 100
+                when 'run_after' then jsonb_typeof(v_value) = 'string' and isfinite((v_value #>> '{}')::timestamptz)
+                when 'depends_on' then jsonb_typeof(v_value) = 'array' and jsonb_array_length(v_value) <= 10000
+                when 'dedupe_key' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 500
+                when 'timeout_s' then jsonb_typeof(v_value) = 'number'
+                                      and (v_value #>> '{}')::numeric between 0.001 and 2592000
+            end;
+        exception when data_exception then
+            v_fine := false;
+        end;
+        if not v_fine then
+            perform public.internal_refuse('OR007', format('%s: %s is not valid', v_what, v_key),
+                'got ' || left(v_value::text, 200),
+                case v_key
+                    when 'id' then 'a uuid'
+                    when 'task_type' then 'text of at most 200 characters'
+                    when 'params' then 'a JSON object of at most 1 MiB and 64 levels, without a number of more than 4000 digits'
+                    when 'pool' then 'letters, digits, _ and -, at most 63'
+                    when 'priority' then 'a whole number; higher goes first'
+                    when 'max_attempts' then 'a whole number from 1 to 100'
+                    when 'run_after' then 'a time in ISO 8601, with its offset'
+                    when 'depends_on' then 'a list of at most 10000 task ids, or "#0" for the first task of the batch'
+                    when 'dedupe_key' then 'text of at most 500 characters'
+                    else 'seconds, at most 2592000'
+                end);
+        end if;
+    end loop;
+end
+$$;
+
+-- The meaning of one entry of depends_on: a task's id, or "#n" for an earlier entry of the same batch.
+create or replace function public.internal_reference(p_reference text, p_ids uuid[], p_index int) returns uuid
+language plpgsql security definer set search_path = '' as $$
+declare
+    v_id uuid;
+begin
+    if p_reference ~ '^#[0-9]{1,9}$' then
+        if substr(p_reference, 2)::int < p_index then
+            return p_ids[substr(p_reference, 2)::int + 1];
+        end if;
+    elsif p_reference ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
+        v_id := p_reference::uuid;
+        if v_id = any (p_ids[1:p_index]) or exists (select from public.tasks t where t.id = v_id) then
+            return v_id;
+        end if;
+    end if;
+    perform public.internal_refuse('OR007', format('task %s depends on %L, which does not exist', p_index, left(p_reference, 100)),
+        'a dependency is an existing task, or an entry before it in the batch',
+        'submit it first, or name it "#0", "#1", … by its place in the batch');
+    return null;
+end
+$$;
+
+create or replace function public.task_cancel(p_id uuid, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+begin
+    select * into v_task from public.tasks t where t.id = p_id for no key update;
+    if not found then
+        return jsonb_build_object('outcome', 'not_found', 'status', null);
+    elsif v_task.status = 'Queued' then
+        update public.tasks t set status = 'Cancelled', blocked = false, cancel_requested_at = v_now where t.id = p_id;
+        return jsonb_build_object('outcome', 'cancelled', 'status', 'Cancelled');
+    elsif v_task.status = 'In Progress' then  -- its agent is told with the next heartbeat
+        update public.tasks t set cancel_requested_at = v_now where t.id = p_id and t.cancel_requested_at is null;
+        return jsonb_build_object('outcome', 'cancelling', 'status', 'In Progress');
+    end if;
+    return jsonb_build_object('outcome', 'already', 'status', v_task.status);
+end
+$$;
+
+-- Queues a failed or cancelled task again with a full set of attempts, and the tasks that failed only because of it.
+create or replace function public.task_retry(p_id uuid, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+    v_ids uuid[];
+begin
+    select * into v_task from public.tasks t where t.id = p_id for no key update;
+    if not found then
+        return jsonb_build_object('outcome', 'not_found');
+    elsif v_task.status not in ('Failed', 'Cancelled') then
+        return jsonb_build_object('outcome', 'not_ended', 'status', v_task.status);
+    end if;
+    select array_agg(l.id) into v_ids from (
+        select t.id from public.tasks t where t.id = any (public.internal_failed_behind(p_id)) order by t.id for no key update) l;
+    update public.tasks t
+       set status = 'Queued', uncounted = t.attempts, run_after = null, worker_id = null, lease_expires_at = null,
+           cancel_requested_at = null, error_message = null, failure_code = null, failed_at_point = null,
+           progress = null, progress_at = null, blocked = t.depends_on <> '{}'
+     where t.id = any (v_ids);
+    return jsonb_build_object('outcome', 'requeued', 'tasks', to_jsonb(v_ids));
+exception when unique_violation then
+    perform public.internal_refuse('OR007', 'a task with the same dedupe_key is already queued or running',
+        format('dedupe_key %L', v_task.dedupe_key), 'wait for that one, or cancel it');
+    return null;
+end
+$$;
+
+-- This task and those that failed only because of it, at any depth.
+create or replace function public.internal_failed_behind(p_id uuid) returns uuid[]
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+    with recursive behind (id) as (
+        select p_id
+        union
+        select f.id from behind b cross join lateral (
+            select t.id from public.tasks t
+             where t.depends_on @> array[b.id] and t.depends_on <> '{}' and t.status = 'Failed'
+               and t.failure_code = 'DEPENDENCY_FAILED') f
+    )
+    select array_agg(b.id) from behind b
+$$;
+
+create or replace function public.task_get(p_id uuid, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select jsonb_build_object(
+        'task', (select to_jsonb(t) from public.tasks t where t.id = p_id),
+        'attempts', coalesce((select jsonb_agg(to_jsonb(a) order by a.attempt)
+                                from public.task_attempts a where a.task_id = p_id), '[]'))
+$$;
+
+create or replace function public.task_list(
+    p_status text, p_task_type text, p_limit int, p_now timestamptz default null
+) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select jsonb_build_object(
+        'tasks', coalesce((
+            select jsonb_agg(to_jsonb(t) order by t.created_at desc, t.id) from (
+                select * from public.tasks t
+                 where (p_status is null or t.status::text = p_status)
+                   and (p_task_type is null or t.task_type = p_task_type)
+                 order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
+        'counts', coalesce((
+            select jsonb_object_agg(c.status, c.n)
+              from (select t.status, count(*) as n from public.tasks t
+                     where p_task_type is null or t.task_type = p_task_type group by t.status) c), '{}'))
+$$;

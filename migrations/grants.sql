@@ -1,0 +1,87 @@
+-- Who may do what, as it is now: everything is revoked, then allowed. Applied after any other change.
+--
+-- The prefix of a function says who calls it. gpu_worker, the role of pods, may call worker_* and nothing else. service_role
+-- may call worker_*, fleet_* and task_*, and use the tables. internal_* is for the owner. anon and authenticated may nothing;
+-- a user's own grants and policies on `tasks` and `workers` stay as they are (see tables/0001_baseline.sql).
+
+do $$
+begin
+    if not exists (select from pg_catalog.pg_roles where rolname = 'gpu_worker') then
+        begin
+            create role gpu_worker nologin;
+        exception when duplicate_object or unique_violation then
+            null;  -- roles belong to the whole server: another database's migration was quicker
+        end;
+    end if;
+    if exists (select from pg_catalog.pg_roles where rolname = 'authenticator')
+       and not pg_has_role('authenticator', 'gpu_worker', 'member') then
+        grant gpu_worker to authenticator;  -- PostgREST's login
+    end if;
+    begin
+        execute format('grant gpu_worker to %I', current_user);  -- the gateway takes this role
+    exception when insufficient_privilege then
+        raise notice 'this login may not take the role gpu_worker on: the worker gateway needs it' using errcode = 'OR100';
+    end;
+    grant usage on schema public to gpu_worker;
+end
+$$;
+
+do $$
+declare
+    c_views constant text[] := array['orchestrator_status', 'active_workers_health', 'recent_task_activity',
+                                     'worker_performance', 'task_queue_analysis', 'recent_errors'];
+    c_tables constant text[] := array['costs', 'decisions', 'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts',
+                                      'log_objects', 'offers', 'releases', 'schema_migrations', 'task_attempts', 'task_counts',
+                                      'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks_unsettled', 'worker_asks',
+                                      'worker_attempts', 'worker_events', 'worker_transitions'];
+    v_others constant text := (
+        select string_agg(r, ', ') from (
+            select 'public' as r
+            union all
+            select quote_ident(rolname) from pg_catalog.pg_roles where rolname in ('anon', 'authenticated')) r);
+    v_service constant boolean := exists (select from pg_catalog.pg_roles where rolname = 'service_role');
+    v_name text;
+    v_function record;
+begin
+    foreach v_name in array c_tables || c_views || 'database_identity'::text loop
+        execute format('revoke all on public.%I from %s', v_name, v_others);
+    end loop;
+    for v_name in  -- Supabase grants new sequences to everybody
+        select s.relname from pg_catalog.pg_class s
+          join pg_catalog.pg_depend d on d.objid = s.oid and d.deptype = 'i' and d.classid = 'pg_catalog.pg_class'::regclass
+          join pg_catalog.pg_class t on t.oid = d.refobjid
+         where s.relkind = 'S' and t.relnamespace = 'public'::regnamespace and t.relname = any (c_tables)
+        union all
+        select 'task_attempts_floor'
+    loop
+        execute format('revoke all on sequence public.%I from %s', v_name, v_others);
+    end loop;
+    if v_service then
+        revoke all on sequence public.task_attempts_floor from service_role;
+        foreach v_name in array c_tables || array['tasks', 'workers'] loop
+            execute format('grant all on public.%I to service_role', v_name);
+        end loop;
+        grant select on public.database_identity to service_role;
+        foreach v_name in array c_views loop
+            execute format('revoke all on public.%I from service_role', v_name);
+            execute format('grant select on public.%I to service_role', v_name);
+        end loop;
+    end if;
+
+    for v_function in
+        select distinct f.signature, split_part(split_part(f.signature, '.', 2), '_', 1) as prefix
+          from public.schema_migrations m cross join unnest(m.functions) f (signature)
+    loop
+        execute format('revoke all on function %s from gpu_worker, %s', v_function.signature, v_others);
+        if v_service then
+            execute format('revoke all on function %s from service_role', v_function.signature);
+        end if;
+        if v_function.prefix = 'worker' then
+            execute format('grant execute on function %s to gpu_worker', v_function.signature);
+        end if;
+        if v_service and v_function.prefix in ('worker', 'fleet', 'task') then
+            execute format('grant execute on function %s to service_role', v_function.signature);
+        end if;
+    end loop;
+end
+$$;

@@ -1,0 +1,94 @@
+-- The triggers, as they are now. CREATE OR REPLACE takes a lock that blocks writers of the table but no readers, until the
+-- transaction that reapplies the functions ends. A trigger that goes needs a `drop trigger if exists` here.
+
+create or replace trigger workers_changing before insert or update on public.workers
+    for each row execute function public.internal_worker_changing();
+create or replace trigger workers_added after insert on public.workers
+    for each row execute function public.internal_worker_changed();
+create or replace trigger workers_changed after update on public.workers
+    for each row when (old.status is distinct from new.status or old.stage is distinct from new.stage
+                       or old.drain_requested_at is distinct from new.drain_requested_at
+                       or old.stop_requested_at is distinct from new.stop_requested_at
+                       or old.ssh_host is distinct from new.ssh_host or old.ssh_port is distinct from new.ssh_port)
+    execute function public.internal_worker_changed();
+create or replace trigger workers_climbed before update on public.workers
+    for each row when (old.status = 'spawning' and new.status <> 'spawning')
+    execute function public.internal_worker_climbed();
+create or replace trigger workers_billing before update of status on public.workers
+    for each row execute function public.internal_worker_billing();
+create or replace trigger workers_sick after update of exit_cause on public.workers
+    for each row when (new.exit_cause = 'worker_sick' and old.exit_cause is distinct from new.exit_cause)
+    execute function public.internal_worker_sick();
+create or replace trigger worker_events_final before update on public.worker_events
+    for each statement execute function public.internal_events_are_final();
+create or replace trigger costs_booking before insert on public.costs
+    for each row execute function public.internal_cost_booking();
+
+create or replace trigger task_attempts_removed after delete on public.task_attempts referencing old table as removed
+    for each statement execute function public.internal_attempts_removed();
+create or replace trigger task_attempts_truncated before truncate on public.task_attempts
+    for each statement execute function public.internal_attempts_removed();
+create or replace trigger task_attempts_renumbered
+    after update of task_id, attempt, worker_id, nonce on public.task_attempts
+    for each row when ((old.task_id, old.attempt, old.worker_id, old.nonce)
+                       is distinct from (new.task_id, new.attempt, new.worker_id, new.nonce))
+    execute function public.internal_attempts_removed();
+create or replace trigger failure_code_checked before insert or update of failure_code on public.task_attempts
+    for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
+
+-- A constraint trigger cannot be replaced in place.
+drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
+create constraint trigger tasks_unsettled_at_commit after insert on public.tasks_unsettled
+    deferrable initially deferred for each row execute function public.internal_settle_at_commit();
+
+-- The table that users write to comes last, so that it is locked for the shortest time.
+-- Projects that name one earlier task in `dependant_on` may go on doing so: depends_on follows it.
+do $$
+declare
+    v_type constant text := (
+        select format_type(a.atttypid, null) from pg_catalog.pg_attribute a
+         where a.attrelid = 'public.tasks'::regclass and a.attname = 'dependant_on' and not a.attisdropped);
+begin
+    if v_type in ('uuid', 'uuid[]') then
+        execute format(
+            'create or replace function public.internal_dependant_on() returns trigger
+             language plpgsql security definer set search_path = '''' set jit = off as $f$
+             begin
+                 if tg_op = ''INSERT'' then
+                     if new.depends_on = ''{}'' and new.dependant_on is not null then
+                         new.depends_on := %s;
+                     end if;
+                 elsif new.dependant_on is distinct from old.dependant_on and new.depends_on = old.depends_on then
+                     new.depends_on := coalesce(%s, ''{}'');
+                 end if;
+                 return new;
+             end $f$',
+            case v_type when 'uuid' then 'array[new.dependant_on]' else 'new.dependant_on' end,
+            case v_type when 'uuid' then 'array_remove(array[new.dependant_on], null)' else 'new.dependant_on' end);
+        create or replace trigger tasks_dependant_on before insert or update on public.tasks
+            for each row execute function public.internal_dependant_on();
+    end if;
+end
+$$;
+create or replace trigger failure_code_checked before insert or update of failure_code on public.tasks
+    for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
+create or replace trigger tasks_routed before insert on public.tasks
+    for each row execute function public.internal_task_routed();
+create or replace trigger tasks_bounded before insert or update of params, depends_on, task_type on public.tasks
+    for each row execute function public.internal_task_bounded();
+create or replace trigger tasks_changing before update on public.tasks
+    for each row execute function public.internal_task_changing();
+create or replace trigger tasks_added after insert on public.tasks referencing new table as added
+    for each statement execute function public.internal_tasks_added();
+create or replace trigger tasks_changed after update on public.tasks referencing old table as was new table as changed
+    for each statement execute function public.internal_tasks_changed();
+create or replace trigger tasks_removed after delete on public.tasks referencing old table as removed
+    for each statement execute function public.internal_tasks_removed();
+create or replace trigger tasks_removed_all after truncate on public.tasks
+    for each statement execute function public.internal_tasks_removed();
+create or replace trigger tasks_counted_added after insert on public.tasks referencing new table as added
+    for each statement execute function public.internal_tasks_counted();
+create or replace trigger tasks_counted_removed after delete on public.tasks referencing old table as removed
+    for each statement execute function public.internal_tasks_counted();
+create or replace trigger tasks_counted_truncated after truncate on public.tasks
+    for each statement execute function public.internal_tasks_counted();

@@ -1,0 +1,146 @@
+"""The SQL files: which there are, how they are applied, and the version that they stand for together."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Literal
+
+from orchestrator import __version__ as release
+from orchestrator.ports import SchemaMismatch
+
+CHECKOUT = Path(__file__).resolve().parents[2] / "migrations"
+TABLE_FILE = re.compile(r"tables/(\d{4})_([a-z0-9_]+)\.sql")
+CURRENT = ("views.sql", "triggers.sql", "grants.sql")  # after the functions, in this order
+DEPLOY = re.compile(r"-- (pre|post)-deploy")
+NO_TRANSACTION = "-- no transaction"
+TABLE = re.compile(r"^create table public\.(\w+)", re.MULTILINE)  # not "if not exists": those may be a project's own
+FUNCTION = re.compile(r"create or replace function public\.(\w+)", re.IGNORECASE)
+# What a semicolon does not end: comments, strings, quoted names, dollar-quoted texts.
+TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
+DIGEST_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class SqlFile:
+    """One file; `path` is below the directory of migrations. Line ends are Unix."""
+
+    path: str
+    sql: str
+
+    @property
+    def version(self) -> str:
+        """What the ledger calls it: the number of a table file, or the path of any other."""
+        match = TABLE_FILE.fullmatch(self.path)
+        return match[1] if match else self.path
+
+    @property
+    def name(self) -> str:
+        """The subject."""
+        return re.sub(r"^\d{4}_", "", self.path.rpartition("/")[2].removesuffix(".sql"))
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the text."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+    @property
+    def post_deploy(self) -> bool:
+        """Whether a table file is applied after the functions and triggers."""
+        match = DEPLOY.fullmatch(self.sql.partition("\n")[0])
+        if match is None:
+            raise SchemaMismatch(f"{self.path} does not begin with '-- pre-deploy' or '-- post-deploy'")
+        return match[1] == "post"
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a table file is applied as one transaction. Otherwise it can be repeated after an interruption."""
+        return self.sql.split("\n", 2)[1] != NO_TRANSACTION
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the functions that it makes."""
+        return tuple(sorted(set(FUNCTION.findall(self.sql))))
+
+    def statements(self) -> list[str]:
+        """Its statements one by one, each with the comment in front of it."""
+        ends = [match.end() for match in TOKEN.finditer(self.sql) if match[0] == ";"]
+        return [self.sql[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class SqlFiles:
+    """All files: `tables` are applied once, in order; `current` again whenever one of them has changed."""
+
+    tables: tuple[SqlFile, ...]
+    current: tuple[SqlFile, ...]
+
+    @property
+    def version(self) -> "SchemaVersion":
+        """The version of a database that has all of them."""
+        rows = ((file.version, file.checksum) for file in (*self.tables, *self.current))
+        return SchemaVersion(self.tables[-1].version, release, digest(rows))
+
+
+@dataclass(frozen=True)
+class SchemaVersion:
+    """`<last table file>-<release that applied the files>-<digest of all files>`, as fleet_describe tells it."""
+
+    tables: str
+    release: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.tables}-{self.release}-{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> "SchemaVersion | None":
+        """None for the version of a database that no release has made."""
+        match = re.fullmatch(r"(\d{4})-([^-]+)-([0-9a-f]+)", text)
+        return cls(*match.groups()) if match else None
+
+    def standing(self, there: str) -> Literal["older", "current", "newer"]:
+        """How the database's version compares with this one, of the files.
+
+        The files of one release have one text. If they differ under the same release, they are being developed, and
+        those at hand are applied.
+        """
+        other = SchemaVersion.parse(there)
+        if other is None:
+            return "older"
+        if (other.tables, other.digest) == (self.tables, self.digest):
+            return "current"
+        return "newer" if _order(other) > _order(self) else "older"
+
+
+def _order(version: SchemaVersion) -> tuple[str, list[int]]:
+    return version.tables, [int(number) for number in re.findall(r"\d+", version.release)[:3]]
+
+
+def digest(rows: Iterable[tuple[str, str]]) -> str:
+    """Of versions and checksums; fleet_describe computes the same from the ledger."""
+    text = "\n".join(f"{version} {checksum}" for version, checksum in sorted(rows))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+
+
+def sql_files(directory: Traversable | None = None) -> SqlFiles:
+    """The files of the installed package or, in a checkout, of its directory `migrations`."""
+    packaged = resources.files("orchestrator") / "migrations"
+    directory = directory or (packaged if packaged.is_dir() else CHECKOUT)
+    if not (directory / "tables").is_dir():
+        raise SchemaMismatch(f"no migrations in {directory}")
+    tables = tuple(file for file in _read(directory, "tables/") if TABLE_FILE.fullmatch(file.path))
+    if [int(file.version) for file in tables] != list(range(1, len(tables) + 1)):
+        raise SchemaMismatch(f"the table files in {directory} are not numbered 0001, 0002, …")
+    others = {file.path: file for file in _read(directory, "")}
+    return SqlFiles(tables, (*_read(directory, "functions/"), *(others[path] for path in CURRENT if path in others)))
+
+
+def _read(directory: Traversable, folder: str) -> list[SqlFile]:
+    there = (directory / folder.rstrip("/") if folder else directory).iterdir()
+    found = {f"{folder}{entry.name}": entry for entry in there if entry.name.endswith(".sql")}
+    return [SqlFile(path, found[path].read_bytes().decode("utf-8").replace("\r\n", "\n")) for path in sorted(found)]

@@ -1,0 +1,166 @@
+"""What a database has: the table `schema_migrations`, and what a database without it may have instead."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
+
+from orchestrator.migrate.files import TABLE, SchemaVersion, SqlFile, SqlFiles, digest
+from orchestrator.ports import SchemaMismatch
+
+Connection = psycopg.AsyncConnection[TupleRow]
+
+# `version` is the number of a table file, or the path of a file that is applied again when its text has changed.
+# `functions` are the signatures that such a file has made. What it no longer makes is dropped, and nothing else.
+LEDGER = """create table if not exists public.schema_migrations (
+    version text primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default now()
+);
+alter table public.schema_migrations
+    add column if not exists release text,
+    add column if not exists functions text[];"""
+READ = "select to_jsonb(m) from public.schema_migrations m"
+EXISTS = "select to_regclass(%s) is not null"
+
+# Development databases, from before the first release: their last version has the tables of the files up to BASELINE.
+DEVELOPMENT_LAST = "20261202020300"
+DEVELOPMENT_DIGITS = 14
+BASELINE = "0004"
+SUPABASES_LEDGER = "supabase_migrations.schema_migrations"
+PUSHED = f"select 1 from {SUPABASES_LEDGER} where version::text = %s"  # noqa: S608
+
+KNOWN_BY = {"tasks": ("id", "task_type", "params", "status"), "workers": ("id", "status")}  # columns of a project's own
+OF_OTHERS = """
+select c.relname || ' is there already' from pg_catalog.pg_class c
+ where c.relnamespace = 'public'::regnamespace and c.relname = any (%(made)s)
+union all
+select format('%%s has no %%s', k.name, string_agg(w.name, ', ' order by w.name))
+  from jsonb_each(%(known_by)s) k (name, columns) cross join lateral jsonb_array_elements_text(k.columns) w (name)
+ where to_regclass('public.' || k.name) is not null
+   and not exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = to_regclass('public.' || k.name) and a.attname = w.name)
+ group by k.name
+"""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Checksums by version, and what else the rows say."""
+
+    checksums: dict[str, str] = field(default_factory=dict)
+    development: frozenset[str] = frozenset()  # versions from before the first release
+    release: str = ""  # that made the last change
+    exists: bool = False
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Versions of the table files that were applied."""
+        return tuple(sorted(version for version in self.checksums if version.isdigit()))
+
+    @property
+    def version(self) -> str:
+        """As fleet_describe tells it; empty for a database that no release has made."""
+        last = self.tables[-1] if self.tables else ""
+        return str(SchemaVersion(last, self.release, digest(self.checksums.items()))) if last else ""
+
+    @property
+    def is_development(self) -> bool:
+        """Whether a development version made the tables, and no release has adopted them."""
+        return bool(self.development) and not self.tables
+
+    def missing(self, files: SqlFiles) -> tuple[SqlFile, ...]:
+        """Table files that are still to be applied."""
+        there = {file.version for file in files.tables if file.version <= BASELINE} if self.is_development else ()
+        return tuple(file for file in files.tables if file.version not in (*self.tables, *there))
+
+    def changed(self, files: SqlFiles) -> tuple[SqlFile, ...]:
+        """Current texts that are not the database's; with any change the grants come again."""
+        changed = [file for file in files.current if self.checksums.get(file.version) != file.checksum]
+        grants = files.current[-1]
+        return tuple(changed) if not changed or grants in changed else (*changed, grants)
+
+    def removed(self, files: SqlFiles) -> tuple[str, ...]:
+        """Files whose functions the database has and that no longer exist."""
+        known = {file.version for file in files.current}
+        return tuple(sorted(v for v in self.checksums if not v.isdigit() and v not in known))
+
+
+async def read_ledger(connection: Connection) -> Ledger:
+    """The ledger of this database. SchemaMismatch if the table is another tool's."""
+    if not await _first(connection, EXISTS, "public.schema_migrations"):
+        return Ledger(development=await _pushed(connection))
+    rows: list[dict[str, Any]] = [row for (row,) in await (await connection.execute(READ)).fetchall()]
+    columns = {name for row in rows for name in row} or await _columns(connection)
+    if not {"version", "checksum"} <= columns:
+        raise SchemaMismatch(
+            "the database has a table schema_migrations that is another tool's; rename it, or use another database"
+        )
+    development = frozenset(r["version"] for r in rows if _is_development(r["version"])) or await _pushed(connection)
+    ours = sorted((row for row in rows if not _is_development(row["version"])), key=lambda row: row["applied_at"])
+    releases = [row["release"] for row in ours if row.get("release")]
+    return Ledger(
+        {r["version"]: r["checksum"] for r in ours}, development, releases[-1] if releases else "", exists=True
+    )
+
+
+async def check(connection: Connection, ledger: Ledger, files: SqlFiles) -> None:
+    """SchemaMismatch where the database is not one that these files can bring up to date."""
+    if ledger.is_development and DEVELOPMENT_LAST not in ledger.development:
+        raise SchemaMismatch(
+            f"the database was made by a development version: its last migration is {max(ledger.development)}; "
+            f"fix: run `migrate` of a checkout that has migration {DEVELOPMENT_LAST}, then this one"
+        )
+    if not ledger.tables and not ledger.is_development:
+        await _check_strangers(connection, files)
+    known = {file.version: file for file in files.tables}
+    missing = ledger.missing(files)
+    for stranger in (version for version in ledger.tables if version not in known):
+        if missing or stranger < files.tables[-1].version:  # not this version's future: another's past
+            raise SchemaMismatch(
+                f"the database was made from other files: it has migration {stranger}, which is not known here; "
+                "fix: run the version that migrated it, or use another database"
+            )
+    for version in ledger.tables:
+        if version in known and known[version].checksum != ledger.checksums[version]:
+            raise SchemaMismatch(
+                f"migration {known[version].path} was applied with another text; fix: restore the file: "
+                "table files are append-only"
+            )
+
+
+async def _check_strangers(connection: Connection, files: SqlFiles) -> None:
+    """Before the first statement: a table that was made ours by half would be nobody's."""
+    made = sorted({name for file in files.tables for name in TABLE.findall(file.sql)})
+    found = await (await connection.execute(OF_OTHERS, {"made": made, "known_by": Jsonb(KNOWN_BY)})).fetchall()
+    if found:
+        raise SchemaMismatch(
+            f"the database has tables of another program under names that are needed here, and stays as it was: "
+            f"{'; '.join(str(what) for (what,) in found)}; fix: rename them, or use a database of its own"
+        )
+
+
+async def _pushed(connection: Connection) -> frozenset[str]:
+    """A development version that `supabase db push` has applied, from its own history."""
+    if not await _first(connection, EXISTS, SUPABASES_LEDGER):
+        return frozenset()
+    pushed = await _first(connection, PUSHED, DEVELOPMENT_LAST)
+    return frozenset({DEVELOPMENT_LAST} if pushed else ())
+
+
+async def _columns(connection: Connection) -> set[str]:
+    names = "select attname from pg_catalog.pg_attribute where attrelid = to_regclass(%s)"
+    rows = await (await connection.execute(names, ("public.schema_migrations",))).fetchall()
+    return {name for (name,) in rows}
+
+
+async def _first(connection: Connection, query: str, *values: str) -> Any:
+    row = await (await connection.execute(query.encode(), values)).fetchone()
+    return row and row[0]
+
+
+def _is_development(version: str) -> bool:
+    return version.isdigit() and len(version) == DEVELOPMENT_DIGITS

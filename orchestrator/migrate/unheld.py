@@ -1,0 +1,34 @@
+"""Tasks In Progress that no worker holds: they are named after a migration, and queued again on request."""
+
+from orchestrator.migrate.ledger import Connection
+
+# Without the lease of a claim, and not with a worker that lives.
+UNHELD = """
+from public.tasks t
+ where t.status = 'In Progress'
+   and (t.lease_expires_at is null or t.lease_expires_at = 'infinity'
+        or not exists (select from public.task_attempts a where a.task_id = t.id and a.attempt = t.attempts))
+   and not exists (select from public.workers w where w.id = t.worker_id and w.status <> 'terminated')
+"""
+LIST = f"select t.id::text, t.task_type, t.pool, count(*) over () {UNHELD} order by t.updated_at, t.id limit %s"
+REQUEUE = f"""
+with unheld as (select t.id {UNHELD} for update)
+update public.tasks t set status = 'Queued', worker_id = null, lease_expires_at = null from unheld u where t.id = u.id
+"""  # noqa: S608
+NAMED = 20  # tasks in a note; the others are counted
+
+
+async def note_unheld(connection: Connection, *, requeue: bool) -> tuple[str, ...]:
+    """The note about tasks In Progress that no worker holds; with `requeue` they are queued again."""
+    found = await (await connection.execute(LIST, (NAMED,))).fetchall()
+    if not found:
+        return ()
+    total = found[0][3]
+    named = ", ".join(f"{task_id} ({task_type}, pool {pool})" for task_id, task_type, pool, _ in found)
+    listed = named + (f", and {total - len(found)} more" if total > len(found) else "")
+    if requeue:
+        done = await connection.execute(REQUEUE.encode())
+        return (f"{done.rowcount} tasks that no worker held are queued again: {listed}",)
+    then = "They are queued again TASK_STUCK_TIMEOUT_SEC after a change, except in pools with WORKER_START_COMMAND"
+    now = "now: python -m orchestrator migrate --requeue-held"
+    return (f"{total} tasks are In Progress and no worker holds them: {listed}. {then}; {now}",)
