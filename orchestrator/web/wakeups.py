@@ -44,7 +44,7 @@ class WakeupHub:
         return self._number
 
     def heard(self, channel: str, payload: str) -> None:
-        """A notification of the database, whatever its channel; see migrations/ for what is sent when."""
+        """A notification of the database, whatever its channel; see migrations/functions/ for what is sent when."""
         if channel == TASKS_CHANNEL:
             self.notify(payload)
         elif channel == FLEET_CHANNEL:
