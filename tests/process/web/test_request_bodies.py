@@ -61,9 +61,9 @@ HALF = str(Context(prec=1_000).multiply(Decimal(sys.float_info.min), Decimal("1.
     [
         ("9" * 4_299, 1, "more than 1000 characters"),
         ("0." + "1" * 1_000, 1, "more than 1000 characters"),
-        (HALF, 65, "64 numbers of more than 40 characters"),
-        ("1." + "7" * 49, 65, "64 numbers of more than 40 characters"),
-        ("-" + "7" * 40, 65, "64 numbers of more than 40 characters"),
+        (HALF, 65, "64 numbers of more than 25 characters"),
+        ("1." + "7" * 49, 65, "64 numbers of more than 25 characters"),
+        ("-" + "7" * 40, 65, "64 numbers of more than 25 characters"),
         ("1.2345678901234567e-300", 4_001, "4000 numbers with exponents of three digits"),
         ("1E300", 4_001, "4000 numbers with exponents of three digits"),
     ],
@@ -82,7 +82,7 @@ def test_numbers_that_cost_more_than_their_bytes_are_refused_before_the_parse(nu
 
 
 @pytest.mark.parametrize(
-    "least", [5e-324, 1.7976931348623157e308, -2.2250738585072014e-308, 0.1, 1e22, 2**127, -(2**127)]
+    "least", [5e-324, 1.7976931348623157e308, -2.2250738585072014e-308, 0.1, 1e22, 2**64, -(10**23)]
 )
 def test_every_float_and_every_long_integer_of_a_usual_size_is_accepted(least: float) -> None:
     """What Python's json writes of a float has 24 characters at most."""
@@ -108,7 +108,7 @@ async def test_a_worker_is_told_which_numbers_are_too_long(door: Door) -> None:
     [
         lambda size: b"1" * size,
         lambda size: b"[" + b"e-100," * (size // 6),
-        lambda size: b"[" + (b"1" * 40 + b",") * (size // 41),
+        lambda size: b"[" + (b"1" * 25 + b",") * (size // 26),
         lambda size: b"[" * size,
         lambda size: b'"' * size,
         lambda size: b"\\" * size,
