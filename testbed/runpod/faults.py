@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from testbed.runpod.machine_faults import MACHINE_FAULTS
+
 CAPACITY_TEXTS = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again.",
     "There are no longer any instances available with enough disk space.",
@@ -95,23 +97,8 @@ KINDS: Mapping[str, Kind] = {
     "no_nonce": Kind(Moment.POD, "create"),  # its environment lacks BOOTSTRAP_NONCE
     "wrong_pod_id": Kind(Moment.POD, "create"),  # its RUNPOD_POD_ID is another pod's
     "corrupt_uploads": Kind(Moment.POD, "create"),  # a byte of what comes by SFTP is another one on the disk
-    "zero_gpus": Kind(Moment.POD, "create"),
-    "gpu_missing": Kind(Moment.POD, "create"),  # one fewer than rented
-    "gpu_lost": Kind(Moment.POD, "create"),  # "Unable to determine the device handle"
-    "gpu_wrong_type": Kind(Moment.POD, "create"),  # `detail` is the type that it is, or another one
-    "gpu_small_memory": Kind(Moment.POD, "create"),  # nine tenths of the type's
-    "gpu_busy": Kind(Moment.POD, "create"),  # memory that nobody on the pod uses
-    "xid": Kind(Moment.POD, "create"),  # `detail` is the number, 79 without; the kernel's log can be read and shows it
-    "ecc_errors": Kind(Moment.POD, "create"),  # uncorrected ones
-    "remap_pending": Kind(Moment.POD, "create"),  # memory rows that wait to be remapped
-    "smi_hangs": Kind(Moment.POD, "create"),  # nvidia-smi never answers
-    "smi_absent": Kind(Moment.POD, "create"),
-    "nvlink_inactive": Kind(Moment.POD, "create"),
-    "nvlink_degraded": Kind(Moment.POD, "create"),  # two links of one GPU are down
-    "old_driver": Kind(Moment.POD, "create"),
-    "disk_full": Kind(Moment.POD, "create"),
+    **{kind: Kind(Moment.POD, "create") for kind in MACHINE_FAULTS},
     "disk_fills": Kind(Moment.POD, "create"),  # `seconds` after RUNNING; the pod's python3 sees it too
-    "no_inodes": Kind(Moment.POD, "create"),
     "agent_dies": Kind(Moment.POD, "create"),  # as soon as it was started
     "agent_cut_off": Kind(Moment.POD, "create"),  # it lives, and what it calls does not answer
     "slow_pull": Kind(Moment.POD, "create"),  # the log shows the image coming for `seconds`

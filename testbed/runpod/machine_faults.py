@@ -1,8 +1,14 @@
-"""A pod's machine in files: what its tools say while it is well, and what each fault changes in that."""
+"""A pod's machine in files: what its tools say while it is well, and what each fault changes in that.
+
+MACHINE_FAULTS is the list of these faults. The emulator's kinds, the emulator's tests and the fault matrix take it from
+here: a fault that is added here and in `facts` is tested by both.
+"""
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from orchestrator.core.failures import FailureCode
 from testbed.runpod.catalog import GPU_TYPES, GpuType
 
 DRIVER, OLD_DRIVER = ("570.124.06", "12.8"), ("470.57.02", "11.4")  # and the CUDA version each brings
@@ -11,6 +17,36 @@ BUSY_MIB = 9_000  # that nobody on the pod uses
 DOWN_LINKS = 2  # of the one GPU whose NVLinks are degraded
 SMI_MODES = {"smi_hangs": "hang", "smi_absent": "absent", "gpu_lost": "lost"}
 OTHER_GPU = "NVIDIA GeForce RTX 3090"  # for a pod that got the wrong one
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFault:
+    """What is wrong with a machine, and the failure code with which bring-up must end a worker on it."""
+
+    description: str
+    code: FailureCode
+
+
+MACHINE_FAULTS: Mapping[str, MachineFault] = {
+    "zero_gpus": MachineFault("RUNNING with no GPU", FailureCode.GPU_NOT_ATTACHED),
+    "gpu_missing": MachineFault("one GPU fewer than rented", FailureCode.GPU_COUNT),
+    "gpu_lost": MachineFault("nvidia-smi cannot reach a GPU", FailureCode.GPU_NOT_ATTACHED),
+    # `detail` is the type that it is, or another one
+    "gpu_wrong_type": MachineFault("another GPU than rented", FailureCode.GPU_TYPE),
+    "gpu_small_memory": MachineFault("nine tenths of the type's memory", FailureCode.GPU_MEMORY),
+    "gpu_busy": MachineFault("memory that nobody on the pod uses", FailureCode.GPU_BUSY),
+    # `detail` is another number than 79; the kernel's log can be read and shows it
+    "xid": MachineFault("an Xid 79 in the kernel's log", FailureCode.xid(79)),
+    "ecc_errors": MachineFault("uncorrected memory errors", FailureCode.ECC),
+    "remap_pending": MachineFault("memory rows that wait to be remapped", FailureCode.ECC),
+    "smi_hangs": MachineFault("nvidia-smi never answers", FailureCode.GPU_NOT_ATTACHED),
+    "smi_absent": MachineFault("no nvidia-smi", FailureCode.GPU_NOT_ATTACHED),
+    "nvlink_inactive": MachineFault("no NVLink between two GPUs", FailureCode.NVLINK_INACTIVE),
+    "nvlink_degraded": MachineFault("two NVLinks of a GPU are down", FailureCode.NVLINK_DEGRADED),
+    "old_driver": MachineFault("a driver too old for the image", FailureCode.DRIVER_TOO_OLD),
+    "disk_full": MachineFault("no room on the disk", FailureCode.DISK),
+    "no_inodes": MachineFault("no inodes left", FailureCode.INODES),
+}
 
 
 def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:

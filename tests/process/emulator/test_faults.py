@@ -14,6 +14,7 @@ from orchestrator.core import gpus, interconnect
 from orchestrator.core.machine_checks import platform, sections
 from orchestrator.pods import probe_scripts
 from testbed.runpod.faults import KINDS, Call, FaultTable, Moment
+from testbed.runpod.machine_faults import MACHINE_FAULTS
 from tests.process.emulator.build import Api, emulated, request, ssh, until
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -225,25 +226,8 @@ async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
     assert driver.startswith("470.")
 
 
-MACHINES = {  # fault -> the code that its pod's own tools come to, on two GPUs of a kind that has links
-    "disk_full": "DISK",
-    "no_inodes": "INODES",
-    "zero_gpus": "GPU_NOT_ATTACHED",
-    "smi_absent": "GPU_NOT_ATTACHED",
-    "smi_hangs": "GPU_NOT_ATTACHED",
-    "gpu_lost": "GPU_NOT_ATTACHED",
-    "gpu_missing": "GPU_COUNT",
-    "gpu_wrong_type": "GPU_TYPE",
-    "gpu_small_memory": "GPU_MEMORY",
-    "xid": "XID_79",
-    "ecc_errors": "ECC",
-    "remap_pending": "ECC",
-    "gpu_busy": "GPU_BUSY",
-    "old_driver": "DRIVER_TOO_OLD",
-    "nvlink_inactive": "NVLINK_INACTIVE",
-    "nvlink_degraded": "NVLINK_DEGRADED",
-    "slow_boot": None,
-}
+# fault -> the code that its pod's own tools come to, on two GPUs of a kind that has links
+MACHINES = {**{kind: fault.code for kind, fault in MACHINE_FAULTS.items()}, "slow_boot": None}
 
 
 @pytest.mark.parametrize(("kind", "code"), MACHINES.items())

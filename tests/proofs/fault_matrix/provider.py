@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.failures import FailureCode
+from testbed.runpod.machine_faults import MACHINE_FAULTS
 from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.infrastructure import SILENT, UNSHOWN
 from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case
@@ -117,6 +118,16 @@ def _lost_reply(kind: str, description: str, *, quick: bool = False, **more: Any
     return Case(kind, description, ADOPTED, says, until_named, faults=(fault,), pods=WAVE + 2, quick=quick, **more)
 
 
+# What a case needs besides the fault of its machine: the GPUs that can have it, or a stage that ends sooner.
+HARDWARE: Mapping[str, Mapping[str, Any]] = {
+    **{kind: {"settings": TWO_GPUS} for kind in ("gpu_missing", "gpu_lost", "nvlink_inactive", "nvlink_degraded")},
+    "remap_pending": {"settings": A100},
+    "smi_hangs": {
+        "says": "nvidia-smi has not answered|GPU_NOT_ATTACHED",
+        "settings": {"BRINGUP_DEADLINES": "gpu_inventory=4"},
+        "quick": True,
+    },
+}
 KINDS: tuple[Case, ...] = (
     Case(
         "no_capacity", "the first GPU type has no stock", "the next offer is asked at once", "NO_CAPACITY",
@@ -191,27 +202,10 @@ KINDS: tuple[Case, ...] = (
     _born("wrong_pod_id", "the pod's RUNPOD_POD_ID is another's", FailureCode.POD_MISMATCH),
     _born("no_nonce", "the pod has no BOOTSTRAP_NONCE", FailureCode.HOST_KEY_UNPROVEN),
     _born("corrupt_uploads", "a byte of each file that is sent there is changed", FailureCode.STALE_CODE),
-    _born("zero_gpus", "RUNNING with no GPU", FailureCode.GPU_NOT_ATTACHED),
-    _born("gpu_missing", "one GPU fewer than rented", FailureCode.GPU_COUNT, settings=TWO_GPUS),
-    _born("gpu_lost", "nvidia-smi cannot reach a GPU", FailureCode.GPU_NOT_ATTACHED, settings=TWO_GPUS),
-    _born("gpu_wrong_type", "another GPU than rented", FailureCode.GPU_TYPE),
-    _born("gpu_small_memory", "nine tenths of the type's memory", FailureCode.GPU_MEMORY),
-    _born("gpu_busy", "memory that nobody on the pod uses", FailureCode.GPU_BUSY),
-    _born("xid", "an Xid 79 in the kernel's log", FailureCode.xid(79)),
-    _born("ecc_errors", "uncorrected memory errors", FailureCode.ECC),
-    _born("remap_pending", "memory rows that wait to be remapped", FailureCode.ECC, settings=A100),
-    _born("smi_hangs", "nvidia-smi never answers", FailureCode.GPU_NOT_ATTACHED,
-          "nvidia-smi has not answered|GPU_NOT_ATTACHED", settings={"BRINGUP_DEADLINES": "gpu_inventory=4"},
-          quick=True),
-    _born("smi_absent", "no nvidia-smi", FailureCode.GPU_NOT_ATTACHED),
-    _born("nvlink_inactive", "no NVLink between two GPUs", FailureCode.NVLINK_INACTIVE, settings=TWO_GPUS),
-    _born("nvlink_degraded", "two NVLinks of a GPU are down", FailureCode.NVLINK_DEGRADED, settings=TWO_GPUS),
-    _born("disk_full", "no room on the disk", FailureCode.DISK),
-    _born("no_inodes", "no inodes left", FailureCode.INODES),
+    *(_born(kind, fault.description, fault.code, **HARDWARE.get(kind, {})) for kind, fault in MACHINE_FAULTS.items()),
     _born("agent_dies", "the agent ends as soon as it was started", FailureCode.NO_PROCESS, settings=POD_PYTHON),
     _born("agent_cut_off", "the agent lives and reaches nobody", FailureCode.NO_HEARTBEAT, "none has come|NO_HEARTBEAT",
           settings={**POD_PYTHON, "BRINGUP_DEADLINES": "heartbeat=5"}, quick=True),
-    _born("old_driver", "a driver too old for the image", FailureCode.DRIVER_TOO_OLD),
     _born("clock_skew", "the pod's clock is 300 s off", FailureCode.CLOCK_SKEW, seconds=300),
     _born("ssh_refused", "nothing listens at the SSH port", FailureCode.TCP_REFUSED, settings=CLIMB_S),
     _born("ssh_silent", "sshd accepts and says nothing", FailureCode.TCP_TIMEOUT, settings=CLIMB_S, quick=True),
