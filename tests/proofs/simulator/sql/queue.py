@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.proofs.simulator.sql.fitness import Fitness
 from tests.proofs.simulator.sql.tables import IDS, LIVE_TASK, Row, check_keys, jsonable, refuse
+from worker import protocol
 
 Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
@@ -259,7 +260,7 @@ class Queue(Fitness):
         held.sort(key=lambda t: (-t["priority"], t["created_at"], t["id"]))
         seen = ("id", "task_type", "output_location", "result_data")
         return [
-            {name: jsonable(t[name]) for name in ("id", "task_type", "params", "max_attempts", "timeout_s")}
+            {name: jsonable(t.get(name)) for name in protocol.CLAIMED}  # a column without a row in the model is null
             | {"attempt": t["attempts"], "output_prefix": _output_prefix(t, nonce)}
             | {"dependencies": [{k: jsonable(d[k]) for k in seen} for d in self._dependencies(t)]}
             for t in held
