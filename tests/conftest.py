@@ -53,6 +53,7 @@ def pytest_report_header() -> str:
     return f"PostgreSQL: {installed()}"
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own implementation
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests, assign them to groups, and leave out those whose program this machine lacks."""
     kept, dropped = [], []

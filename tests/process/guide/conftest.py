@@ -110,7 +110,7 @@ class Fleet:
         """A pod of this fleet that no row names; its id."""
         name = f"gpu-20260101_000000-{uuid.uuid4().hex[:8]}"
         script = (
-            "import asyncio; from orchestrator import wiring; from orchestrator.config.settings import load\n"
+            "import asyncio; from orchestrator import wiring; from orchestrator.config.environment import load\n"
             "from orchestrator.core.model import PodSpec\n"
             "async def main():\n"
             "    s = load(); cloud = wiring.open_cloud(s)\n"

@@ -20,7 +20,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         yield shared
 
 
-@pytest.mark.parametrize("trial", QUICK, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
 async def test_no_secret_is_left_anywhere(shared: SharedServices, tmp_path: Path, case: Case) -> None:
     """Both kinds of ends, and both transports; `./run soak secrets` takes every trial there is."""
     assert not await searched(case, shared, tmp_path)

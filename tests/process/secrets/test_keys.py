@@ -161,6 +161,10 @@ def test_a_mangled_public_key_is_what_it_was(name: str) -> None:
         ("words", "not a line"),
         ("*****", "masked"),
     ],
+    ids=[  # the keys are new in each process, and a test has one name in all of them
+        *("without its end", "without its second part", "a private RSA key", "a private Ed25519 key", "with options"),
+        *("a fingerprint", "a path", "a command", "a mangled blob", "words", "stars"),
+    ],
 )
 def test_a_public_key_that_is_none_is_refused_by_name(given: str, says: str) -> None:
     """A private key in its place above all: pods are shown the public one."""

@@ -173,6 +173,7 @@ def test_a_secret_is_shown_by_no_complaint(monkeypatch: pytest.MonkeyPatch) -> N
         (PUB, PUB, "RUNPOD_SSH_PRIVATE_KEY cannot be used: it is a public key"),
         (PEM, asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode(), "SHA256"),
     ],
+    ids=["mangled", "two private keys", "two public keys", "two pairs"],
 )
 def test_a_pair_that_cannot_work_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, private: str, public: str, says: str | None
