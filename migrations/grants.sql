@@ -43,7 +43,7 @@ declare
     v_name text;
     v_function record;
 begin
-    foreach v_name in array c_tables || c_views || 'database_identity'::text loop
+    foreach v_name in array c_tables || c_views || array['database_identity', 'task_floors'] loop
         execute format('revoke all on public.%I from %s', v_name, v_others);
     end loop;
     for v_name in  -- Supabase grants new sequences to everybody
@@ -51,13 +51,11 @@ begin
           join pg_catalog.pg_depend d on d.objid = s.oid and d.deptype = 'i' and d.classid = 'pg_catalog.pg_class'::regclass
           join pg_catalog.pg_class t on t.oid = d.refobjid
          where s.relkind = 'S' and t.relnamespace = 'public'::regnamespace and t.relname = any (c_tables)
-        union all
-        select 'task_attempts_floor'
     loop
         execute format('revoke all on sequence public.%I from %s', v_name, v_others);
     end loop;
     if v_service then
-        revoke all on sequence public.task_attempts_floor from service_role;
+        revoke all on public.task_floors from service_role;
         foreach v_name in array c_tables || array['tasks', 'workers'] loop
             execute format('grant all on public.%I to service_role', v_name);
         end loop;

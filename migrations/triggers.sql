@@ -74,7 +74,7 @@ create or replace trigger failure_code_checked before insert or update of failur
     for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
 create or replace trigger tasks_routed before insert on public.tasks
     for each row execute function public.internal_task_routed();
-create or replace trigger tasks_bounded before insert or update of params, depends_on, task_type on public.tasks
+create or replace trigger tasks_bounded before insert or update of params, depends_on, task_type, timeout_s on public.tasks
     for each row execute function public.internal_task_bounded();
 create or replace trigger tasks_changing before update on public.tasks
     for each row execute function public.internal_task_changing();

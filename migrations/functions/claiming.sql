@@ -104,7 +104,8 @@ begin
     end if;
     return jsonb_build_object(
         'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_task.attempts,
-        'max_attempts', p_task.max_attempts, 'timeout_s', p_task.timeout_s,
+        'max_attempts', p_task.max_attempts,
+        'timeout_s', case when p_task.timeout_s between 0.001 and 2592000 then p_task.timeout_s end,
         'output_prefix', public.internal_output_prefix(p_task.id, p_task.attempts, p_nonce),
         'dependencies', v_dependencies);
 end
@@ -264,15 +265,15 @@ language plpgsql security definer set search_path = '' set enable_sort = off as 
 declare
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
-    v_floor int := (select f.last_value from public.task_attempts_floor f);
 begin
     with taken as (
         update public.tasks t
            set status = 'In Progress', worker_id = p_worker.id, updated_at = p_now,
                (attempts, uncounted) = (
                    select n.attempt, t.uncounted + n.attempt - t.attempts - 1
-                     from (select 1 + greatest(t.attempts, v_floor, (select max(a.attempt) from public.task_attempts a
-                                                                      where a.task_id = t.id)) as attempt) n),
+                     from (select 1 + greatest(
+                               t.attempts, (select f.attempt from public.task_floors f where f.task_id = t.id),
+                               (select max(a.attempt) from public.task_attempts a where a.task_id = t.id)) as attempt) n),
                lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
                progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
                failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
@@ -462,34 +463,26 @@ language sql stable security definer set search_path = '' as $$
                       and w.status in ('active', 'idle') and w.drain_requested_at is null)
 $$;
 
--- Raises the floor of attempt numbers.
-create or replace function public.internal_raise_floor(p_attempt int) returns void
-language plpgsql security definer set search_path = '' as $$
-begin
-    -- Without the lock the lower of two values could be written last.
-    perform pg_advisory_xact_lock(hashtextextended('orchestrator attempts floor', 0));
-    perform setval('public.task_attempts_floor', p_attempt)
-       from public.task_attempts_floor f where p_attempt > f.last_value;
-end
-$$;
-
+-- Keeps the highest number of each task whose row goes, as long as a worker could use it.
 create or replace function public.internal_attempts_removed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
-declare
-    v_highest int;
 begin
     if tg_op = 'DELETE' then
-        select max(r.attempt) into v_highest
-          from removed r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce where w.status <> 'terminated';
+        insert into public.task_floors as f (task_id, attempt, noted_at)
+        select r.task_id, max(r.attempt), clock_timestamp()
+          from removed r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce
+         where w.status <> 'terminated' group by r.task_id order by r.task_id
+        on conflict (task_id) do update set attempt = greatest(f.attempt, excluded.attempt), noted_at = excluded.noted_at;
     elsif tg_op = 'TRUNCATE' then
-        select max(r.attempt) into v_highest
+        insert into public.task_floors as f (task_id, attempt, noted_at)
+        select r.task_id, max(r.attempt), clock_timestamp()
           from public.task_attempts r join public.workers w on w.id = r.worker_id and w.nonce = r.nonce
-         where w.status <> 'terminated';
+         where w.status <> 'terminated' group by r.task_id order by r.task_id
+        on conflict (task_id) do update set attempt = greatest(f.attempt, excluded.attempt), noted_at = excluded.noted_at;
     else
-        v_highest := old.attempt;
-    end if;
-    if v_highest is not null then
-        perform public.internal_raise_floor(v_highest);
+        insert into public.task_floors as f (task_id, attempt, noted_at)
+        values (old.task_id, old.attempt, clock_timestamp())
+        on conflict (task_id) do update set attempt = greatest(f.attempt, excluded.attempt), noted_at = excluded.noted_at;
     end if;
     return null;
 end

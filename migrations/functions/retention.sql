@@ -67,6 +67,8 @@ begin
     )
     insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
     select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
+    delete from public.task_floors f  -- no launch that could use the number is left
+     where not exists (select from public.workers w where w.status <> 'terminated' and w.created_at <= f.noted_at);
     perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end

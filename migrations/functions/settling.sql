@@ -276,8 +276,9 @@ begin
         with done as (
             update public.tasks t
                set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_DELETED',
-                   error_message = coalesce(format('Dependency %s does not exist: it was deleted before it was complete',
-                                                   (v_lost->>t.id::text)::uuid), 'depends_on contains NULL')
+                   error_message = case
+                       when v_lost->t.id::text = 'null' then 'depends_on contains NULL'
+                       else format('Dependency %s does not exist: it was deleted before it was complete', v_lost->>t.id::text) end
              where t.id = any (v_some) and t.status = 'Queued' returning t.id
         )
         select v_done || array_agg(d.id) into v_done from done d;

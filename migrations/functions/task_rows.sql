@@ -17,6 +17,7 @@ begin
         new.max_attempts := coalesce(new.max_attempts, v_type.max_attempts, 3);
         new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
     end if;
+    new.blocked := new.status = 'Queued' and new.depends_on <> '{}';
     return new;
 end
 $$;
@@ -29,6 +30,13 @@ declare
     c_depends_on constant int := 10000;
     c_type_letters constant int := 200;
 begin
+    if (tg_op = 'INSERT' or new.timeout_s is distinct from old.timeout_s) and new.timeout_s not between 0.001 and 2592000 then
+        perform public.internal_refuse('OR007', 'timeout_s is not valid', format('got %s', new.timeout_s),
+            'seconds, at most 2592000, or NULL for none');
+    elsif (tg_op = 'INSERT' or new.depends_on is distinct from old.depends_on)
+          and exists (select from unnest(new.depends_on) n (id) where n.id is null) then
+        perform public.internal_refuse('OR007', 'depends_on contains NULL', '', 'ids of tasks, or {} for none');
+    end if;
     if octet_length(new.params::text) > c_params_bytes then
         perform public.internal_refuse('OR007', 'params is too large',
             format('%s bytes, the limit is %s', octet_length(new.params::text), c_params_bytes),
@@ -64,6 +72,13 @@ begin
     end if;
     if new.attempts < new.uncounted then  -- a user starts them again
         new.uncounted := greatest(new.attempts, 0);
+    end if;
+    if new.blocked and new.depends_on = '{}' then
+        new.blocked := false;
+    elsif new.status = 'Queued' and not new.blocked
+          and (old.status in ('Complete', 'Failed', 'Cancelled') and new.depends_on <> '{}'
+               or new.depends_on is distinct from old.depends_on and new.depends_on <> '{}') then
+        new.blocked := true;  -- until it is settled, after this statement
     end if;
     if new.pool is null then
         new.pool_by_type := true;
@@ -123,12 +138,15 @@ declare
     v_finished text[];
     v_left uuid[];
     v_queued bigint;
+    -- Whether the statement is one of internal_settle_locked, and of no trigger within it.
+    v_is_settling boolean := current_setting('orchestrator.settling', true) is not distinct from (pg_trigger_depth() - 1)::text;
 begin
     -- A full join is hashed or merged: no plan of it is quadratic, whatever number of rows it was made for.
     select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status is distinct from b.status),
            array_agg(a.id) filter (where a.status = 'Queued'
                                      and (a.depends_on is distinct from b.depends_on
-                                          or b.status <> 'Queued' and a.depends_on <> '{}')),
+                                          or b.status <> 'Queued' and a.depends_on <> '{}'
+                                          or b.blocked and not a.blocked and not v_is_settling)),
            array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
                                                 and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
                                                      or b.run_after > coalesce(a.run_after, '-infinity'))),
@@ -145,8 +163,7 @@ begin
     if v_left is not null then
         perform public.internal_close_attempts(v_left, false);
     end if;
-    if v_ended is not null
-       and current_setting('orchestrator.settling', true) is distinct from (pg_trigger_depth() - 1)::text then
+    if v_ended is not null and not v_is_settling then
         perform public.internal_settle(public.internal_dependants(v_ended), '{}');
     end if;
     if v_taken_back is not null then

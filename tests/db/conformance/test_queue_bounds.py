@@ -107,3 +107,61 @@ async def test_a_deep_result_fails_only_what_would_be_given_it(fleet: Fleet, han
     assert [task["id"] for task in await (await fleet.agent()).claim(batch=10)] == [other]
     assert (await fleet.task(second))["failure_code"] == "INPUTS_UNREADABLE"
     assert (await fleet.task(first))["status"] == "Complete"
+
+
+TIMEOUTS = ("'NaN'", "'Infinity'", "'-Infinity'", "-5", "0", "2592001")
+
+
+@pytest.mark.parametrize("timeout_s", TIMEOUTS)
+async def test_a_timeout_that_is_no_time_is_refused_where_it_enters(
+    fleet: Fleet, hand: AsyncConnection[DictRow], timeout_s: str
+) -> None:
+    """By an insert and an update, as task_submit refuses it."""
+    with pytest.raises(psycopg.Error, match="timeout_s is not valid"):
+        await hand.execute(f"insert into tasks (task_type, timeout_s) values ('t', {timeout_s})".encode())
+    (task_id,) = await fleet.submit(timeout_s=5)
+    with pytest.raises(psycopg.Error, match="timeout_s is not valid"):
+        await hand.execute(f"update tasks set timeout_s = {timeout_s}".encode())
+    (task,) = await (await fleet.agent()).claim()
+    assert (task["id"], float(task["timeout_s"])) == (task_id, 5)
+
+
+@pytest.mark.parametrize("timeout_s", TIMEOUTS)
+async def test_a_timeout_that_got_past_the_triggers_counts_as_none(
+    fleet: Fleet, hand: AsyncConnection[DictRow], timeout_s: str
+) -> None:
+    """No agent gets it; other columns of the row can still be written."""
+    (task_id,) = await fleet.submit()
+    await hand.execute("set session_replication_role = replica")
+    await hand.execute(f"update tasks set timeout_s = {timeout_s}".encode())
+    await hand.execute("set session_replication_role = origin")
+    await hand.execute("update tasks set params = '{}', priority = 1")
+    agent = await fleet.agent()
+    (task,) = await agent.claim(number=1)
+    (again,) = await agent.claim(number=1)
+    assert [(one["id"], one["timeout_s"]) for one in (task, again)] == [(task_id, None)] * 2
+
+
+async def test_a_dependency_that_is_null_is_refused_where_it_enters(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """By an insert and an update."""
+    with pytest.raises(psycopg.Error, match="depends_on contains NULL"):
+        await hand.execute("insert into tasks (task_type, depends_on) values ('t', '{null}')")
+    await fleet.submit()
+    with pytest.raises(psycopg.Error, match="depends_on contains NULL"):
+        await hand.execute("update tasks set depends_on = '{null}'")
+
+
+async def test_a_dependency_that_is_null_past_the_triggers_fails_its_task(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """With its own reason, an hour later."""
+    (task_id,) = await fleet.submit()
+    await hand.execute("set session_replication_role = replica")
+    await hand.execute("update tasks set depends_on = '{null}', blocked = true, updated_at = '2020-01-01'")
+    await hand.execute("set session_replication_role = origin")
+    await fleet.fleet("retention")
+    row = await fleet.task(task_id)
+    assert (row["status"], row["failure_code"]) == ("Failed", "DEPENDENCY_DELETED")
+    assert row["error_message"] == "depends_on contains NULL"

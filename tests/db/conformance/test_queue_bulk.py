@@ -86,6 +86,26 @@ async def test_a_large_statement_after_a_small_one_is_not_quadratic(
     assert large < MOST_GROWTH * small, f"{small} rows, then {large}"
 
 
+async def test_dependants_are_inserted_in_linear_time_whatever_the_statistics_say(
+    hand: AsyncConnection[DictRow],
+) -> None:
+    """A table that was analyzed while it held one row and many empty pages: plans for it look cheap, row by row."""
+    await hand.execute("alter table tasks set (autovacuum_enabled = off)")
+    try:
+        await hand.execute(FIRST, (0, LARGE))
+        await hand.execute("delete from tasks where id <> (select id from tasks limit 1)")
+        await hand.execute("analyze tasks")
+        await explained(hand)
+        insert = "insert into tasks (task_type, depends_on) select 'u', array[id] from tasks, generate_series(1, {n})"
+        small = await work(hand, insert.replace("{n}", str(SMALL)))
+        await hand.execute("delete from tasks where task_type = 'u'")
+        large = await work(hand, insert.replace("{n}", str(LARGE)))
+    finally:
+        await hand.execute("alter table tasks reset (autovacuum_enabled)")
+    assert small > SMALL
+    assert large < MOST_GROWTH * small, f"{small} rows, then {large}"
+
+
 CHAIN = """insert into tasks (id, task_type, depends_on)
            select md5('{n} ' || g)::uuid, 't', case when g > 0 then array[md5('{n} ' || g - 1)::uuid] else '{}' end
              from generate_series(0, {long}) g"""

@@ -358,3 +358,46 @@ async def test_tasks_that_wait_for_each_other_end_also_if_they_need_a_complete_t
     await hand.execute("delete from tasks where id = %s", (first,))
     await fleet.fleet("retention")
     assert [(await fleet.task(numbered(n)))["failure_code"] for n in (1, 2)] == ["DEPENDENCY_CYCLE"] * 2
+
+
+BLOCKED = {
+    "inserted": "insert into tasks (task_type, blocked) values ('t', true)",
+    "updated": "insert into tasks (task_type) values ('t'); update tasks set blocked = true",
+}
+
+
+@pytest.mark.parametrize("how", BLOCKED)
+async def test_a_task_without_dependencies_cannot_be_made_to_wait(
+    fleet: Fleet, hand: AsyncConnection[DictRow], how: str
+) -> None:
+    """`blocked` says what follows from depends_on, whatever a user writes there."""
+    await hand.execute(BLOCKED[how].encode())
+    assert len(await (await fleet.agent()).claim()) == 1
+
+
+async def test_a_task_without_dependencies_that_waits_is_ready_after_the_retention(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Its row was written without triggers."""
+    await fleet.submit()
+    await hand.execute("set session_replication_role = replica")
+    await hand.execute("update tasks set blocked = true")
+    await hand.execute("set session_replication_role = origin")
+    await fleet.fleet("retention")
+    assert len(await (await fleet.agent()).claim()) == 1
+    assert await broken(hand) == {}
+
+
+@pytest.mark.parametrize("how", ["update tasks set blocked = false", "update tasks set blocked = not blocked"])
+async def test_a_task_that_waits_goes_on_waiting_whatever_a_user_writes_to_blocked(
+    fleet: Fleet, hand: AsyncConnection[DictRow], how: str
+) -> None:
+    """It is not claimed before what it needs is complete."""
+    first, second = await fleet.submit({}, {"depends_on": ["#0"]})
+    await hand.execute(how.encode())
+    agent = await fleet.agent()
+    (task,) = await agent.claim(batch=9)
+    assert task["id"] == first
+    await agent.complete(task)
+    assert [one["id"] for one in await agent.claim(batch=9)] == [second]
+    assert await broken(hand) == {}

@@ -96,6 +96,42 @@ async def test_a_reset_of_a_task_that_was_retried_is_no_error(fleet: Fleet, hand
     assert (await fleet.task(task_id))["uncounted"] == 0
 
 
+@pytest.mark.parametrize(
+    "after", ["update task_attempts set attempt = 1", "delete from task_attempts", "truncate task_attempts"]
+)
+async def test_a_number_that_no_claim_can_follow_costs_its_own_task_alone(
+    fleet: Fleet, hand: AsyncConnection[DictRow], after: str
+) -> None:
+    """It was written over the number of one claim, by a role that may write to task_attempts."""
+    agent = await fleet.agent()
+    bad, *others = await fleet.submit(count=5)
+    (task,) = await agent.claim()
+    assert task["id"] == bad
+    await hand.execute("update task_attempts set attempt = 2147483647")
+    await hand.execute(after.encode())
+    assert await agent.release(task) == "ok"
+    assert {one["id"] for one in await agent.claim(batch=9)} == set(others)
+    assert (await fleet.task(bad))["failure_code"] == "TASK_UNCLAIMABLE"
+
+
+async def test_what_guards_a_number_goes_when_no_worker_can_use_it(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """With the hourly retention, and not before."""
+    agent = await fleet.agent()
+    await fleet.submit()
+    await agent.claim()
+    await hand.execute("update workers set created_at = '2020-01-01'")
+    await hand.execute("delete from task_attempts")
+    kept = "select count(*) as n from task_floors"
+    await fleet.fleet("retention")
+    assert await (await hand.execute(kept)).fetchone() == {"n": 1}
+    await fleet.end(agent.id, State.ACTIVE)
+    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    await fleet.fleet("retention")
+    assert await (await hand.execute(kept)).fetchone() == {"n": 0}
+
+
 async def test_a_task_that_the_database_refuses_to_hand_over_fails_alone(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:

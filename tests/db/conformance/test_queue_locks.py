@@ -16,6 +16,7 @@ from tests.db.conformance.consistency import broken
 
 ROUNDS = 12
 WIDTH = 12
+WAITERS = 100  # insertions, each of which may wait a moment
 PATIENCE_S = 20.0  # for what must not wait for an open transaction at all
 INSERT = "insert into tasks (task_type, depends_on) values ('t', array[%s::uuid]) returning id"
 
@@ -256,3 +257,47 @@ async def test_a_truncation_closes_all_attempts(fleet: Fleet, hand: AsyncConnect
     await hand.execute("truncate tasks")
     rows = await (await hand.execute("select outcome from task_attempts")).fetchall()
     assert [row["outcome"] for row in rows] == ["lost"] * 3
+
+
+async def test_many_tasks_that_cannot_be_settled_yet_hold_up_no_other(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], database: str
+) -> None:
+    """A user's open transaction holds what they all need; a snapshot settles another one after a few looks at them."""
+    first, needed, late = await fleet.submit({}, {}, {"depends_on": ["#1"]})
+    await hand.execute(
+        "insert into tasks (task_type, depends_on) select 'u', array[%s::uuid] from generate_series(1, 1100)", (first,)
+    )
+    await other.execute("select from tasks where id = %s for no key update", (first,))
+    await hand.execute("insert into tasks_unsettled (task_ids) select array[id] from tasks where task_type = 'u'")
+    async with await psycopg.AsyncConnection.connect(database) as holder:
+        await holder.execute("select from tasks where id = %s for update", (late,))
+        await hand.execute("update tasks set status = 'Complete' where id = %s", (needed,))
+    for _ in range(ROUNDS):
+        await fleet.snapshot()
+        if await state(fleet, late) == ("Queued", False):
+            break
+    assert await state(fleet, late) == ("Queued", False)
+    await other.rollback()
+    for _ in range(ROUNDS):
+        await fleet.snapshot()
+    assert await broken(hand) == {}
+
+
+async def test_a_transaction_of_many_insertions_does_not_wait_for_each(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
+) -> None:
+    """Another transaction holds what they depend on. Neither does each of many transactions wait."""
+    (first,) = await fleet.submit()
+    await other.execute("select from tasks where id = %s for no key update", (first,))
+    async with asyncio.timeout(PATIENCE_S):
+        async with hand.transaction():
+            for _ in range(WAITERS):
+                await hand.execute(INSERT, (first,))
+        for _ in range(WAITERS):
+            await hand.execute(INSERT, (first,))
+    await other.execute("update tasks set status = 'Complete' where id = %s", (first,))
+    await other.commit()
+    for _ in range(ROUNDS):
+        await fleet.snapshot()
+    assert (await fleet.snapshot())["demand"][0]["claimable"] == 2 * WAITERS
+    assert await broken(hand) == {}

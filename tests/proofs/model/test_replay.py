@@ -200,7 +200,7 @@ async def test_the_model_answers_as_the_functions_do(fleet: Fleet, hand: AsyncCo
     for seed in range(WALKS):
         await hand.execute(
             "delete from task_attempts; delete from tasks; delete from workers; delete from fleet_lease;"
-            " select setval('task_attempts_floor', 0)"
+            " delete from task_floors"
         )
         draw, real = random.Random(seed), Real(fleet, hand)
         await real.begin()

@@ -59,6 +59,7 @@ TABLES_ONLY_REAL = {
     "task_results": "keeps results of tasks that were deleted; nobody deletes a task here",
     "tasks_unsettled": "what a lock of another transaction kept from being settled; a call here is atomic",
     "task_refusals": "tasks that a user's trigger keeps from changing; nobody has triggers here",
+    "task_floors": "guards numbers of attempts that a user deleted; nobody deletes an attempt here",
     "worker_asks": DOOR,
 }
 COLUMNS_ONLY_REAL = {
