@@ -109,7 +109,7 @@ async def test_a_deep_result_fails_only_what_would_be_given_it(fleet: Fleet, han
     assert (await fleet.task(first))["status"] == "Complete"
 
 
-TIMEOUTS = ("'NaN'", "'Infinity'", "'-Infinity'", "-5", "0", "2592001")
+TIMEOUTS = ("NaN", "Infinity", "-Infinity", "-5", "0", "2592001")
 
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS)
@@ -118,10 +118,10 @@ async def test_a_timeout_that_is_no_time_is_refused_where_it_enters(
 ) -> None:
     """By an insert and an update, as task_submit refuses it."""
     with pytest.raises(psycopg.Error, match="timeout_s is not valid"):
-        await hand.execute(f"insert into tasks (task_type, timeout_s) values ('t', {timeout_s})".encode())
+        await hand.execute("insert into tasks (task_type, timeout_s) values ('t', %s::numeric)", (timeout_s,))
     (task_id,) = await fleet.submit(timeout_s=5)
     with pytest.raises(psycopg.Error, match="timeout_s is not valid"):
-        await hand.execute(f"update tasks set timeout_s = {timeout_s}".encode())
+        await hand.execute("update tasks set timeout_s = %s::numeric", (timeout_s,))
     (task,) = await (await fleet.agent()).claim()
     assert (task["id"], float(task["timeout_s"])) == (task_id, 5)
 
@@ -133,7 +133,7 @@ async def test_a_timeout_that_got_past_the_triggers_counts_as_none(
     """No agent gets it; other columns of the row can still be written."""
     (task_id,) = await fleet.submit()
     await hand.execute("set session_replication_role = replica")
-    await hand.execute(f"update tasks set timeout_s = {timeout_s}".encode())
+    await hand.execute("update tasks set timeout_s = %s::numeric", (timeout_s,))
     await hand.execute("set session_replication_role = origin")
     await hand.execute("update tasks set params = '{}', priority = 1")
     agent = await fleet.agent()
