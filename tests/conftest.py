@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,9 +54,20 @@ def pytest_report_header() -> str:
     return f"PostgreSQL: {installed()}"
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own implementation
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute groups of tests to the worker processes, in the order of the queue."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  only where pytest-xdist is at work
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it carries no types
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests, assign them to groups, and leave out those whose program this machine lacks."""
+    """Order the tests, and leave out those whose program this machine lacks."""
     kept, dropped = [], []
     for item in items:
         marker = item.get_closest_marker("needs_program")
@@ -66,8 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             dropped.append(item)
         else:
             kept.append(item)
-            if item.get_closest_marker("xdist_group") is None and (group := _group(item)):
-                item.add_marker(pytest.mark.xdist_group(group))
     kept.sort(key=_rank)  # stable: the order within a file stays
     items[:] = kept
     if dropped:
@@ -101,20 +111,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _place(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
-
-
-def _group(item: pytest.Item) -> str | None:
-    """Return the name of the tests that share a worker process with this one, or None for a test of its own."""
-    place = _place(item)
+def group(nodeid: str) -> str:
+    """Return the name of the tests that share a worker process with this one."""
+    place = _place(nodeid)
     if place in BY_TEST:
-        return None
-    if place.startswith(BY_FILE):
-        return place
-    return "/".join(place.split("/")[:2])
+        return nodeid
+    return place if place.startswith(BY_FILE) else "/".join(place.split("/")[:2])
+
+
+def _place(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix(f"{TESTS.name}/")
 
 
 def _rank(item: pytest.Item) -> int:
-    place = _place(item)
+    place = _place(item.nodeid)
     return next((rank for rank, prefix in enumerate(ORDER) if place.startswith(prefix)), len(ORDER))
