@@ -1,8 +1,9 @@
 """Which machine or place a failure is remembered against, and for how long it is avoided.
 
-A machine that failed is avoided for a day: its next tenant would be ours again, billed for the same climb. One that is
-only suspected (its pod never came to life) is avoided for an hour. A place (a data centre's machines with one GPU type)
-is avoided for half an hour, once two of its machines failed within an hour: one says nothing about its neighbours.
+A machine that failed is avoided for a day, because the next pod there would be billed for the same failed bring-up. A
+machine that is only suspected (its pod did not start) is avoided for an hour. A place (a data centre's machines with
+one GPU type) is avoided for half an hour after two of its machines failed within an hour: one says nothing about the
+others.
 """
 
 from dataclasses import dataclass

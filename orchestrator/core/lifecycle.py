@@ -1,8 +1,8 @@
 """What each live worker needs next, by its state and stage and by what the provider's list shows of its pod.
 
-A spawning worker climbs until its deadline; a ready one is watched (pod, heartbeat, an operator's wish); a terminating
-one goes through draining, flushing, deleting, and ends when its pod's absence is proven. In each, SSH is followed to
-where the list shows it.
+The bring-up of a spawning worker goes on until its deadline. A ready worker is watched (pod, heartbeat, an operator's
+request). A terminating worker goes through draining, flushing and deleting, and ends when RunPod confirms that its pod
+is gone. In each state, the SSH address is updated when the list shows another one.
 """
 
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from orchestrator.core.pod_tracking import LISTING_LAG_S, fresh_for_s
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 
-WATCHDOG_SLACK_S = 5.0  # the climb itself ends a stage at its deadline; the watchdog catches a climb that does not
+WATCHDOG_SLACK_S = 5.0  # bring-up ends a stage at its deadline; the watchdog catches one that does not
 LISTED_S = 4.0  # after a delete a list may lag; from then on it is worth a remark
 UNDECLARED_S = 600.0  # a flush that cannot even declare its logs lost holds up the delete no longer
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0  # nobody at the pod so often, for so long: its end is not kept waiting
@@ -96,7 +96,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
 
 
 def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
-    """The end of a climb that cannot succeed, or took too long: as a whole, or in its stage."""
+    """The end of a bring-up that cannot succeed, or took too long: as a whole, or in its stage."""
     bringup_s = (snapshot.now - worker.created_at).total_seconds()
     code = STAGE_SPECS[worker.stage].overdue
     if worker.waiting_on is WaitingOn.CAPACITY:

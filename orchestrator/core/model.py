@@ -232,7 +232,7 @@ class Policy:
 
     fleet_id: str
     pools: tuple[Pool, ...]
-    spawning_timeout_s: float  # hard cap on a whole climb
+    spawning_timeout_s: float  # hard cap on a whole bring-up
     spawning_grace_s: float  # after a spawn, how long spawning workers are not cancelled for want of work
     scale_down_grace_s: float  # after a scale-up, how long nothing is scaled down for overcapacity
     drain_grace_s: float  # GRACEFUL_SHUTDOWN_TIMEOUT_SEC
@@ -247,9 +247,9 @@ class Policy:
     handled: tuple[str, ...] = ()  # the types of task that a worker started now has handlers for
     task_types: tuple[TaskType, ...] = ()
     own_program: bool = False  # WORKER_START_COMMAND: the programs of these pools take tasks themselves
-    max_failure_rate: float = 0.8  # of ended climbs; above it the breaker opens
+    max_failure_rate: float = 0.8  # of ended bring-ups; above it the breaker opens
     failure_window_s: float = 300
-    failure_min_bringups: int = 5  # fewer ended climbs say nothing
+    failure_min_bringups: int = 5  # fewer ended bring-ups say nothing
     max_failures: int = 5  # WORKER_MAX_CONSECUTIVE_FAILURES: of different tasks, after which a worker claims no more
     hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
     daily_budget_usd: float | None = None  # of a UTC day
@@ -343,7 +343,7 @@ class Snapshot:
     bringing_up: frozenset[str]  # worker ids whose bring-up is under way in this process
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, ended ones included
     paused: Mapping[str, Pause]  # by pool; "*" is every pool
-    ended: tuple[EndedBringUp, ...] = ()  # climbs of the last day, at most 100 a pool, newest last
+    ended: tuple[EndedBringUp, ...] = ()  # bring-ups of the last day, at most 100 a pool, newest last
     proven: frozenset[str] = frozenset()  # releases that were promoted in the last 30 days
     spent: Spent = Spent(0, 0, 0)
     avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when

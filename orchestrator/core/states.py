@@ -18,7 +18,7 @@ from orchestrator.core.meanings import Explained, Meaning
 class State(StrEnum):
     """`workers.status`."""
 
-    SPAWNING = "spawning"  # intent recorded; climbing the ladder; has a deadline
+    SPAWNING = "spawning"  # intent recorded; bring-up under way; has a deadline
     ACTIVE = "active"  # verified; holds a task, or has not asked for one since promotion
     IDLE = "idle"  # verified, asked, holds nothing; state_since is the idle clock
     TERMINATING = "terminating"  # takes no new task; finishing, flushing, being deleted or proven absent
@@ -42,7 +42,7 @@ LIVE = frozenset({State.SPAWNING, State.ACTIVE, State.IDLE, State.TERMINATING})
 
 
 class Stage(StrEnum):
-    """`workers.stage`: the step being climbed (spawning) or taken (terminating) right now."""
+    """`workers.stage`: the current stage of bring-up (spawning) or of ending (terminating)."""
 
     INTENT = "intent"  # row and reservation committed; no create call sent yet
     POD_CREATED = "pod_created"  # a create call is or was under way; no pod id yet
@@ -59,7 +59,7 @@ class Stage(StrEnum):
     DEPLOY = "deploy"
     PROCESS = "process"
     HEARTBEAT = "heartbeat"
-    PROMOTED = "promoted"  # the ladder is complete: active and idle workers stay here
+    PROMOTED = "promoted"  # bring-up is complete: active and idle workers stay here
     DRAINING = "draining"  # finishing tasks, at most the grace
     FLUSHING = "flushing"  # agent stopped, last log bytes on their way to S3
     DELETING = "deleting"  # delete call sent, or about to be
