@@ -346,7 +346,7 @@ begin
        set ended_at = greatest(public.internal_now(), a.started_at),
            outcome = case t.status when 'Complete' then 'complete' when 'Failed' then 'failed'
                                    when 'Cancelled' then 'cancelled' else 'lost' end,
-           message = case when p_gone then 'The task was deleted'
+           message = case when p_gone or t.id is null then 'The task was deleted'
                           else format('The task was changed by hand: %s', t.status) end
       from unnest(p_ids) n (id) left join public.tasks t on t.id = n.id
      where a.task_id = n.id and a.ended_at is null

@@ -67,6 +67,11 @@ begin
     )
     insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
     select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
+    -- What a holder lost by a write without triggers. An attempt that began before has been looked at before.
+    perform public.internal_close_attempts(array(
+        select a.task_id from public.task_attempts a left join public.tasks t on t.id = a.task_id
+         where a.ended_at is null and a.started_at > v_now - interval '2 days'
+           and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true), false);
     delete from public.task_floors f  -- no launch that could use the number is left
      where not exists (select from public.workers w where w.status <> 'terminated' and w.created_at <= f.noted_at);
     perform public.internal_roll_up(true);
