@@ -91,7 +91,7 @@ MUTANTS = (
            "if ended.exit_cause is ExitCause.RELEASE_BAD and ended.release == release:", "if False:"),
     Mutant("no intent row before the create call", "I1", EXEC,
            "        if not await self._store.spawn(term, intent):\n            raise LostRace(",
-           "        await self._cloud.create_pod(await self._renter._spec(action.worker_id, pool, action.offer))\n"
+           "        await self._cloud.create_pod(await self._pods.creator._spec(action.worker_id, pool, action.offer))\n"
            "        if not await self._store.spawn(term, intent):\n            raise LostRace("),
     Mutant("create before it is written that it is asked for", "I1", RENT,
            "left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)",

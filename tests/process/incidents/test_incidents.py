@@ -22,7 +22,7 @@ STITCH = {"task_type": "travel_stitch", "params": {}, "max_attempts": 1}
 STUCK = {
     "stuck_provisioning": ("pod_running", "RunPod shows it as PROVISIONING", "raise SPAWNING_TIMEOUT_SEC"),
     "no_ssh_details": ("ssh_details", "waiting on provider: a public address for SSH", "set RUNPOD_CLOUD or RUNPOD_D"),
-    "ssh_silent": ("tcp", "accepts and says nothing (TCP_TIMEOUT)", "orchestrator terminate "),
+    "ssh_silent": ("tcp", "accepts the connection and sends nothing (TCP_TIMEOUT)", "orchestrator terminate "),
     "agent_cut_off": ("heartbeat", "waiting on worker: its first heartbeat", "see that pods reach WORKER_API_URL"),
 }
 BOOKED = """

@@ -15,6 +15,7 @@ from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage
 from orchestrator.observability.metrics import Metrics, code_of
 from orchestrator.ports import LostRace, Unavailable
+from orchestrator.web.connections import Connections
 from orchestrator.web.metrics import exposition
 from tests.unit.core.build import ago, busy, idle, policy, snapshot, spawning
 
@@ -44,6 +45,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 async def asked(metrics: Metrics, tokens: tuple[str, ...], **headers: str) -> httpx.Response:
     app = Starlette(routes=[Route("/metrics", exposition(metrics, tokens))])
+    app.state.connections = Connections()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         return await client.get("/metrics", headers=headers)
 

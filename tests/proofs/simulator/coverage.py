@@ -69,6 +69,7 @@ COLUMNS_ONLY_REAL = {
     "task_types.declared_at": SHOWN,
 }
 CODES_ONLY_REAL = {
+    "UTF8": "the name of an encoding",
     "SSH_DETAILS_MISSING": SHOWN,
     "NOT_SSH": SHOWN,
     "TCP_TIMEOUT": SHOWN,
