@@ -5,7 +5,8 @@ import sys
 from tests.proofs.crash.points import Point, killed_at, spawned_at_sigterm, walk
 
 OPERATIONS = {
-    "tick", "spawn", "continuebringup", "ship", "flush", "delete", "claim", "heartbeat", "complete", "complete_and_claim", "fail",
+    "tick", "spawn", "continuebringup", "ship", "flush", "delete", "claim", "heartbeat", "complete",
+    "complete_and_claim", "fail",
 }  # fmt: skip
 
 
