@@ -1,8 +1,9 @@
--- Who may do what, as it is now: everything is revoked, then allowed. Applied after any other change.
+-- The current rights: everything is revoked, then allowed. Applied after any other change.
 --
--- The prefix of a function says who calls it. gpu_worker, the role of pods, may call worker_* and nothing else. service_role
--- may call worker_*, fleet_* and task_*, and use the tables. internal_* is for the owner. anon and authenticated may nothing;
--- a user's own grants and policies on `tasks` and `workers` stay as they are (see tables/0001_baseline.sql).
+-- The prefix of a function says who calls it. gpu_worker, the role of pods, may call worker_* and nothing else.
+-- service_role may call worker_*, fleet_* and task_*, and use the tables. internal_* is for the owner. anon and
+-- authenticated have no rights; a user's own grants and policies on `tasks` and `workers` stay as they are (see
+-- tables/0001_baseline.sql).
 
 do $$
 begin
@@ -10,7 +11,7 @@ begin
         begin
             create role gpu_worker nologin;
         exception when duplicate_object or unique_violation then
-            null;  -- roles belong to the whole server: another database's migration was quicker
+            null;  -- roles belong to the whole server: another database's migration was faster
         end;
     end if;
     if exists (select from pg_catalog.pg_roles where rolname = 'authenticator')
@@ -30,10 +31,12 @@ do $$
 declare
     c_views constant text[] := array['orchestrator_status', 'active_workers_health', 'recent_task_activity',
                                      'worker_performance', 'task_queue_analysis', 'recent_errors'];
-    c_tables constant text[] := array['costs', 'decisions', 'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts',
-                                      'log_objects', 'offers', 'releases', 'schema_migrations', 'task_attempts', 'task_counts',
-                                      'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks_unsettled', 'worker_asks',
-                                      'worker_attempts', 'worker_events', 'worker_transitions'];
+    c_tables constant text[] := array[
+        'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'concurrency_limits', 'concurrency_notes', 'costs', 'decisions', 'fleet_chores', 'fleet_lease',
+        'fleet_settings', 'hosts', 'log_objects', 'offers', 'outbox', 'releases', 'schedule_runs', 'schedules',
+        'schema_migrations', 'task_attempts', 'task_counts', 'task_marks', 'task_refusals', 'task_results', 'task_types',
+        'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
+        'worker_transitions'];
     v_others constant text := (
         select string_agg(r, ', ') from (
             select 'public' as r
@@ -46,7 +49,7 @@ begin
     foreach v_name in array c_tables || c_views || array['database_identity', 'task_floors'] loop
         execute format('revoke all on public.%I from %s', v_name, v_others);
     end loop;
-    for v_name in  -- Supabase grants new sequences to everybody
+    for v_name in  -- Supabase grants new sequences to every role
         select s.relname from pg_catalog.pg_class s
           join pg_catalog.pg_depend d on d.objid = s.oid and d.deptype = 'i' and d.classid = 'pg_catalog.pg_class'::regclass
           join pg_catalog.pg_class t on t.oid = d.refobjid
@@ -73,6 +76,10 @@ begin
         execute format('revoke all on function %s from gpu_worker, %s', v_function.signature, v_others);
         if v_service then
             execute format('revoke all on function %s from service_role', v_function.signature);
+        end if;
+        if v_function.prefix in ('worker', 'fleet', 'task') then
+            -- A row that a policy hides from the functions is an error, and not a worker or task that does not exist.
+            execute format('alter function %s set row_security to off', v_function.signature);
         end if;
         if v_function.prefix = 'worker' then
             execute format('grant execute on function %s to gpu_worker', v_function.signature);

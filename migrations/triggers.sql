@@ -1,5 +1,5 @@
--- The triggers, as they are now. CREATE OR REPLACE takes a lock that blocks writers of the table but no readers, until the
--- transaction that reapplies the functions ends. A trigger that goes needs a `drop trigger if exists` here.
+-- The current triggers. CREATE OR REPLACE takes a lock that blocks writers of the table but no readers, until the
+-- transaction that reapplies the functions ends. A removed trigger needs a `drop trigger if exists` here.
 
 create or replace trigger workers_changing before insert or update on public.workers
     for each row execute function public.internal_worker_changing();
@@ -11,18 +11,25 @@ create or replace trigger workers_changed after update on public.workers
                        or old.stop_requested_at is distinct from new.stop_requested_at
                        or old.ssh_host is distinct from new.ssh_host or old.ssh_port is distinct from new.ssh_port)
     execute function public.internal_worker_changed();
-create or replace trigger workers_climbed before update on public.workers
+drop trigger if exists workers_climbed on public.workers;  -- its name before tables/0020
+create or replace trigger workers_ended_bringup before update on public.workers
     for each row when (old.status = 'spawning' and new.status <> 'spawning')
-    execute function public.internal_worker_climbed();
+    execute function public.internal_bringup_ended();
 create or replace trigger workers_billing before update of status on public.workers
     for each row execute function public.internal_worker_billing();
 create or replace trigger workers_sick after update of exit_cause on public.workers
-    for each row when (new.exit_cause = 'worker_sick' and old.exit_cause is distinct from new.exit_cause)
+    for each row when (new.exit_cause in ('worker_sick', 'gpu_fault', 'host_fault')
+                       and old.exit_cause is distinct from new.exit_cause)
     execute function public.internal_worker_sick();
 create or replace trigger worker_events_final before update on public.worker_events
     for each statement execute function public.internal_events_are_final();
 create or replace trigger costs_booking before insert on public.costs
     for each row execute function public.internal_cost_booking();
+
+create or replace trigger schedules_changed before update of cron, every_s, timezone, paused_at on public.schedules
+    for each row when ((old.cron, old.every_s, old.timezone, old.paused_at)
+                       is distinct from (new.cron, new.every_s, new.timezone, new.paused_at))
+    execute function public.internal_schedule_changed();
 
 create or replace trigger task_attempts_removed after delete on public.task_attempts referencing old table as removed
     for each statement execute function public.internal_attempts_removed();
@@ -41,8 +48,21 @@ drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
 create constraint trigger tasks_unsettled_at_commit after insert on public.tasks_unsettled
     deferrable initially deferred for each row execute function public.internal_settle_at_commit();
 
--- The table that users write to comes last, so that it is locked for the shortest time.
--- Projects that name one earlier task in `dependant_on` may go on doing so: depends_on follows it.
+-- A project may have a table `tasks` with another type of a column, such as json. With the triggers, each of its inserts
+-- would fail.
+do $$
+declare
+    v_problem record;
+begin
+    select * into v_problem from public.internal_column_problems(false) order by 1 limit 1;
+    if found then
+        raise exception '%', v_problem.what using errcode = 'OR007', detail = v_problem.why, hint = v_problem.fix;
+    end if;
+end
+$$;
+
+-- The table that users write to comes last, so that it is locked for the shortest time. Projects may still name one
+-- earlier task in `dependant_on`: depends_on follows it.
 do $$
 declare
     v_type constant text := (
@@ -74,8 +94,16 @@ create or replace trigger failure_code_checked before insert or update of failur
     for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
 create or replace trigger tasks_routed before insert on public.tasks
     for each row execute function public.internal_task_routed();
-create or replace trigger tasks_bounded before insert or update of params, depends_on, task_type, timeout_s on public.tasks
+create or replace trigger tasks_bounded
+    before insert or update of params, depends_on, task_type, timeout_s, tenant, concurrency_key, labels, webhook_url,
+        traceparent on public.tasks
     for each row execute function public.internal_task_bounded();
+-- The sizes in WHEN cost nothing; the function measures exactly.
+create or replace trigger tasks_sized before insert or update of result_data, progress, output_location, error_message
+        on public.tasks
+    for each row when (pg_column_size(new.result_data) > 65536 or pg_column_size(new.progress) > 65536
+                       or octet_length(new.output_location) > 65536 or octet_length(new.error_message) > 65536)
+    execute function public.internal_task_sized();
 create or replace trigger tasks_changing before update on public.tasks
     for each row execute function public.internal_task_changing();
 create or replace trigger tasks_added after insert on public.tasks referencing new table as added

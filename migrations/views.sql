@@ -1,6 +1,9 @@
 -- Views for dashboards, under the names that operators' dashboards use. They read with the rights of the caller
--- (security_invoker); grants.sql lets only service_role in. No code of this project reads them: a view cannot carry
--- settings as a function can.
+-- (security_invoker); grants.sql grants them to service_role only. No code of this project reads them: a view cannot
+-- carry settings as a function can.
+--
+-- A project's own view of the same name is dropped, or renamed if something depends on it. The same applies to an
+-- earlier text of ours.
 
 -- A project's own view of the same name is dropped, or renamed if something depends on it. So is an earlier text of ours.
 do $$
@@ -26,7 +29,7 @@ begin
 end
 $$;
 
--- One row: the queue, the workers, who leads, what it costs an hour.
+-- One row: the queue, the workers, the leader, the cost per hour.
 create view public.orchestrator_status with (security_invoker = true) as
 select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, t.completed_tasks, t.failed_tasks,
        t.cancelled_tasks, w.spawning_workers, w.active_workers, w.idle_workers, w.terminating_workers, w.total_workers,
@@ -54,7 +57,7 @@ select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, 
                coalesce(sum(w.price_usd_per_hour) filter (where w.pod_id is not null), 0) as usd_per_hour
           from public.workers w where w.status <> 'terminated') w;
 
--- A row for each live worker: how it is, and what it is at.
+-- A row for each live worker: its state and its work.
 create view public.active_workers_health with (security_invoker = true) as
 select w.id, w.fleet, w.pool, w.instance_type, w.gpu_type, w.status, w.stage, w.pod_id, w.created_at, w.last_heartbeat,
        extract(epoch from now() - w.last_heartbeat) as heartbeat_age_seconds,
@@ -89,7 +92,7 @@ select t.id, t.task_type, t.pool, t.status::text as status, t.worker_id, t.attem
        t.output_location, t.failure_code, t.error_message
   from public.tasks t where t.updated_at > now() - interval '24 hours';
 
--- A row for each worker of the last 30 days: what it did, and what that cost (intervals that are still open not counted).
+-- A row for each worker of the last 30 days: its work and its cost (without intervals that are still open).
 create view public.worker_performance with (security_invoker = true) as
 select w.id, w.fleet, w.pool, w.gpu_type, w.status, w.created_at, w.terminated_at, w.exit_cause, w.failure_code,
        a.done as tasks_done, a.failed as tasks_failed,
@@ -111,7 +114,7 @@ select w.id, w.fleet, w.pool, w.gpu_type, w.status, w.created_at, w.terminated_a
          from public.costs c where c.worker_id = w.id) c
  where coalesce(w.terminated_at, now()) > now() - interval '30 days';
 
--- The queue by type and status, with what holds back what is queued.
+-- The queue by type and status, with the reasons that hold queued tasks back.
 create view public.task_queue_analysis with (security_invoker = true) as
 select t.pool, t.task_type, t.status::text as status, count(*) as tasks,
        count(*) filter (where t.status::text = 'Queued' and t.blocked) as blocked_by_dependencies,
@@ -122,7 +125,7 @@ select t.pool, t.task_type, t.status::text as status, count(*) as tasks,
              filter (where t.status::text = 'Complete'), 1) as mean_processing_seconds
   from public.tasks t group by t.pool, t.task_type, t.status::text;
 
--- What went wrong within a day: bring-ups, workers, attempts at tasks.
+-- Failures within a day: bring-ups, workers, attempts at tasks.
 create view public.recent_errors with (security_invoker = true) as
 select a.ended_at as at, 'bring-up' as source, a.worker_id, null::uuid as task_id, a.failure_code as code,
        a.stage || ' ' || a.outcome || coalesce(': ' || (a.evidence ->> 'error'), '') as message
@@ -133,7 +136,7 @@ select e.at, 'worker', e.worker_id, null, coalesce(e.detail ->> 'failure_code', 
   from public.worker_events e
  where e.to_state = 'terminating' and e.from_state <> 'terminating' and e.at > now() - interval '24 hours'
    and e.detail ->> 'exit_cause' in ('spawn_failed', 'heartbeat_lost', 'task_stuck', 'gpu_fault', 'host_fault', 'pod_lost',
-                                     'stale_code', 'agent_crashed')
+                                     'stale_code', 'worker_sick', 'release_bad')
 union all
 select a.ended_at, 'task', a.worker_id, a.task_id, coalesce(a.failure_code, a.exit_class, a.outcome), a.message
   from public.task_attempts a

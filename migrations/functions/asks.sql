@@ -1,16 +1,17 @@
 -- Questions that only the orchestrator can answer: signed URLs, whether an object exists, the next token.
 --
--- The gateway answers within the call. A pod that speaks to PostgREST leaves a row in worker_asks, gets 202 ("pending")
--- and asks again; the leader answers the rows (fleet_asks, fleet_answer).
+-- The gateway answers within the call. A pod that uses PostgREST leaves a row in worker_asks, gets 202 ("pending") and
+-- asks again. The leader answers the rows (fleet_asks, fleet_answer).
 
--- Which of these keys the worker may read or write now; the gateway signs a URL for each. A worker writes below the
--- output_prefix of an attempt that it holds, and reads outputs of the dependencies of a task that it holds. An output
--- is only readable below that task's own prefix: otherwise a worker could name any object as its output and have it
--- signed.
+-- Returns which of these keys the worker may read or write now; the gateway signs a URL for each. A worker writes below
+-- the output_prefix of an attempt that it holds. It reads outputs of the dependencies of a task that it holds: those
+-- below the prefix of the attempt that the dependency's output_location names. This prefix must lie below the prefix of
+-- the dependency's own task: otherwise a worker could name any object as its output and get a signed URL for it.
 create or replace function public.worker_grants(
     p_worker_id text, p_nonce text, p_items jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
@@ -41,10 +42,13 @@ begin
               into v_terms
               from public.tasks t
               left join lateral (
-                   select coalesce(d.output_object, '{}') as object from public.internal_results(t.depends_on) d
-                    where v_item->>'method' = 'GET' and starts_with(v_key, format('outputs/%s/', d.id))
-                      and right(d.output_location, length(v_key) + 1) = '/' || v_key
-                      order by d.output_object is null limit 1) h on true
+                   select case when k.is_it then coalesce(d.output_object, '{}') else '{}' end as object
+                     from public.internal_results(t.depends_on) d
+                    cross join lateral (
+                          select right(d.output_location, length(v_key) + 1) = '/' || v_key as is_it,
+                                 substring(d.output_location from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', d.id)) as folder) k
+                    where v_item->>'method' = 'GET' and starts_with(v_key, k.folder)
+                    order by not k.is_it, d.output_object is null limit 1) h on true
              where t.worker_id = p_worker_id and t.status = 'In Progress'
                and case v_item->>'method'
                        when 'PUT' then starts_with(v_key, public.internal_output_prefix(t.id, t.attempts, p_nonce))
@@ -81,12 +85,13 @@ begin
 end
 $$;
 
--- Returns {outcome: ok|pending|fenced, sealed}. Over PostgREST the leader's answer is the next token, sealed for the
--- worker; the row is deleted when it is read. The jti stays: a renewal changes no row of workers, and a revoked or
--- terminated worker is refused before anything is asked for it.
+-- Returns {outcome: ok|pending|fenced, sealed}. Over PostgREST, the leader's answer is the next token, encrypted for
+-- the worker; the row is deleted when it is read. The jti stays the same: a renewal changes no row of workers, and a
+-- revoked or terminated worker is refused before the leader is asked.
 create or replace function public.worker_renew(p_worker_id text, p_nonce text, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
@@ -107,12 +112,13 @@ begin
 end
 $$;
 
--- The answer to a worker's question, or null after asking it. An answer holds for five minutes; later calls get a new
--- one. One worker has at most a thousand open questions.
+-- Returns the answer to a worker's question. Without an answer it records the question and returns null. An answer is
+-- valid for five minutes; later calls get a new one. One worker has at most a thousand open questions.
 create or replace function public.internal_ask(
     p_worker_id text, p_method text, p_subject text, p_terms jsonb, p_now timestamptz
 ) returns jsonb
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_ask public.worker_asks;
 begin
@@ -129,36 +135,37 @@ begin
             do update set terms = excluded.terms, asked_at = excluded.asked_at, answered_at = null, answer = null;
         perform pg_notify('orchestrator_asks', p_worker_id);
     end if;
-    perform set_config('response.status', '202', true);  -- PostgREST's answer; older agents take it for "ask again"
+    perform set_config('response.status', '202', true);  -- PostgREST's status; for older agents it means "ask again"
     return null;
 end
 $$;
 
--- Open questions, the oldest first, each worker in its turn, so that a worker whose questions cannot be answered does
--- not delay the others.
+-- Open questions, the oldest first, in turn for each worker: a worker whose questions cannot be answered does not delay
+-- the others.
 create or replace function public.fleet_asks(p_fleet text, p_limit int, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
-    select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o)), '[]'))
+    select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o.*)), '[]'))
       from (select a.id, a.worker_id, a.method, a.subject, a.terms
               from public.worker_asks a join public.workers w on w.id = a.worker_id
-             where a.answered_at is null and w.fleet = p_fleet and w.status <> 'terminated'
-             order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(p_limit, 1000)) o
+             where a.answered_at is null and w.fleet = fleet_asks.p_fleet and w.status <> 'terminated'
+             order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(fleet_asks.p_limit, 1000)) o
 $$;
 
--- p_answers: [{id, answer}]. A question that was answered or asked again meanwhile stays as it is. Rows that nobody
--- needs are deleted.
+-- p_answers: [{id, answer}]. A question that was answered or asked again in the meantime stays as it is. Rows that are
+-- no longer needed are deleted.
 create or replace function public.fleet_answer(
     p_fleet text, p_term bigint, p_answers jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_answered int;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_answer');
-    update public.worker_asks a set answered_at = v_now, answer = n->'answer'
+    update public.worker_asks a set answered_at = v_now, answer = n.value->'answer'
       from jsonb_array_elements(p_answers) n, public.workers w
-     where a.id = (n->>'id')::bigint and a.answered_at is null and w.id = a.worker_id and w.fleet = p_fleet;
+     where a.id = (n.value->>'id')::bigint and a.answered_at is null and w.id = a.worker_id and w.fleet = p_fleet;
     get diagnostics v_answered = row_count;
     delete from public.worker_asks a using public.workers w
      where w.id = a.worker_id and w.fleet = p_fleet
@@ -167,22 +174,59 @@ begin
 end
 $$;
 
--- What an upload is bound to, as its worker says. An earlier agent says nothing and may write its key again.
+-- The size and checksum that an upload is bound to, as its worker states them (worker/protocol.py, GRANTS). An earlier
+-- agent states none and may write its key again.
 create or replace function public.internal_upload_terms(p_item jsonb) returns jsonb
 language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_terms jsonb := case when p_item->'verify' = 'true' then '{"verify": true}' else '{}' end;
 begin
+    if p_item ? 'upload_id' then
+        v_terms := v_terms || public.internal_part_terms(p_item);
+    elsif p_item->'multipart' = 'true' then
+        v_terms := v_terms || '{"multipart": true}';
+    end if;
     if p_item->'once' is distinct from 'true' then
-        return '{}';
+        return v_terms;
     elsif jsonb_typeof(p_item->'bytes') is distinct from 'number' or p_item->>'bytes' !~ '^[0-9]{1,15}$'
           or coalesce(p_item->>'sha256', '') !~ '^[0-9a-f]{64}$' then
         perform public.internal_refuse('OR007', 'an upload of one write names its bytes and its sha256');
     end if;
-    return jsonb_build_object('once', true, 'bytes', p_item->'bytes', 'sha256', p_item->'sha256');
+    return v_terms || jsonb_build_object('once', true, 'bytes', p_item->'bytes', 'sha256', p_item->'sha256');
 end
 $$;
 
--- Whether this call came through PostgREST, which says so in every transaction. A pod can neither set this through the
--- gateway nor omit it here.
+-- The parts of multipart uploads to sign: at most 64 of {n, bytes, sha256}, each of at most 5 GiB. The bucket compares
+-- the upload's id with the key.
+create or replace function public.internal_part_terms(p_item jsonb) returns jsonb
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_once boolean := coalesce(p_item->'once' = 'true', false);
+    v_part jsonb;
+    v_parts jsonb := '[]';
+begin
+    if coalesce(p_item->>'upload_id', '') !~ '^[[:graph:]]+$' or length(p_item->>'upload_id') > 1024
+       or jsonb_typeof(p_item->'parts') is distinct from 'array' or jsonb_array_length(p_item->'parts') > 64 then
+        perform public.internal_refuse('OR007', 'a multipart upload has an upload_id, and at most 64 parts at a time');
+    end if;
+    for v_part in select value from jsonb_array_elements(p_item->'parts') loop
+        if jsonb_typeof(v_part->'n') is distinct from 'number' or v_part->>'n' !~ '^[1-9][0-9]{0,4}$'
+           or jsonb_typeof(v_part->'bytes') is distinct from 'number' or v_part->>'bytes' !~ '^[0-9]{1,10}$'
+           or (v_part->>'bytes')::bigint > 5368709120
+           or (v_part->'sha256' is not null or v_once) and coalesce(v_part->>'sha256', '') !~ '^[0-9a-f]{64}$' then
+            perform public.internal_refuse('OR007', 'a part has n, bytes and, in an upload of one write, sha256');
+        end if;
+        v_parts := v_parts || jsonb_build_array(jsonb_strip_nulls(
+            jsonb_build_object('n', v_part->'n', 'bytes', v_part->'bytes', 'sha256', v_part->'sha256')));
+    end loop;
+    return jsonb_build_object('upload_id', p_item->'upload_id', 'parts', v_parts);
+end
+$$;
+
+-- Whether this call came through PostgREST. PostgREST sets this in every transaction; a pod can neither set it through
+-- the gateway nor omit it here.
 create or replace function public.internal_is_over_postgrest() returns boolean
 language sql stable security definer set search_path = '' as $$
     select nullif(current_setting('request.method', true), '') is not null

@@ -1,13 +1,14 @@
 -- Shared by all functions: errors, checks of arguments, the clock, and the caller.
 --
--- A function states why and for whom it writes in settings that end with its transaction (orchestrator.now, actor, term
--- and reason). Triggers read them. Without them the reason of a change is "changed by hand".
+-- A function records why and for whom it writes in settings that end with its transaction (orchestrator.now, actor,
+-- term and reason). Triggers read them. Without them, the reason of a change is "changed by hand".
 
 -- Raises one of our errors: SQLSTATE, what, why and how to fix it.
 create or replace function public.internal_refuse(
     p_code text, p_what text, p_why text default '', p_fix text default ''
 ) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
     raise exception '%', p_what using errcode = p_code, detail = p_why, hint = p_fix;
 end
@@ -15,6 +16,7 @@ $$;
 
 create or replace function public.internal_check_id(p_id text, p_what text) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
     if p_id is null or p_id !~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$' then
         perform public.internal_refuse('OR007', format('%s is not a valid id', p_what), format('got %L', left(p_id, 100)),
@@ -25,6 +27,7 @@ $$;
 
 create or replace function public.internal_check_size(p_value jsonb, p_limit_bytes int, p_what text) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
     if octet_length(p_value::text) > p_limit_bytes then
         perform public.internal_refuse('OR007', format('%s is too large', p_what),
@@ -36,6 +39,7 @@ $$;
 
 create or replace function public.internal_check_keys(p_object jsonb, p_allowed text[], p_what text) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_key text;
 begin
@@ -50,10 +54,11 @@ begin
 end
 $$;
 
--- Refuses a stale term. The lease row stays locked in share mode until the transaction ends, so that no takeover can
--- happen in between.
+-- Refuses a stale term. The lease row stays locked in share mode until the transaction ends, so no takeover can happen
+-- in between.
 create or replace function public.internal_check_term(p_fleet text, p_term bigint, p_what text) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_term bigint;
     v_set text;
@@ -67,9 +72,10 @@ begin
 end
 $$;
 
--- The time of a call, also for the triggers of what it writes. Only a pod cannot choose it.
+-- Returns the time of a call and sets it for the triggers of its writes. Any caller except a pod may choose it.
 create or replace function public.internal_clock(p_now timestamptz) returns timestamptz
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := clock_timestamp();
     v_set text;
@@ -77,7 +83,8 @@ begin
     if p_now is not null and not public.internal_is_pod() then
         v_now := p_now;
     end if;
-    v_set := set_config('orchestrator.now', v_now::text, true);
+    -- Not as text of the session's DateStyle, which may name a time zone that is read as another one (CST).
+    v_set := set_config('orchestrator.now', to_json(v_now) #>> '{}', true);
     v_set := set_config('orchestrator.statement', statement_timestamp()::text, true);
     return v_now;
 end
@@ -86,8 +93,9 @@ $$;
 -- The time of the current call; for any other statement, the wall clock.
 create or replace function public.internal_now() returns timestamptz
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
-    -- The time of a call holds for what follows from that call, and not for a user's next statement in its transaction.
+    -- The time of a call applies to the writes of that call, not to the user's next statement in the same transaction.
     if current_setting('orchestrator.statement', true) = statement_timestamp()::text then
         return current_setting('orchestrator.now', true)::timestamptz;
     end if;
@@ -95,19 +103,19 @@ begin
 end
 $$;
 
--- Who writes, under which term and why, for the triggers of this transaction.
+-- Sets who writes, under which term and why, for the triggers of this transaction.
 create or replace function public.internal_because(p_actor text, p_term bigint, p_reason text) returns void
 language sql security definer set search_path = '' as $$
-    select set_config('orchestrator.actor', coalesce(p_actor, ''), true),
-           set_config('orchestrator.term', coalesce(p_term::text, ''), true),
-           set_config('orchestrator.reason', coalesce(p_reason, ''), true)
+    select set_config('orchestrator.actor', coalesce(internal_because.p_actor, ''), true),
+           set_config('orchestrator.term', coalesce(internal_because.p_term::text, ''), true),
+           set_config('orchestrator.reason', coalesce(internal_because.p_reason, ''), true)
 $$;
 
--- Fire the deferred constraint triggers of what was done so far, if the transaction consists of one call of a worker_*
--- or fleet_* function: then the caller's exception block gets their errors. In a transaction of a user they fire at its
--- end.
+-- Fires the deferred constraint triggers of the writes so far, if the transaction consists of one call of a worker_* or
+-- fleet_* function: then the caller's exception block gets their errors. In a user's transaction they fire at its end.
 create or replace function public.internal_fire_deferred() returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
     if current_setting('orchestrator.alone', true) = statement_timestamp()::text then
         set constraints all immediate;
@@ -115,11 +123,13 @@ begin
 end
 $$;
 
--- Whether a pod calls. It is plpgsql because an SQL function with its own search_path cannot be inlined, and is slower.
+-- Whether the caller is a pod. It is plpgsql because an SQL function with its own search_path cannot be inlined, and is
+-- slower.
 create or replace function public.internal_is_pod() returns boolean
 language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
-    -- Inside a security definer function current_user is the owner; the role that the request runs under is still here.
+    -- Inside a security definer function, current_user is the owner. This setting still has the role of the request.
     return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
 end
 $$;

@@ -12,8 +12,10 @@
 --
 -- A user's trigger or constraint that keeps one task from changing harms that task alone: a claim, rescue or heartbeat
 -- changes each task in a block of its own if changing all of them at once fails. A task that can be neither claimed nor
--- ended gets a row in task_refusals. Claims pass over it, and the planner starts no worker for it. A snapshot tries a
--- claim from time to time and takes it back; if that works, the row is deleted.
+-- ended gets a row in task_refusals. So does a task whose claim fails because of the schema (a constraint, a missing
+-- column, a rule): the next task would fail as well, and must not end for that. Claims pass over such tasks, and the
+-- planner starts no worker for them. A snapshot tries a claim from time to time and takes it back; if that works, the
+-- row is deleted.
 
 -- A claim number stands for one claim. Repeated, it returns the same tasks. A number below the highest one takes
 -- nothing new. A number that was answered with no task is spent: a copy of the request that the network delivers late
@@ -24,6 +26,7 @@ create or replace function public.worker_claim(
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_variable
 begin
     return public.internal_claim(public.internal_caller(p_worker_id, true), p_nonce, p_claim_no, p_batch, p_wait_s,
                                  public.internal_clock(p_now));
@@ -36,6 +39,7 @@ create or replace function public.internal_claim(
     p_worker public.workers, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz
 ) returns jsonb
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_wanted text := public.internal_wanted(p_worker);
     v_tasks jsonb;
@@ -89,9 +93,10 @@ begin
 end
 $$;
 
--- A claimed task as an agent gets it. A column that agents need is added here and nowhere else.
+-- The JSON of a claimed task for an agent. Add a column that agents need here and nowhere else.
 create or replace function public.internal_task_for_agent(p_task public.tasks, p_nonce text) returns jsonb
 language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_dependencies jsonb := '[]';
 begin
@@ -107,65 +112,78 @@ begin
         'max_attempts', p_task.max_attempts,
         'timeout_s', case when p_task.timeout_s between 0.001 and 2592000 then p_task.timeout_s end,
         'output_prefix', public.internal_output_prefix(p_task.id, p_task.attempts, p_nonce),
+        'traceparent', p_task.traceparent,
         'dependencies', v_dependencies);
 end
 $$;
 
--- The tasks of one claim that the worker still holds, as an agent gets them.
+-- The tasks of one claim that the worker still holds, as JSON for an agent.
 create or replace function public.internal_claimed(p_worker_id text, p_nonce text, p_claim_no bigint) returns jsonb
 language sql stable security definer set search_path = '' as $$
-    select coalesce(jsonb_agg(public.internal_task_for_agent(t, a.nonce)
-                              order by t.priority desc, t.created_at, t.id), '[]')
+    select coalesce(jsonb_agg(public.internal_task_for_agent(t.*, a.nonce)
+                              order by t.priority desc, t.queue_turn, t.created_at, t.id), '[]')
       from public.task_attempts a
       join public.tasks t on t.id = a.task_id and t.attempts = a.attempt
-     where a.worker_id = p_worker_id and a.nonce = p_nonce and a.claim_no = p_claim_no and a.ended_at is null
-       and t.status = 'In Progress' and t.worker_id = p_worker_id
+     where a.worker_id = internal_claimed.p_worker_id and a.nonce = internal_claimed.p_nonce and a.claim_no = internal_claimed.p_claim_no and a.ended_at is null
+       and t.status = 'In Progress' and t.worker_id = internal_claimed.p_worker_id
 $$;
 
--- Takes tasks for a worker and returns them. Sequential scans and sorts are off, because a plan made while the queue
+-- Takes tasks for a worker and returns them. Sequential scans and sorts are off: a plan that was made while the queue
 -- was short must not be used when it is long.
 create or replace function public.internal_take(
     p_worker public.workers, p_claim_no bigint, p_batch int, p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_sort = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+#variable_conflict use_variable
 declare
     v_from record;
     v_rows tid[];
     v_heavy boolean;
+    v_limited boolean;  -- a task was written without triggers, or before the limit of its type
+    v_has_limits boolean := exists (select from public.concurrency_limits l where l.scope = 'type');
+    v_shared int;  -- the lowest place in which a task of a tenant was found
     v_tasks jsonb;
     v_rest jsonb;
     v_passed uuid[] := '{}';  -- tasks that can neither be claimed nor ended
     c_least constant int := -2147483648;
-    -- Single claims between two tries to raise the mark; of n at once, by the root of n fewer: a try costs what reading past
-    -- the tasks of that many claims does.
+    c_no_turn constant bigint := 9007199254740991;
+    -- Claims between two tries to raise the mark. A claim of n tasks counts as n, and the number shrinks by the root of
+    -- n: a try costs as much as reading past the tasks of that many claims.
     c_raise_every constant int := 32;
-    c_lowered constant int := 64;  -- marks; more than that are not read again and again
+    c_lowered constant int := 64;  -- marks; a claim does not read more of them again and again
     c_light_bytes constant int := 2000;  -- of params, as stored and as text: a hundred times that is a small answer
-    c_bytes constant int := 33554432;  -- of an answer: what an agent reads, and what is made well within a call's deadline
-    c_looks constant int := 20;  -- a claim that found only tasks to end comes to nothing; the next one goes on
+    c_bytes constant int := 33554432;  -- of an answer: an agent reads so much, and it is built in time
+    c_looks constant int := 20;  -- rounds, if a claim finds only tasks that must fail; the next claim continues
 begin
-    select m.place, m.created_at, m.id, m.lowered into v_from from public.internal_mark(p_worker.pool, p_now) m;
+    select m.place, m.queue_turn, m.created_at, m.id, m.lowered into v_from from public.internal_claim_start(p_worker.pool, p_now) m;
     for v_look in 1..c_looks loop
-        select array_agg(l.ctid), bool_or(l.heavy)
-          into v_rows, v_heavy from (
-            select q.ctid,
+        select array_agg(l.ctid), bool_or(l.limited), bool_or(l.heavy), coalesce(max(l.shared), v_shared)
+          into v_rows, v_limited, v_heavy, v_shared from (
+            select q.ctid, q.queue_gate = 0 and (q.concurrency_key is not null or v_has_limits and exists (
+                       select from public.concurrency_limits c where c.scope = 'type' and c.name = q.task_type)) as limited,
+                   case when q.tenant is not null or q.queue_turn < c_no_turn then ~q.priority end as shared,
                    case when q.depends_on <> '{}' or pg_column_size(q.params) > c_light_bytes then true
                         else octet_length(q.params::text) > c_light_bytes or public.internal_is_unreadable(q.params) end as heavy
               from public.tasks q
              where q.pool = p_worker.pool and q.status = 'Queued' and not q.blocked
                and (q.run_after is null or q.run_after <= p_now)
-               and (~q.priority, q.created_at, q.id) >= (v_from.place, v_from.created_at, v_from.id)
+               and (~q.priority, q.queue_turn, q.created_at, q.id)
+                   >= (v_from.place, v_from.queue_turn, v_from.created_at, v_from.id)
                and q.id <> all (v_passed)
                and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
-             order by ~q.priority, q.created_at, q.id
+             order by ~q.priority, q.queue_turn, q.created_at, q.id
              limit p_batch for no key update skip locked) l;
+        if v_limited then
+            v_passed := v_passed || public.internal_begin_waiting(v_rows);
+            continue;
+        end if;
         if v_heavy then
             select s.p_passed, s.fit into v_passed, v_rows
-              from public.internal_sift(v_rows, c_bytes, p_now, v_passed) s;
+              from public.internal_limit_answer(v_rows, c_bytes, p_now, v_passed) s;
             continue when v_rows is null;
         elsif v_rows is null then
-            -- Nothing, where the counts say that there is something: others are taking it now, or a mark is wrong. No task
-            -- waits for ever for that: it is looked everywhere before a worker is sent away.
+            -- No row was found although the counts show tasks: other claims take them now, or a mark is wrong. So that
+            -- no task waits forever, the whole index is read before the claim returns nothing.
             if v_from.place = c_least
                or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0)
                   <= coalesce((select r.n from public.internal_refused_ready(p_now) r where r.pool = p_worker.pool), 0) then
@@ -173,20 +191,21 @@ begin
             end if;
             perform public.internal_raise_mark(p_worker.pool, p_now, true);
             v_from.place := c_least;
+            v_from.queue_turn := 0;
             v_from.created_at := '-infinity';
             continue;
         end if;
         begin
             v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
             perform public.internal_fire_deferred();
-        exception when others then  -- one of them is the cause, and it is found without the others
-            if public.internal_is_passing(sqlstate) then
+        exception when others then  -- one of them is the cause; the single claims find out which
+            if public.internal_is_transient(sqlstate) then
                 raise;
             end if;
             v_tasks := null;
         end;
         if v_tasks is null or jsonb_array_length(v_tasks) < cardinality(v_rows) then
-            -- A row that was handed over has another place now. The others are suppressed by a user's trigger.
+            -- A row that was handed over has moved to another place. The other rows are suppressed by a user's trigger.
             v_rest := v_tasks;
             select s.p_passed, s.tasks into v_passed, v_tasks
               from public.internal_hand_over_singly(p_worker, p_claim_no, v_rows, p_now, v_passed) s;
@@ -198,23 +217,27 @@ begin
        and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
         perform public.internal_raise_mark(p_worker.pool, p_now, false);
     end if;
+    if v_shared is not null then
+        perform public.internal_deal_turns(p_worker.pool, v_shared, p_batch, p_now);
+    end if;
     return v_tasks;
 end
 $$;
 
--- Which of these locked rows one answer can carry, in their order. Rows that no answer can carry are ended; if that is
--- impossible, they are added to p_passed.
-create or replace function public.internal_sift(
+-- Returns which of these locked rows fit into one answer, in their order. Rows that fit into no answer are ended; if
+-- that is impossible, they are added to p_passed.
+create or replace function public.internal_limit_answer(
     p_rows tid[], p_limit_bytes int, p_now timestamptz, inout p_passed uuid[], out fit tid[]
 )
-language plpgsql security definer set search_path = '' set enable_sort = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+#variable_conflict use_variable
 declare
     v_task record;
     v_inputs record;
     v_bytes bigint := 0;
 begin
     for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
-                   order by ~t.priority, t.created_at, t.id loop
+                   order by ~t.priority, t.queue_turn, t.created_at, t.id loop
         select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes);
         if v_inputs.code is null then
             v_bytes := v_bytes + v_inputs.bytes;
@@ -227,18 +250,19 @@ begin
 end
 $$;
 
--- The reason why a task's inputs cannot be given to a worker (code and sentence), and the size of the inputs in a
--- claim's answer.
+-- Returns why a task's inputs cannot be given to a worker (code and sentence), and their size in the answer to a claim.
 create or replace function public.internal_inputs(
     p_task_id uuid, p_limit_bytes int, out bytes bigint, out code text, out message text
 )
 language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_needs int;
 begin
     bytes := 0;
     select cardinality(t.depends_on), octet_length(t.params::text)
-           + coalesce((select sum(octet_length(d.result_data::text)) from public.internal_results(t.depends_on) d), 0)
+           + coalesce((select sum(coalesce(octet_length(d.result_data::text), 0) + coalesce(octet_length(d.output_location), 0))
+                         from public.internal_results(t.depends_on) d), 0)
       into v_needs, bytes from public.tasks t where t.id = p_task_id;
     if bytes > p_limit_bytes then
         code := 'INPUTS_TOO_LARGE';
@@ -257,11 +281,12 @@ exception when program_limit_exceeded or statement_too_complex or numeric_value_
 end
 $$;
 
--- Gives these locked, claimable rows to the worker: all of them or, with an error, none.
+-- Gives these locked, claimable rows to the worker: either all of them or, after an error, none.
 create or replace function public.internal_hand_over(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_sort = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+#variable_conflict use_variable
 declare
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
@@ -278,31 +303,34 @@ begin
                progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
                failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
          where t.ctid = any (p_rows)
-        returning t as task
+        returning row(t.*)::public.tasks as task
     ), noted as (
         insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
         select (k.task).id, (k.task).attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first
-          from taken k where (k.task).status = 'In Progress'  -- as a user's trigger left it
+          from taken k where (k.task).status = 'In Progress'  -- a user's trigger may have changed it
     )
     select jsonb_agg(public.internal_task_for_agent(k.task, p_worker.nonce)
-                     order by (k.task).priority desc, (k.task).created_at, (k.task).id)
+                     order by (k.task).priority desc, (k.task).queue_turn, (k.task).created_at, (k.task).id)
       into v_tasks from taken k where (k.task).status = 'In Progress';
     return v_tasks;
 end
 $$;
 
--- The same one by one, after an error with all of them: a task that cannot be handed over ends alone.
+-- Gives the rows to the worker one by one, after an error with all of them: only the tasks that cannot be given are
+-- ended. Those that the schema refuses are added to p_passed and stay queued.
 create or replace function public.internal_hand_over_singly(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
 )
-language plpgsql security definer set search_path = '' set enable_sort = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+#variable_conflict use_variable
 declare
     v_task record;
     v_message text;
+    v_constraint text;
     v_one jsonb;
 begin
     for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
-                   order by ~t.priority, t.created_at, t.id loop
+                   order by ~t.priority, t.queue_turn, t.created_at, t.id loop
         begin
             v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_task.place], p_now);
             perform public.internal_fire_deferred();
@@ -312,11 +340,17 @@ begin
             end if;
             continue when not exists (select from public.tasks t where t.id = v_task.id and t.status = 'Queued' and not t.blocked);
             v_message := 'A trigger of the database suppressed its claim';
-        exception when others then  -- whatever a user's row, trigger or constraint makes of it
-            if public.internal_is_passing(sqlstate) then
+        exception when others then  -- a user's row, trigger or constraint may raise anything
+            if public.internal_is_transient(sqlstate) then
                 raise;
             end if;
             v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+            get stacked diagnostics v_constraint = constraint_name;
+            if v_constraint <> '' or public.internal_is_of_schema(sqlstate) then
+                perform public.internal_refused(array[v_task.id], 'claim', v_message);
+                p_passed := p_passed || v_task.id;
+                continue;
+            end if;
         end;
         if not public.internal_end_unclaimed(v_task.id, 'TASK_UNCLAIMABLE', v_message, p_now) then
             p_passed := p_passed || v_task.id;
@@ -325,21 +359,22 @@ begin
 end
 $$;
 
--- The prefix of a claim's outputs. It holds the attempt number and eleven characters of the launch, so that a task that
--- was deleted and inserted again, or a restored database, finds no object of an earlier life under its keys.
+-- The prefix of a claim's outputs. It contains the attempt number and eleven characters of the launch. So a task that
+-- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
 create or replace function public.internal_output_prefix(p_task_id uuid, p_attempt int, p_nonce text) returns text
 language sql immutable security definer set search_path = '' as $$
-    select 'outputs/' || p_task_id || '/' || p_attempt || '-' || left(md5(p_nonce), 11) || '/'
+    select 'outputs/' || internal_output_prefix.p_task_id || '/' || internal_output_prefix.p_attempt || '-' || left(md5(internal_output_prefix.p_nonce), 11) || '/'
 $$;
 
--- End a queued task that no worker can get. False if that is impossible: a user's trigger refuses or suppresses it.
+-- Ends a queued task that no worker can get. Returns false if a user's trigger refuses or suppresses the change.
 create or replace function public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamptz)
 returns boolean
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
     update public.tasks t
        set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
-           failure_code = p_code, error_message = left(p_message, 4000)
+           failure_code = p_code, error_message = public.internal_message(p_message)
      where t.id = p_task_id;
     perform public.internal_fire_deferred();
     if exists (select from public.tasks t where t.id = p_task_id and t.status = 'Queued' and not t.blocked
@@ -349,7 +384,7 @@ begin
     end if;
     return true;
 exception when others then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_passing(sqlstate) then
+    if public.internal_is_transient(sqlstate) then
         raise;
     end if;
     perform public.internal_refused(array[p_task_id], 'claim', p_message);
@@ -357,27 +392,32 @@ exception when others then  -- a user's trigger or constraint may raise anything
 end
 $$;
 
--- Record a refusal. The next try comes after 30 s, and each further one after twice the time, up to ten minutes.
+-- Records a refusal. The next try comes after 30 s, and each further one after twice the time, up to ten minutes. The
+-- worker of a refused result waits for it, so the pause is at most 30 s then.
 create or replace function public.internal_refused(p_ids uuid[], p_what text, p_reason text) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
+    v_first_s numeric := case when p_what = 'complete' then 1 else 30 end;
+    v_most_s numeric := case when p_what = 'complete' then 30 else 600 end;
 begin
-    insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at)
-    select distinct n.id, p_what, left(p_reason, 4000), v_now, v_now + interval '30 seconds'
+    insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at, since)
+    select distinct n.id, p_what, left(p_reason, 4000), v_now, v_now + v_first_s * interval '1 second', v_now
       from unnest(p_ids) n (id) where n.id is not null order by 1
     on conflict (task_id) do update
        set what = excluded.what, reason = excluded.reason, refused_at = excluded.refused_at,
+           since = case when r.what = excluded.what then coalesce(r.since, r.refused_at) else v_now end,
            times = case when r.what = excluded.what then least(r.times, 1000) + 1 else 1 end,
-           retry_at = v_now + least(30 * 2 ^ case when r.what = excluded.what then least(r.times, 10) else 0 end, 600)
-                              * interval '1 second';
+           retry_at = v_now + interval '1 second' * least(v_most_s,
+               v_first_s * 2 ^ case when r.what = excluded.what then least(r.times, 10) else 0 end);
 end
 $$;
 
--- Claim a task that no claim takes for now, as far as the database lets it, and take that back. If it works, claims
--- take it.
+-- Claims a task that claims skip for now, and takes that back. If it works, claims take the task again.
 create or replace function public.internal_try_refused(p_task_id uuid) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
     v_message text;
@@ -388,7 +428,7 @@ begin
     if v_is_ready is null and exists (select from public.tasks t where t.id = p_task_id) then
         perform public.internal_refused(array[p_task_id], 'claim', 'Another transaction was changing it');
         return;
-    elsif v_is_ready is not true then  -- if nobody can claim it then either, the next claim finds out
+    elsif v_is_ready is not true then  -- if it cannot be claimed then either, the next claim finds out
         delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
         return;
     end if;
@@ -402,7 +442,7 @@ begin
         if exists (select from public.tasks t where t.id = p_task_id and t.status = 'Queued' and not t.blocked) then
             v_message := 'A trigger of the database suppressed its claim';
         end if;
-        raise exception using errcode = 'OR008';  -- known only here: it takes back the claim
+        raise exception using errcode = 'OR008';  -- caught below: it undoes the claim
     exception
         when sqlstate 'OR008' then null;
         when others then v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
@@ -415,11 +455,18 @@ begin
 end
 $$;
 
--- Whether an error says something about the moment (connection, deadlock, read-only, resources, cancelled, shutting
--- down, input or output) and nothing about the task.
-create or replace function public.internal_is_passing(p_sqlstate text) returns boolean
+-- Whether an error is about the present state of the server (connection, deadlock, read-only, resources, cancellation,
+-- shutdown, input or output) and not about the task.
+create or replace function public.internal_is_transient(p_sqlstate text) returns boolean
 language sql immutable security definer set search_path = '' as $$
-    select left(p_sqlstate, 2) in ('08', '25', '40', '53', '55', '57', '58')
+    select left(internal_is_transient.p_sqlstate, 2) in ('08', '25', '40', '53', '55', '57', '58')
+$$;
+
+-- Whether an error is about the schema and not about one task: an unsupported rule, a text longer than its column, a
+-- missing column or function, or a lack of rights.
+create or replace function public.internal_is_of_schema(p_sqlstate text) returns boolean
+language sql immutable security definer set search_path = '' as $$
+    select left(internal_is_of_schema.p_sqlstate, 2) in ('0A', '42') or internal_is_of_schema.p_sqlstate = '22001'
 $$;
 
 -- Whether an agent or a generated client could not read a value: too many nested levels, or a number with more digits
@@ -427,6 +474,7 @@ $$;
 -- params.
 create or replace function public.internal_is_unreadable(p_value jsonb) returns boolean
 language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     c_digits constant int := 4000;  -- Python refuses 4,301 of them
     v_text text;
@@ -435,37 +483,38 @@ begin
         return true;
     end if;
     v_text := p_value::text;
-    -- A text without as many digits in a row as an expression can count has no such number. The digits may be a string's.
+    -- A text without that many digits in a row cannot contain such a number. The digits may also be part of a string.
     return octet_length(v_text) > c_digits
        and v_text ~ '[0-9]{255}'
        and p_value @? 'strict $.** ? (@.type() == "number" && (@ >= 1e4000 || @ <= -1e4000))';
 end
 $$;
 
--- The release that replaces the worker's release for this type, because the worker's own has no handler for it. Null if
--- any release will do, or nothing is declared. A declaration of an earlier leader holds until the present leader has
--- had time to declare; a leader of an earlier version never does.
-create or replace function public.internal_succeeding(p_worker public.workers, p_task_type text, p_now timestamptz)
+-- The release that replaces the worker's release for this type, because the worker's release has no handler for it.
+-- Null if any release may run it, or if no release is declared. A declaration of an earlier leader is valid until the
+-- present leader has had time to declare; a leader of an earlier version never declares one.
+create or replace function public.internal_replacing_release(p_worker public.workers, p_task_type text, p_now timestamptz)
 returns text
 language sql stable security definer set search_path = '' as $$
-    select s.value->'releases'->>p_worker.pool
+    select s.value->'releases'->>internal_replacing_release.p_worker.pool
       from public.fleet_settings s join public.fleet_lease l on l.fleet = s.fleet
-     where s.fleet = p_worker.fleet and s.name = 'release'
-       and ((s.value->>'term')::bigint = l.term or l.since > p_now - interval '60 seconds')
-       and s.value->'releases'->>p_worker.pool <> p_worker.release and s.value->'task_types' ? p_task_type
+     where s.fleet = internal_replacing_release.p_worker.fleet and s.name = 'release'
+       and ((s.value->>'term')::bigint = l.term or l.since > internal_replacing_release.p_now - interval '60 seconds')
+       and s.value->'releases'->>internal_replacing_release.p_worker.pool <> internal_replacing_release.p_worker.release and s.value->'task_types' ? internal_replacing_release.p_task_type
 $$;
 
 -- Whether a worker of this release is ready in the pool and not drained.
 create or replace function public.internal_is_here(p_fleet text, p_pool text, p_release text) returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.workers w
-                    where w.fleet = p_fleet and w.pool = p_pool and w.release = p_release
+                    where w.fleet = internal_is_here.p_fleet and w.pool = internal_is_here.p_pool and w.release = internal_is_here.p_release
                       and w.status in ('active', 'idle') and w.drain_requested_at is null)
 $$;
 
--- Keeps the highest number of each task whose row goes, as long as a worker could use it.
+-- Keeps the highest number of each task whose row is deleted, as long as a worker could use it.
 create or replace function public.internal_attempts_removed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
     if tg_op = 'DELETE' then
         insert into public.task_floors as f (task_id, attempt, noted_at)

@@ -1,4 +1,4 @@
--- How an attempt at a task ends: completed, failed or released by its worker, or given up.
+-- How an attempt ends: completed, failed or released by its worker, or given up.
 
 create or replace function public.worker_complete(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
@@ -6,30 +6,29 @@ create or replace function public.worker_complete(
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_variable
 begin
     return public.worker_complete_output(
         p_worker_id, p_nonce, p_task_id, p_attempt, p_output_location, p_result_data, null, p_now);
 end
 $$;
 
--- p_output: what the bucket shows of the output, or false if nobody has looked yet; then the answer for a held task is
--- `look`. A pod that speaks to PostgREST may call it too, but what it says of the object does not count.
--- tasks.output_object is {location, bytes, etag, version, sha256}, valid while its location is the task's
--- output_location.
+-- p_output: what the bucket shows of the output, or false if nobody has asked the bucket yet; then the answer for a
+-- held task is `look`. A pod may also call it over PostgREST, but then p_output is ignored. tasks.output_object is
+-- {location, bytes, etag, version, sha256}, valid while its location equals the task's output_location.
 create or replace function public.worker_complete_output(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
     p_output jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
-    v_log_last bigint := (v_worker.log_bytes #>> array[v_worker.nonce, 'handler'])::bigint;
-    v_held uuid;
     v_answer jsonb;
     v_over_postgrest boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
-    v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod may not say what the bucket shows
+    v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod must not say what the bucket shows
 begin
     if p_result_data is not null then
         perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
@@ -53,53 +52,116 @@ begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced');
     end if;
-    with done as (
-        update public.tasks t
-           set status = 'Complete', output_location = p_output_location,
-               output_object = v_object || jsonb_build_object('location', p_output_location), result_data = p_result_data,
-               generation_processed_at = v_now, lease_expires_at = null, error_message = null, failure_code = null,
-               updated_at = v_now
-         where t.id = p_task_id and t.attempts = p_attempt
-           and case when t.status = 'In Progress' then t.worker_id end = p_worker_id
-        returning t.id, t.attempts
-    ), ended as (
-        update public.task_attempts a set ended_at = v_now, outcome = 'complete', log_last = v_log_last
-          from done d where a.task_id = d.id and a.attempt = d.attempts
-    )
-    select d.id into v_held from done d;
-    if v_held is null then
-        v_answer := to_jsonb(public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['complete']));
-        if v_answer = '"held"' then
-            perform public.internal_refuse('OR007', 'a trigger of the database suppressed the completion');
-        end if;
-        return jsonb_build_object('outcome', v_answer);
-    end if;
-    return jsonb_build_object('outcome', 'ok');
+    return public.internal_complete(v_worker, p_task_id, p_attempt, p_output_location, v_object, p_result_data, v_now);
 end
 $$;
 
--- Ends many attempts of one worker in one commit. For each it returns what worker_complete would return. It takes
--- results only; an output goes through worker_complete, which checks the object first.
+-- Completes a held task of this launch. If a trigger or a constraint of a user refuses that, the answer is `pending`:
+-- the worker keeps the result, renews the lease and asks again. After half an hour of refusals it gets the error, and
+-- the task fails.
+create or replace function public.internal_complete(
+    p_worker public.workers, p_task_id uuid, p_attempt int, p_output_location text, p_object jsonb, p_result_data jsonb,
+    p_now timestamptz
+) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_refusal public.task_refusals;
+    v_answer text;
+    v_message text;
+    c_patience constant interval := '30 minutes';
+begin
+    select * into v_refusal from public.task_refusals r where r.task_id = p_task_id and r.what = 'complete';
+    if v_refusal.retry_at > p_now then
+        v_message := v_refusal.reason;
+    else
+        begin
+            if public.internal_finish(p_worker, array[p_task_id], array[p_attempt], array[p_result_data], p_output_location,
+                                      p_object, p_now) is not null then
+                perform public.internal_fire_deferred();
+                delete from public.task_refusals r where r.task_id = v_refusal.task_id;
+                return jsonb_build_object('outcome', 'ok');
+            end if;
+            v_message := 'A trigger of the database suppressed its completion';
+        exception when others then  -- a user's trigger or constraint may raise anything
+            if public.internal_is_transient(sqlstate) then
+                raise;
+            end if;
+            v_message := format('The database refused to complete it: %s (%s)', sqlerrm, sqlstate);
+        end;
+    end if;
+    v_answer := public.internal_hold(p_worker, p_worker.nonce, p_task_id, p_attempt, array['complete']);
+    if v_answer <> 'held' then
+        return jsonb_build_object('outcome', v_answer);
+    elsif v_refusal.since <= p_now - c_patience then
+        perform public.internal_refuse('OR007', v_message, format('refused since %s', v_refusal.since),
+            'Change the trigger or constraint on tasks, then retry the task.');
+    elsif v_refusal.retry_at is null or v_refusal.retry_at <= p_now then
+        perform public.internal_refused(array[p_task_id], 'complete', v_message);
+    end if;
+    perform set_config('response.status', '202', true);  -- PostgREST's status; for older agents it means "ask again"
+    return jsonb_build_object('outcome', 'pending', 'why', v_message);
+end
+$$;
+
+-- Completes those of these tasks whose attempts the worker holds, and returns their ids; null for none. A trigger may
+-- have suppressed the change of others. p_output_location and p_object are those of a single task.
+create or replace function public.internal_finish(
+    p_worker public.workers, p_ids uuid[], p_attempts int[], p_data jsonb[], p_output_location text, p_object jsonb,
+    p_now timestamptz
+) returns uuid[]
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_held uuid[];
+begin
+    with done as (
+        -- Locked in the same order as in a heartbeat. The CASE keeps the planner from the index of expiring leases,
+        -- which is full of ended ones. The ids are named twice: a plan from an empty queue would read all tasks to join
+        -- them.
+        update public.tasks t
+           set status = 'Complete', output_location = p_output_location,
+               output_object = p_object || jsonb_build_object('location', p_output_location), result_data = r.result_data,
+               generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
+               progress = null, updated_at = p_now
+          from (select * from unnest(p_ids, p_attempts, p_data) u (id, attempt, result_data) order by 1) r
+         where t.id = r.id and t.attempts = r.attempt and t.id = any (p_ids)
+           and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
+        returning t.id, t.attempts
+    ), ended as (
+        update public.task_attempts a set ended_at = p_now, outcome = 'complete', log_last = v_log_last
+          from done d where a.task_id = d.id and a.attempt = d.attempts
+    )
+    select array_agg(d.id) into v_held from done d;
+    return v_held;
+end
+$$;
+
+-- Ends many attempts of one worker in one commit, and returns for each what worker_complete would return. It accepts
+-- only results; an output goes through worker_complete, which checks the object first.
 create or replace function public.worker_complete_many(
     p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_variable
 begin
     return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results, public.internal_clock(p_now));
 end
 $$;
 
--- What an agent does between two short tasks, in one commit: worker_complete_many, then worker_claim without waiting.
--- Both halves can be repeated, together or alone.
+-- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
+-- waiting. Both halves can be repeated, together or alone.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    -- Locked before any task is: the order in which a heartbeat locks them.
+    -- Locked before any task, in the same order as in a heartbeat.
     v_worker public.workers := public.internal_caller(p_worker_id, true);
     v_ended jsonb := public.internal_complete_many(v_worker, p_nonce, p_results, v_now);
 begin
@@ -111,8 +173,8 @@ create or replace function public.internal_complete_many(
     p_worker public.workers, p_nonce text, p_results jsonb, p_now timestamptz
 ) returns jsonb
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
-    v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     v_ids uuid[];
     v_attempts int[];
     v_data jsonb[];
@@ -126,7 +188,7 @@ begin
                         and e - array['task_id', 'attempt', 'result_data'] = '{}')
           into v_ids, v_attempts, v_data, v_fine
           from jsonb_array_elements(p_results) e;
-    exception when data_exception then  -- no list, or something in it is no id or number
+    exception when data_exception then  -- not a list, or an entry without a valid id and number
         v_fine := false;
     end;
     if v_fine is not true or cardinality(v_ids) > 100 then
@@ -135,38 +197,23 @@ begin
     if p_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
     end if;
-    with done as (
-        -- In the order in which a heartbeat locks them. The case keeps the index of what runs out of it, which is full of
-        -- what has just ended.
-        update public.tasks t
-           set status = 'Complete', output_location = null, result_data = r.result_data,
-               generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
-               updated_at = p_now
-          from (select * from unnest(v_ids, v_attempts, v_data) u (id, attempt, result_data) order by 1) r
-         where t.id = r.id and t.attempts = r.attempt
-           and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
-        returning t.id, t.attempts
-    ), ended as (
-        update public.task_attempts a set ended_at = p_now, outcome = 'complete', log_last = v_log_last
-          from done d where a.task_id = d.id and a.attempt = d.attempts
-    )
-    select array_agg(d.id) into v_held from done d;
+    v_held := public.internal_finish(p_worker, v_ids, v_attempts, v_data, null, null, p_now);
     if cardinality(v_held) = cardinality(v_ids) then
         return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
     if exists (select from unnest(v_ids, v_attempts) u (id, attempt) join public.tasks t on t.id = u.id and t.attempts = u.attempt
-                where t.status = 'In Progress' and t.worker_id = p_worker.id) then  -- one by one, the others are taken
+                where t.status = 'In Progress' and t.worker_id = p_worker.id) then  -- then one by one
         perform public.internal_refuse('OR007', 'a trigger of the database suppressed a completion');
     end if;
     return jsonb_build_object('outcome', 'ok', 'outcomes', (
         select jsonb_agg(case
-                   when (r->>'task_id')::uuid = any (v_held) and t.attempts = (r->>'attempt')::int then 'ok'
+                   when (e.r->>'task_id')::uuid = any (v_held) and t.attempts = (e.r->>'attempt')::int then 'ok'
                    when exists (select from public.task_attempts a
-                                 where a.task_id = (r->>'task_id')::uuid and a.attempt = (r->>'attempt')::int
+                                 where a.task_id = (e.r->>'task_id')::uuid and a.attempt = (e.r->>'attempt')::int
                                    and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
-                   else 'fenced' end order by n)
+                   else 'fenced' end order by e.n)
           from jsonb_array_elements(p_results) with ordinality e (r, n)
-          left join public.tasks t on t.id = (r->>'task_id')::uuid));
+          left join public.tasks t on t.id = (e.r->>'task_id')::uuid));
 end
 $$;
 
@@ -174,6 +221,7 @@ create or replace function public.worker_fail(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_failure jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_unable boolean := coalesce(p_failure->>'code' = 'NO_HANDLER', false);
@@ -182,7 +230,7 @@ declare
     v_release text;
     v_outcome text;
     v_here boolean;
-    c_wait_s constant int := 60;  -- doubling up to ten times as much; over when the first of that release is promoted
+    c_wait_s constant int := 60;  -- doubles up to ten times; ends when the first of that release is promoted
 begin
     perform public.internal_check_keys(coalesce(p_failure, '{}'),
         array['code', 'message', 'point', 'exit_class', 'retryable', 'detail'], 'p_failure');
@@ -190,7 +238,7 @@ begin
     v_outcome := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt,
         array['failed', 'cancelled'] || case when v_unable then array['released'] end);
     if v_outcome = 'held' and v_unable then
-        select t.task_type, public.internal_succeeding(v_worker, t.task_type, v_now) into v_type, v_release
+        select t.task_type, public.internal_replacing_release(v_worker, t.task_type, v_now) into v_type, v_release
           from public.tasks t where t.id = p_task_id;
     end if;
     if v_outcome = 'held' and v_release is not null then
@@ -224,6 +272,7 @@ create or replace function public.worker_release(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
@@ -244,6 +293,7 @@ create or replace function public.internal_hold(
     p_worker public.workers, p_nonce text, p_task_id uuid, p_attempt int, p_outcomes text[]
 ) returns text
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_held boolean;
 begin
@@ -264,14 +314,16 @@ end
 $$;
 
 -- Ends an attempt that did not complete: the task is queued again, Failed after its last attempt, or Cancelled on
--- request. p_failure: {code, message, point, exit_class, retryable, detail}. The caller holds the task's lock. An
--- attempt that is lost with a worker whose end was planned (workers.exit_cause) is given back and does not count, as if
--- the agent had released it. The first lost attempt is likely the worker's fault, so the task is claimable again at
--- once. From the second one on it waits for half a minute each time, because the task may be the cause.
+-- request. p_failure: {code, message, point, exit_class, retryable, detail}. The caller holds the task's lock.
+-- An attempt does not count if it is lost with a worker whose end was planned (workers.exit_cause). Nor does it count
+-- if the machine failed, up to three times for a task: a task that makes machines fail must not run without end. After
+-- the first lost attempt the task is claimable at once, because the worker is the likely cause. From the second one on
+-- it waits for half a minute each time, because the task may be the cause.
 create or replace function public.internal_give_up(
     p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz
 ) returns text
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_task public.tasks;
     v_outcome text := 'requeued';
@@ -279,17 +331,24 @@ declare
     v_used int;
     v_jitter numeric;
     v_run_after timestamptz;
-    v_planned text;  -- why its worker is being ended, if that was meant
+    v_planned text;  -- why its worker ends, if the end was planned
     v_backoff boolean := p_backoff;
+    c_faults constant int := 3;  -- attempts of a task that machine faults may end without counting
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
     if p_outcome = 'lost' then
         select w.exit_cause into v_planned from public.workers w
          where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
-           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'max_lifetime', 'budget',
-                                'superseded');
+           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'budget', 'superseded', 'worker_sick',
+                                'stale_code', 'gpu_fault', 'host_fault');
     end if;
-    if v_planned is not null then
+    if v_planned in ('gpu_fault', 'host_fault') then
+        p_failure := jsonb_build_object('code', 'MACHINE_FAULT', 'exit_class', 'lost', 'point', 'Processing',
+            'message', format('The machine of worker %s failed: %s', v_task.worker_id, v_planned));
+        p_counted := c_faults <= (select count(*) from public.task_attempts a
+                                   where a.task_id = p_task_id and a.failure_code = 'MACHINE_FAULT');
+        p_outcome := case when p_counted then 'lost' else 'released' end;
+    elsif v_planned is not null then
         p_outcome := 'released';
         p_counted := false;
         p_failure := jsonb_build_object(
@@ -307,12 +366,13 @@ begin
         v_outcome := 'failed';
         v_status := 'Failed';
     elsif v_backoff then
-        -- 30 s, doubling up to an hour after each failure; +-20 % from the id, so that a crowd does not come back at once.
+        -- 30 s, doubling up to an hour after each failure; +-20 % from the id, so that many tasks do not return at once
         v_jitter := 0.8 + 0.4 * ('x' || substr(md5(p_task_id::text || v_task.attempts), 1, 7))::bit(28)::int / 268435455.0;
         v_run_after := p_now + v_jitter * interval '1 second'
             * case when p_outcome = 'lost' then 30 else least(30 * 2 ^ least(v_used - 1, 20), 3600) end;
     end if;
-    -- The attempt first: the task's own triggers close what is still open.
+    delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'complete';
+    -- First the attempt: the task's own triggers close attempts that are still open.
     update public.task_attempts a
        set ended_at = p_now,
            outcome = case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end,
@@ -327,7 +387,7 @@ begin
            uncounted = t.uncounted + case when p_counted then 0 else 1 end,
            worker_id = case when v_outcome = 'requeued' then null else t.worker_id end,
            generation_processed_at = case when v_outcome = 'requeued' then null else p_now end,
-           error_message = left(p_failure->>'message', 4000), failure_code = left(p_failure->>'code', 100),
+           error_message = public.internal_message(p_failure->>'message'), failure_code = left(p_failure->>'code', 100),
            failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
                                   then p_failure->>'point' end
      where t.id = p_task_id;
@@ -338,9 +398,10 @@ begin
 end
 $$;
 
--- Closes attempts that no longer hold their task: another number, another worker, or no worker.
+-- Closes attempts that no longer hold their task: its number or its worker has changed, or it has no worker.
 create or replace function public.internal_close_attempts(p_ids uuid[], p_gone boolean) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 begin
     update public.task_attempts a
        set ended_at = greatest(public.internal_now(), a.started_at),

@@ -1,14 +1,15 @@
 -- What workers cost: booked intervals, budgets, and the share of each attempt.
 
--- Dollars between two moments, from the time that each worker's states and each attempt took.
+-- Returns dollars between two moments, from the duration of each worker's states and of each attempt.
 create or replace function public.fleet_cost(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
-    c_tasks constant int := 1000;  -- the dearest so many are listed; the sums count all
+    c_tasks constant int := 1000;  -- the most expensive ones are listed; the sums count all
 begin
     if p_since is null or p_since >= v_until then
         perform public.internal_refuse('OR007', 'p_since must be before p_until',
@@ -20,9 +21,9 @@ begin
               from public.costs c where c.fleet = p_fleet and c.to_at > p_since and c.from_at < v_until
             union all
             select w.id, o.kind, o.from_at, o.to_at, o.usd
-              from public.workers w cross join lateral public.internal_open_interval(w, v_now) o
+              from public.workers w cross join lateral public.internal_open_interval(w.*, v_now) o
              where w.fleet = p_fleet and w.status <> 'terminated' and o.to_at > p_since and o.from_at < v_until
-        ), spent as (  -- only what lies within
+        ), spent as (  -- only the part within the window
             select b.worker_id, b.kind,
                    extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since)) as seconds,
                    b.usd * extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since))
@@ -61,7 +62,7 @@ begin
                            'seconds', round(w.seconds, 3), 'usd', round(w.usd, 6), 'kinds', w.kinds)
                            order by w.usd desc, w.id) from workers w), '[]'),
             'types', coalesce((
-                select jsonb_agg(to_jsonb(y) order by y.usd desc, y.task_type)
+                select jsonb_agg(to_jsonb(y.*) order by y.usd desc, y.task_type)
                   from (select t.task_type, count(*) as tasks, sum(t.attempts) as attempts,
                                round(sum(t.seconds), 3) as seconds, round(sum(t.usd), 6) as usd,
                                round(sum(t.wasted_usd), 6) as wasted_usd
@@ -75,13 +76,14 @@ begin
 end
 $$;
 
--- Attempts that ended after p_since or are open, or those of the claims of one task: from when to when, and among how
--- many (`of`) that time is shared. Tasks of one claim run one after the other: the time of each begins when the one
--- before it ended. An open attempt lasts until p_now. Planned at each call, because the best plan depends on p_since.
-create or replace function public.internal_turns(p_since timestamptz, p_now timestamptz, p_task_id uuid default null)
+-- Attempts that ended after p_since or are open, or those of the claims of one task, each with its time span and the
+-- number of attempts (`of`) that share it. Tasks of one claim run one after the other: the time of each begins when the
+-- previous one ended. An open attempt lasts until p_now. Planned at each call, because the best plan depends on
+-- p_since.
+create or replace function public.internal_attempt_times(p_since timestamptz, p_now timestamptz, p_task_id uuid default null)
 returns table (worker_id text, task_id uuid, attempt int, outcome text, from_at timestamptz, to_at timestamptz, of bigint)
 language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_custom_plan as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
     return query
     with reaching as (
@@ -90,7 +92,7 @@ begin
         union all
         select a.* from public.tasks t
          cross join lateral (select b.* from public.task_attempts b
-                              where b.task_id = t.id and b.attempt = t.attempts limit 1) a  -- by its key: these are few
+                              where b.task_id = t.id and b.attempt = t.attempts limit 1) a  -- by its key: there are few
          where p_task_id is null and t.status = 'In Progress' and a.started_at <= p_since and a.ended_at is null
         union all
         select a.* from (select distinct b.worker_id, b.nonce, b.claim_no
@@ -99,7 +101,7 @@ begin
     )
     select e.worker_id, e.task_id, e.attempt, e.outcome,
            greatest(e.started_at,
-                    case when e.started_at <= p_since then (  -- the end of the one before, of the same claim
+                    case when e.started_at <= p_since then (  -- the end of the previous attempt of the same claim
                         select max(b.ended_at) from public.task_attempts b
                          where b.worker_id = e.worker_id and b.nonce = e.nonce and b.claim_no = e.claim_no
                            and b.ended_at <= p_since) end,
@@ -110,48 +112,50 @@ begin
 end
 $$;
 
--- The cost of each attempt between p_since and p_until: its share of its claim, until the bill of its worker ended.
+-- The cost of each attempt between p_since and p_until: its share of its claim, until the billing of its worker ended.
 create or replace function public.internal_shares(
     p_since timestamptz, p_until timestamptz, p_now timestamptz, p_task_id uuid default null
 ) returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
 language sql stable security definer set search_path = '' as $$
     select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds, coalesce(w.price_usd_per_hour, 0) * x.seconds / 3600
-      from public.internal_turns(p_since, p_now, p_task_id) a
+      from public.internal_attempt_times(internal_shares.p_since, internal_shares.p_now, internal_shares.p_task_id) a
       join public.workers w on w.id = a.worker_id
       cross join lateral (
-          select extract(epoch from least(a.to_at, w.billing_until, p_until) - greatest(a.from_at, p_since)) / a.of) x (seconds)
-     where w.billing_since is not null and w.created_at < p_until and coalesce(w.terminated_at > p_since, true)
+          select extract(epoch from least(a.to_at, w.billing_until, internal_shares.p_until) - greatest(a.from_at, internal_shares.p_since)) / a.of) x (seconds)
+     where w.billing_since is not null and w.created_at < internal_shares.p_until and coalesce(w.terminated_at > internal_shares.p_since, true)
        and x.seconds > 0
 $$;
 
 create or replace function public.internal_worker_costs(p_worker public.workers, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
     with spent (kind, usd) as (
-        select c.kind, c.usd from public.costs c where c.worker_id = p_worker.id
+        select c.kind, c.usd from public.costs c where c.worker_id = internal_worker_costs.p_worker.id
         union all
-        select o.kind, o.usd from public.internal_open_interval(p_worker, p_now) o
+        select o.kind, o.usd from public.internal_open_interval(internal_worker_costs.p_worker, internal_worker_costs.p_now) o
     ), by_kind as (select kind, sum(usd) as usd from spent group by kind)
     select jsonb_build_object(
         'cost_usd', coalesce((select round(sum(k.usd), 6) from by_kind k), 0),
         'cost_by_kind', coalesce((select jsonb_object_agg(k.kind, round(k.usd, 6)) from by_kind k), '{}'))
 $$;
 
--- The open interval of a live worker that is billed, or no row.
+-- The open interval of a live worker that is billed; no row if there is none.
 create or replace function public.internal_open_interval(p_worker public.workers, p_now timestamptz)
 returns table (kind text, from_at timestamptz, to_at timestamptz, usd numeric)
 language sql stable security definer set search_path = '' as $$
-    select case p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+    select case internal_open_interval.p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
                                 else 'draining' end,
            i.from_at, i.to_at,
-           coalesce(p_worker.price_usd_per_hour, 0) * extract(epoch from i.to_at - i.from_at) / 3600
-      from (select greatest(p_worker.state_since, p_worker.billing_since) as from_at,
-                   least(p_now, p_worker.billing_until) as to_at) i
-     where p_worker.status <> 'terminated' and p_worker.billing_since is not null and i.to_at > i.from_at
+           coalesce(internal_open_interval.p_worker.price_usd_per_hour, 0) * extract(epoch from i.to_at - i.from_at) / 3600
+      from (select greatest(internal_open_interval.p_worker.state_since, internal_open_interval.p_worker.billing_since) as from_at,
+                   least(internal_open_interval.p_now, internal_open_interval.p_worker.billing_until) as to_at) i
+     where internal_open_interval.p_worker.status <> 'terminated' and internal_open_interval.p_worker.billing_since is not null and i.to_at > i.from_at
 $$;
 
--- Ends the bill of a worker when its pod was last known to exist, which may be long before its row changes.
+-- Ends the billing of a worker at the time when its pod was last known to exist, which may be long before its row
+-- changes.
 create or replace function public.internal_worker_billing() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_proven timestamptz;
     v_deleted timestamptz;
@@ -164,21 +168,22 @@ begin
       into v_proven, v_deleted
       from public.worker_attempts a where a.worker_id = new.id;
     if new.failure_code = 'POD_MISSING' and new.billing_until is null then
-        -- It was there at its last heartbeat, at the last stage that was proven, at its last claim, in the last list.
+        -- The pod existed at its last heartbeat, last completed stage, last claim, and in the last list.
         new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
                                       case when old.status in ('active', 'idle') then old.state_since end,
                                       (new.metadata->>'listed_at')::timestamptz);
     end if;
-    if new.status = 'terminated' then  -- now that absence is proven, the last delete is known to have worked
+    if new.status = 'terminated' then  -- absence is confirmed, so the last delete is known to have worked
         new.billing_until := least(new.billing_until, v_deleted);
     end if;
     return new;
 end
 $$;
 
--- Booked intervals end with the bill of the worker.
+-- Booked intervals end with the billing of the worker.
 create or replace function public.internal_cost_booking() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_until timestamptz;
 begin
@@ -193,37 +198,42 @@ begin
 end
 $$;
 
--- Today's dollars (UTC), what the live workers may still cost, and what they cost per hour; p_without: a worker to
+-- Today's dollars (UTC), the highest further cost of the live workers, and their cost per hour. p_without: a worker to
 -- leave out of the latter two.
 create or replace function public.internal_spent(p_fleet text, p_without text, p_now timestamptz)
 returns table (today_usd numeric, committed_usd numeric, hourly_usd numeric)
 language sql stable security definer set search_path = '' as $$
     with day (began) as (
-        select date_trunc('day', p_now, 'UTC')
+        select date_trunc('day', internal_spent.p_now, 'UTC')
     ), live as (
-        select w.*, coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour) as rate
-          from public.workers w where w.fleet = p_fleet and w.status <> 'terminated'
+        select w.id, w.status, w.state_since, w.billing_since,
+               coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour) as rate,
+               -- A list may show the price, which the reply to the create call did not have; it may exceed the price of
+               -- the offer.
+               w.reserved_usd * greatest(1, w.price_usd_per_hour / nullif(w.reserved_usd_per_hour, 0)) as reserve
+          from public.workers w where w.fleet = internal_spent.p_fleet and w.status <> 'terminated'
     )
     select (select coalesce(sum(case when c.from_at >= d.began then c.usd
                                      else c.usd * extract(epoch from c.to_at - d.began)
                                           / nullif(extract(epoch from c.to_at - c.from_at), 0) end), 0)
-              from public.costs c where c.fleet = p_fleet and c.to_at > d.began)
-           + coalesce(sum(l.rate * extract(epoch from p_now - greatest(l.state_since, l.billing_since, d.began)) / 3600)
+              from public.costs c where c.fleet = internal_spent.p_fleet and c.to_at > d.began)
+           + coalesce(sum(l.rate * extract(epoch from internal_spent.p_now - greatest(l.state_since, l.billing_since, d.began)) / 3600)
                       filter (where l.billing_since is not null), 0),
-           coalesce(sum(greatest(l.reserved_usd - case when l.status = 'terminating'
-                            then l.rate * extract(epoch from p_now - l.state_since) / 3600 else 0 end, 0))
-                    filter (where l.id is distinct from p_without), 0),
-           coalesce(sum(l.rate) filter (where l.id is distinct from p_without), 0)
+           coalesce(sum(greatest(l.reserve - case when l.status = 'terminating'
+                            then l.rate * extract(epoch from internal_spent.p_now - l.state_since) / 3600 else 0 end, 0))
+                    filter (where l.id is distinct from internal_spent.p_without), 0),
+           coalesce(sum(l.rate) filter (where l.id is distinct from internal_spent.p_without), 0)
       from day d left join live l on true group by d.began
 $$;
 
--- Refuses (OR003) a reservation that does not fit the budget. One at a time in a fleet, so that the second one sees the
--- first. p_budget: {hourly_usd, daily_usd, useful_usd}; useful_usd is what the worker should be able to cost before it
--- is ended.
+-- Refuses (OR003) a reservation that does not fit the budget. Only one runs at a time in a fleet, so that the second
+-- one counts the first one. p_budget: {hourly_usd, daily_usd, useful_usd}; useful_usd is what the worker should be able
+-- to cost before it is ended.
 create or replace function public.internal_check_budget(
     p_fleet text, p_worker_id text, p_usd numeric, p_usd_per_hour numeric, p_budget jsonb, p_now timestamptz
 ) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_hourly numeric := (p_budget->>'hourly_usd')::numeric;
     v_daily numeric := (p_budget->>'daily_usd')::numeric;
@@ -245,5 +255,44 @@ begin
                    round(v_spent.committed_usd, 4), round(v_wanted, 4), v_daily),
             'raise DAILY_BUDGET_USD, or wait for midnight UTC');
     end if;
+end
+$$;
+
+-- Dollars of tasks between two moments, by tenant or by the value of one label; p_by is 'tenant' or 'label:KEY'. The name
+-- of tasks without it is NULL. The dearest p_limit lines, with the number of all: {now, since, until, lines, of}.
+create or replace function public.fleet_cost_by(
+    p_fleet text, p_since timestamptz, p_until timestamptz, p_by text, p_limit int, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_until timestamptz := least(coalesce(p_until, v_now), v_now);
+    v_key text := case when p_by like 'label:_%' then substr(p_by, 7) end;
+begin
+    if p_since is null or p_since >= v_until then
+        perform public.internal_refuse('OR007', 'p_since must be before p_until',
+            format('got %s and %s', p_since, v_until));
+    elsif v_key is null and p_by is distinct from 'tenant' then
+        perform public.internal_refuse('OR007', 'p_by is not valid', format('got %L', left(p_by, 100)), 'tenant, or label:KEY');
+    end if;
+    return (
+        with shares as (
+            select case when v_key is null then t.tenant when jsonb_typeof(t.labels) = 'object' then t.labels ->> v_key end as name,
+                   s.task_id, s.outcome, s.seconds, s.usd
+              from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
+             where s.fleet = p_fleet
+        ), named as (
+            select s.name, count(distinct s.task_id) as tasks, count(*) as attempts, round(sum(s.seconds), 3) as seconds,
+                   round(sum(s.usd), 6) as usd,
+                   round(coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0), 6) as wasted_usd
+              from shares s group by s.name
+        )
+        select jsonb_build_object(
+            'now', v_now, 'since', p_since, 'until', v_until, 'of', (select count(*) from named),
+            'lines', coalesce((
+                select jsonb_agg(to_jsonb(n.*) order by n.usd desc, n.name nulls last)
+                  from (select * from named n order by n.usd desc, n.name nulls last
+                         limit least(greatest(coalesce(p_limit, 1000), 0), 10000)) n), '[]')));
 end
 $$;

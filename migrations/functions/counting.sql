@@ -5,10 +5,11 @@
 -- "timed" tasks (with run_after) become claimable by the clock alone; those that are due are counted when somebody
 -- asks.
 
--- Counts inserted and deleted tasks, and lowers the mark for those that become claimable. A mark that is lower than the
--- lowest place of several tasks is safe, so that place is not searched for.
+-- Counts inserted and deleted tasks, and lowers the mark for those that become claimable. For several tasks one mark is
+-- written. It may be lower than their lowest place, so that place is not searched for.
 create or replace function public.internal_tasks_counted() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
     if tg_op = 'TRUNCATE' then
         delete from public.task_counts;
@@ -16,34 +17,40 @@ begin
         insert into public.task_counts (pool, kind, n)
         select a.pool, k.kind, count(*)
           from added a cross join lateral (
-              select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
+              select case when a.blocked and a.queue_gate = 0 then 'blocked' when a.run_after is not null then 'timed'
+                          when a.blocked then 'gated' else 'plain' end as kind) k
          where a.status = 'Queued' group by 1, 2;
-        insert into public.task_marks (pool, place, created_at, id)
-        select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
+        insert into public.task_marks (pool, place, queue_turn, created_at, id)
+        select a.pool, min(~a.priority), min(a.queue_turn), min(a.created_at), '00000000-0000-0000-0000-000000000000'
           from added a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
     else
         insert into public.task_counts (pool, kind, n)
         select a.pool, k.kind, -count(*)
           from removed a cross join lateral (
-              select case when a.blocked then 'blocked' when a.run_after is not null then 'timed' else 'plain' end as kind) k
+              select case when a.blocked and a.queue_gate = 0 then 'blocked' when a.run_after is not null then 'timed'
+                          when a.blocked then 'gated' else 'plain' end as kind) k
          where a.status = 'Queued' group by 1, 2;
     end if;
     return null;
 end
 $$;
 
--- Sums up the rows of task_counts. With p_anew, counts the queue again and makes the marks again.
+-- Sums up the rows of task_counts. With p_anew, counts the whole queue and makes new marks.
 create or replace function public.internal_roll_up(p_anew boolean) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 begin
     if p_anew then
         perform public.internal_settle_all(public.internal_now());
+        perform public.internal_level_turns();
+        perform public.internal_let_in_all(public.internal_now());
     end if;
-    lock table public.task_counts in share update exclusive mode;  -- one at a time; inserts go on
+    lock table public.task_counts in share update exclusive mode;  -- one at a time; inserts continue
     if p_anew then
         with gone as (delete from public.task_counts)
         insert into public.task_counts (pool, kind, n)
-        select t.pool, case when t.blocked then 'blocked' when t.run_after is not null then 'timed' else 'plain' end, count(*)
+        select t.pool, case when t.blocked and t.queue_gate = 0 then 'blocked' when t.run_after is not null then 'timed'
+                            when t.blocked then 'gated' else 'plain' end, count(*)
           from public.tasks t where t.status = 'Queued' group by 1, 2;
         perform public.internal_raise_mark(p.pool, public.internal_now(), true)
            from (select distinct m.pool from public.task_marks m) p;

@@ -1,11 +1,12 @@
--- What the leader declares of pools, programs and releases, and what operators pause.
+-- Declarations of the leader about pools, programs and releases, and pauses of operators.
 
--- Declares the task types of a fleet: p_pools is a list of {task_type, pool, timeout_s, max_attempts}. Types that are
--- no longer named are forgotten. Queued tasks are moved only for the types whose pool has changed.
+-- Declares the task types of a fleet: p_pools is a list of {task_type, pool, timeout_s, max_attempts}. A type that is
+-- not in the list is forgotten. Queued tasks move only if the pool of their type has changed.
 create or replace function public.fleet_declare_pools(
     p_fleet text, p_term bigint, p_pools jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_type jsonb;
@@ -43,11 +44,13 @@ begin
 end
 $$;
 
--- Declares the pools whose programs take tasks themselves, and after how long a task without a lease is queued again.
+-- Declares the pools whose programs take tasks themselves, and the time after which a task without a lease is queued
+-- again.
 create or replace function public.fleet_declare_programs(
     p_fleet text, p_term bigint, p_pools jsonb, p_stuck_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -62,13 +65,14 @@ begin
 end
 $$;
 
--- Declares the release that the leader would start now, and its handlers. A worker of another release that has no
--- handler for a type that this release handles hands the task back, uncounted. Without a worker of this release the
--- task waits; with one, an earlier worker that meets such a task is drained.
+-- Declares the release that the leader would start now, and its handlers. If a worker of another release has no handler
+-- for a type and this release has one, the worker returns the task, and the attempt does not count. Without a worker of
+-- this release the task waits; with one, an earlier worker that gets such a task is drained.
 create or replace function public.fleet_declare_release(
     p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -85,12 +89,13 @@ begin
 end
 $$;
 
--- Stops spawning in one pool or, if null, in all, for a time or, if null, until it is resumed. A null reason resumes;
--- without a pool that ends every pause.
+-- Stops spawning in one pool, or in all if p_pool is null, for a time or, if that is null, until it is resumed. A null
+-- reason resumes; without a pool it ends every pause.
 create or replace function public.fleet_pause(
     p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -125,11 +130,11 @@ language sql stable security definer set search_path = '' as $$
     select coalesce(jsonb_object_agg(coalesce(nullif(substr(s.name, 8), ''), '*'),
                                      jsonb_build_object('reason', s.reason, 'until', s.expires_at)), '{}')
       from public.fleet_settings s
-     where s.fleet = p_fleet and (s.name = 'paused' or s.name like 'paused:%') and coalesce(s.expires_at > p_now, true)
+     where s.fleet = internal_pauses.p_fleet and (s.name = 'paused' or s.name like 'paused:%') and coalesce(s.expires_at > internal_pauses.p_now, true)
 $$;
 
 create or replace function public.internal_paused(p_fleet text, p_now timestamptz) returns text
 language sql stable security definer set search_path = '' as $$
     select s.reason from public.fleet_settings s
-     where s.fleet = p_fleet and s.name = 'paused' and coalesce(s.expires_at > p_now, true)
+     where s.fleet = internal_paused.p_fleet and s.name = 'paused' and coalesce(s.expires_at > internal_paused.p_now, true)
 $$;

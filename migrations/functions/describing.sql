@@ -4,6 +4,7 @@
 -- orchestrator/migrate compares it with the files of the program.
 create or replace function public.fleet_describe() returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_version text := (
         select max(m.version) filter (where m.version ~ '^\d{4}$') || '-' ||

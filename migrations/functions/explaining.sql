@@ -1,9 +1,10 @@
 -- Why a worker, a task or a pool is in its state. Each function is one statement, so that it never mixes two moments.
 
--- Everything about one worker; the newest 200 of its events and bring-up attempts, oldest first.
+-- One worker with everything that explains it; the newest 200 of its events and bring-up attempts, oldest first.
 create or replace function public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers;
@@ -25,21 +26,36 @@ begin
                        'lease_expires_at', t.lease_expires_at) order by t.generation_started_at, t.id)
               from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'), '[]'),
         'events', coalesce((
-            select jsonb_agg(to_jsonb(e) order by e.id)
+            select jsonb_agg(to_jsonb(e.*) order by e.id)
               from (select * from public.worker_events e where e.worker_id = v_worker.id
                      order by e.id desc limit 200) e), '[]'),
         'attempts', coalesce((
-            select jsonb_agg(to_jsonb(a) order by a.id)
+            select jsonb_agg(to_jsonb(a.*) order by a.id)
               from (select * from public.worker_attempts a where a.worker_id = v_worker.id
                      order by a.id desc limit 200) a), '[]')));
 end
 $$;
 
--- Everything about one task: its place in the queue, its dependencies, attempts, holder and cost. Priorities are
--- compared by their complement, because the least integer has no negative.
+-- Each live worker as fleet_explain() has it, by its id: one call, however many there are.
+create or replace function public.fleet_explain_workers(p_fleet text, p_now timestamptz default null)
+returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return (select jsonb_build_object('workers', coalesce(
+                jsonb_object_agg(w.id, public.fleet_explain(p_fleet, w.id, v_now)), '{}'))
+              from public.workers w where w.fleet = p_fleet and w.status <> 'terminated');
+end
+$$;
+
+-- One task with everything that explains it: its place in the queue, dependencies, attempts, holder and cost.
+-- Priorities are compared by their complement, because the least integer has no negative.
 create or replace function public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
@@ -62,17 +78,20 @@ begin
                                    order by b.started_at desc limit c_attempts) a
               join public.tasks t on t.id = a.task_id
               cross join lateral (select extract(epoch from a.ended_at - greatest(a.started_at, (
-                       select max(b.ended_at) from public.task_attempts b  -- the one before, of the same claim
+                       select max(b.ended_at) from public.task_attempts b  -- the previous one of the same claim
                         where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
                           and b.ended_at < a.ended_at))) as seconds) x
              where a.outcome = 'complete' and t.task_type = v_task.task_type),
-        'holder', case when v_task.status = 'In Progress' then (select to_jsonb(h) from public.internal_holder(v_task, v_now) h) end,
-        'refusal', (select to_jsonb(r) - 'task_id' from public.task_refusals r where r.task_id = p_task_id),
+        'holder', case when v_task.status = 'In Progress' then (select to_jsonb(h.*) from public.internal_holder(v_task, v_now) h) end,
+        'declared', (select to_jsonb(d.*) from public.task_types d where d.task_type = v_task.task_type),
+        'limit', case when v_task.queue_gate in (1, 2) and v_task.run_after is null then public.internal_limit_waits(v_task, v_now) end,
+        'refusal', (select to_jsonb(r.*) - 'task_id' from public.task_refusals r where r.task_id = p_task_id),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
                    where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
                      and coalesce(t.run_after <= v_now, true)
-                     and (~t.priority, t.created_at, t.id) < (~v_task.priority, v_task.created_at, v_task.id)),
+                     and (~t.priority, t.queue_turn, t.created_at, t.id)
+                         < (~v_task.priority, v_task.queue_turn, v_task.created_at, v_task.id)),
         'workers', coalesce((
             select jsonb_object_agg(s.status, s.n)
               from (select w.status, count(*) as n from public.workers w
@@ -93,7 +112,7 @@ begin
         'dependants', (select count(*) from public.tasks t
                         where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
         'attempts', coalesce((
-            select jsonb_agg(to_jsonb(a) || jsonb_build_object(
+            select jsonb_agg(to_jsonb(a.*) || jsonb_build_object(
                        'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
                        'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code,
                        'usd', case when w.price_usd_per_hour is not null then round(coalesce(s.usd, 0), 6) end)
@@ -105,18 +124,19 @@ begin
 end
 $$;
 
--- What the size of every pool is based on: its last decision, the offers, the workers, the leader.
+-- The facts behind the size of every pool: its last decision, the offers, the workers, the leader.
 create or replace function public.fleet_scaling_explain(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_decisions constant int := 500;  -- of each pool: so far it is looked back since when something has been blocked
+    c_decisions constant int := 500;  -- of each pool: how far it looks back for the begin of a block
 begin
     return (select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
         'paused', public.internal_paused(p_fleet, v_now),
-        'offers', coalesce((select jsonb_agg(to_jsonb(o) - 'fleet' order by o.key)
+        'offers', coalesce((select jsonb_agg(to_jsonb(o.*) - 'fleet' order by o.key)
                               from public.offers o where o.fleet = p_fleet), '[]'),
         'decisions', coalesce((
             select jsonb_object_agg(p.pool, public.internal_pool_decision(p_fleet, p.pool))
@@ -140,22 +160,22 @@ begin
 end
 $$;
 
--- The usual duration of each stage of a bring-up on such a GPU, and of a task of each type.
+-- The usual duration of each stage of a bring-up on this GPU type, and of a task of each type.
 create or replace function public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamptz default null)
 returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
-    with climbs as (
+    with bringups as (
         select w.id, extract(epoch from e.at - w.created_at) as seconds
           from public.workers w
           cross join lateral (select e.at from public.worker_events e
                                where e.worker_id = w.id and e.from_state = 'spawning' and e.to_state = 'active'
                                order by e.id limit 1) e
-         where w.fleet = p_fleet and (p_gpu_type is null or w.gpu_type = p_gpu_type)
+         where w.fleet = fleet_usual.p_fleet and (fleet_usual.p_gpu_type is null or w.gpu_type = fleet_usual.p_gpu_type)
          order by w.created_at desc limit 1000
     ), stages as (
         select a.stage, count(*) as n, percentile_cont(0.5) within group (order by x.seconds) as p50_s,
                percentile_cont(0.95) within group (order by x.seconds) as p95_s
-          from climbs c
+          from bringups c
           join public.worker_attempts a on a.worker_id = c.id and a.outcome = 'ok'
           cross join lateral (select extract(epoch from a.ended_at - a.started_at) as seconds) x
          group by a.stage
@@ -164,13 +184,13 @@ language sql stable security definer set search_path = '' set jit = off as $$
         'stages', coalesce((
             select jsonb_object_agg(s.stage, jsonb_build_object(
                        'n', s.n, 'p50_s', round(s.p50_s::numeric, 3), 'p95_s', round(s.p95_s::numeric, 3))) from stages s), '{}'),
-        'gpu_type', p_gpu_type, 'n', count(*),
+        'gpu_type', fleet_usual.p_gpu_type, 'n', count(*),
         'p50_s', round(percentile_cont(0.5) within group (order by c.seconds)::numeric, 3),
-        'p95_s', round(percentile_cont(0.95) within group (order by c.seconds)::numeric, 3)) from climbs c
+        'p95_s', round(percentile_cont(0.95) within group (order by c.seconds)::numeric, 3)) from bringups c
 $$;
 
 create or replace function public.internal_pool_decision(p_fleet text, p_pool text) returns jsonb
 language sql stable security definer set search_path = '' as $$
-    select to_jsonb(d) from public.decisions d
-     where d.fleet = p_fleet and d.pool = p_pool order by d.id desc limit 1
+    select to_jsonb(d.*) from public.decisions d
+     where d.fleet = internal_pool_decision.p_fleet and d.pool = internal_pool_decision.p_pool order by d.id desc limit 1
 $$;

@@ -1,24 +1,29 @@
 -- Heartbeats of workers.
 
--- A heartbeat of a ready worker sets the clock of its row: the next one is due at next_attempt_at, and its tasks are
--- its own until deadline_at. A spawning or terminating row keeps the clock of its stage. The answer says whether
--- anybody leads the fleet: if nobody has for DEADMAN_TIMEOUT_SEC, the agent ends its tasks and has its pod stopped.
+-- A heartbeat of a ready worker sets the times of its row: the next heartbeat is due at next_attempt_at, and the worker
+-- owns its tasks until deadline_at. A spawning or terminating row keeps the times of its stage. The answer names the
+-- stuck tasks: those without a sign of life for the time that the leader declared. The agent ends these attempts. The
+-- answer also says whether an orchestrator leads the fleet: if none has led for DEADMAN_TIMEOUT_SEC, the agent ends its
+-- tasks and has its pod stopped.
 create or replace function public.worker_heartbeat(
     p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, true);
     v_held uuid[];
+    v_locked uuid[];  -- by another transaction, although the worker holds them
     v_cancel jsonb;
+    v_stuck jsonb;
     v_fenced jsonb;
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'cancel', '[]'::jsonb, 'fenced', '[]'::jsonb);
     end if;
     if jsonb_typeof(coalesce(p_tasks, '[]')) <> 'array' or jsonb_array_length(coalesce(p_tasks, '[]')) > 1000 then
-        perform public.internal_refuse('OR007', 'p_tasks must be a list of at most 1000 {id, attempt, progress}');
+        perform public.internal_refuse('OR007', 'p_tasks must be a list of at most 1000 {id, attempt, progress, still_s}');
     end if;
     perform public.internal_check_size(p_tasks, 1048576, 'p_tasks');
     perform public.internal_check_size(p_health, 65536, 'p_health');
@@ -45,57 +50,100 @@ begin
         perform pg_notify('orchestrator_fleet', p_worker_id);
     end if;
 
-    select array_agg(l.id) into v_held from (
-        select t.id from jsonb_array_elements(coalesce(p_tasks, '[]')) n
-          join public.tasks t on t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int
-         where t.worker_id = p_worker_id and t.status = 'In Progress'
-         order by t.id for no key update of t) l;
+    for v_look in 1..2 loop
+        select array_agg(l.id) into v_held from (
+            select t.id from jsonb_array_elements(coalesce(p_tasks, '[]')) n
+              join public.tasks t on t.id = (n.value->>'id')::uuid and t.attempts = (n.value->>'attempt')::int
+             where t.worker_id = p_worker_id and t.status = 'In Progress'
+             order by t.id for no key update of t skip locked) l;
+        v_locked := array(
+            select t.id from jsonb_array_elements(coalesce(p_tasks, '[]')) n
+              join public.tasks t on t.id = (n.value->>'id')::uuid and t.attempts = (n.value->>'attempt')::int
+             where t.worker_id = p_worker_id and t.status = 'In Progress' and t.id <> all (coalesce(v_held, '{}')));
+        exit when v_locked = '{}' or v_look = 2 or not public.internal_lock_briefly(v_locked, false);
+    end loop;
+    perform public.internal_note_locked(v_held, v_locked, v_worker.lease_s, v_now);
     if v_held is not null then
-        perform public.internal_renew(v_held, p_tasks, v_worker.lease_s, v_now);
+        perform public.internal_renew(public.internal_renewable(v_held, v_now), p_tasks, v_worker.lease_s, v_now);
     end if;
-    select coalesce(jsonb_agg(t.id), '[]') into v_cancel
-      from public.tasks t where t.id = any (v_held) and t.cancel_requested_at is not null;
-    select coalesce(jsonb_agg(n->>'id'), '[]') into v_fenced
-      from jsonb_array_elements(coalesce(p_tasks, '[]')) n where (n->>'id')::uuid <> all (coalesce(v_held, '{}'));
+    select coalesce(jsonb_agg(t.id) filter (where t.cancel_requested_at is not null), '[]'),
+           coalesce(jsonb_agg(t.id) filter (where t.progress_at <= v_now - (
+               select (s.value->>'stuck_s')::numeric * interval '1 second' from public.fleet_settings s
+                where s.fleet = v_worker.fleet and s.name = 'programs')), '[]')
+      into v_cancel, v_stuck
+      from public.tasks t where t.id = any (v_held);
+    select coalesce(jsonb_agg(n.value->>'id'), '[]') into v_fenced
+      from jsonb_array_elements(coalesce(p_tasks, '[]')) n where (n.value->>'id')::uuid <> all (coalesce(v_held, '{}') || v_locked);
     return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker), 'cancel', v_cancel,
-                              'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
+                              'stuck', v_stuck, 'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
                               'led', exists (select from public.fleet_lease l
                                               where l.fleet = v_worker.fleet and l.expires_at > v_now));
 end
 $$;
 
--- Renew the leases of these tasks, which the caller has locked: of each that the database lets change.
+-- Postpones the rescue of tasks whose rows another transaction has locked, such as a forgotten one in a SQL editor. Their
+-- leases cannot be renewed, but their worker is alive and has just named them. The heartbeat does not wait for the
+-- transaction: the worker would count as silent.
+create or replace function public.internal_note_locked(
+    p_held uuid[], p_locked uuid[], p_lease_s numeric, p_now timestamptz
+) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if p_held is not null then
+        delete from public.task_refusals r where r.task_id = any (p_held) and r.what = 'rescue';
+    end if;
+    if p_locked <> '{}' then
+        insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at, since)
+        select distinct n.id, 'rescue', 'Another transaction has locked its row, so its lease cannot be renewed. Its worker is alive.',
+               p_now, p_now + p_lease_s * interval '1 second', p_now
+          from unnest(p_locked) n (id) order by 1
+        on conflict (task_id) do update set retry_at = excluded.retry_at, refused_at = excluded.refused_at where r.what = 'rescue';
+    end if;
+end
+$$;
+
+-- Renews the leases of these tasks, which the caller has locked, as far as users' triggers allow. An agent says for how
+-- many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a sign.
+-- The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
+-- an agent that does not enforce the timeout cannot keep its pod for longer.
 create or replace function public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamptz)
 returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
+#variable_conflict use_variable
 declare
     v_id uuid;
 begin
     update public.tasks t
        set lease_expires_at = p_now + p_lease_s * interval '1 second',
-           progress = coalesce(nullif(n->'progress', 'null'), t.progress),
-           progress_at = case when coalesce(nullif(n->'progress', 'null'), t.progress) is distinct from t.progress
-                              then p_now else t.progress_at end
+           progress = coalesce(nullif(n.value->'progress', 'null'), t.progress),
+           progress_at = greatest(t.progress_at, least(
+               t.generation_started_at + 2 * coalesce(t.timeout_s, 3600) * interval '1 second',
+               case when n.value->>'still_s' ~ '^[0-9]{1,7}(\.[0-9]{1,9})?$'
+                    then p_now - (n.value->>'still_s')::numeric * interval '1 second'
+                    when coalesce(nullif(n.value->'progress', 'null'), t.progress) is distinct from t.progress then p_now
+                    else coalesce(t.progress_at, t.generation_started_at) end))
       from jsonb_array_elements(p_tasks) n
-     where t.id = any (p_ids) and t.id = (n->>'id')::uuid and t.attempts = (n->>'attempt')::int;
+     where t.id = any (p_ids) and t.id = (n.value->>'id')::uuid and t.attempts = (n.value->>'attempt')::int;
     perform public.internal_fire_deferred();
 exception when others then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_passing(sqlstate) then
+    if public.internal_is_transient(sqlstate) then
         raise;
     end if;
     if cardinality(p_ids) > 1 then
         foreach v_id in array p_ids loop
             perform public.internal_renew(array[v_id], p_tasks, p_lease_s, p_now);
         end loop;
-    end if;  -- otherwise its lease runs out
+    end if;  -- otherwise its lease expires
 end
 $$;
 
 -- Heartbeats of many workers in one statement. The gateway collects them from agents that hold no task. Each counts
--- only under the current launch and token of its worker. A worker that is missing in the answer needs a call of its
--- own, which says why, or its row is locked and must not delay the others.
+-- only under the current launch and token of its worker. A worker that is missing in the answer must call alone: then
+-- it learns the reason. A locked row is also left out, so that it does not delay the others.
 create or replace function public.fleet_heartbeats(p_beats jsonb, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_beat record;
     v_answers jsonb := '{}';

@@ -4,6 +4,7 @@ create or replace function public.fleet_lead(
     p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz;
     v_lease public.fleet_lease;
@@ -22,6 +23,7 @@ begin
                unled_from = case when l.term > 0 then l.expires_at end,
                expires_at = v_now + p_ttl_s * interval '1 second'
          where l.fleet = p_fleet returning * into v_lease;
+        perform public.internal_raise_sequences();
     elsif v_lease.holder = p_holder then
         update public.fleet_lease l set expires_at = v_now + p_ttl_s * interval '1 second'
          where l.fleet = p_fleet returning * into v_lease;
@@ -35,6 +37,7 @@ create or replace function public.fleet_resign(
     p_fleet text, p_holder text, p_term bigint, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -48,9 +51,10 @@ begin
 end
 $$;
 
--- Who leads a fleet now or, if nobody does, who led last and until when.
+-- The leader of a fleet or, if there is none, the last leader and when its lease ended.
 create or replace function public.fleet_leadership(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -62,9 +66,39 @@ begin
 end
 $$;
 
--- The leader with the end of its lease, which shows for how long it has been silent.
+-- Records for p_for_s that the leader's ticks fail. If p_error is null: a tick has succeeded again.
+create or replace function public.fleet_note_tick(
+    p_fleet text, p_term bigint, p_error text, p_for_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_note_tick');
+    if p_error is null then
+        delete from public.fleet_settings s where s.fleet = p_fleet and s.name = 'tick_failed';
+    else
+        insert into public.fleet_settings as s (fleet, name, value, reason, set_at, expires_at)
+        values (p_fleet, 'tick_failed', 'true', left(p_error, 1000), v_now, v_now + p_for_s * interval '1 second')
+        on conflict (fleet, name) do update
+           set reason = excluded.reason, expires_at = excluded.expires_at,
+               set_at = case when s.expires_at > v_now then s.set_at else excluded.set_at end;
+    end if;
+    return jsonb_build_object('noted', p_error is not null);
+end
+$$;
+
+-- What the leader has recorded about itself under a name, and since when, if it is still valid.
+create or replace function public.internal_leader_note(p_fleet text, p_name text, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select jsonb_build_object('reason', s.reason, 'since', s.set_at) from public.fleet_settings s
+     where s.fleet = internal_leader_note.p_fleet and s.name = internal_leader_note.p_name and s.expires_at > internal_leader_note.p_now
+$$;
+
+-- The leader and the end of its lease, from which follows how long it has been silent.
 create or replace function public.internal_leader(p_fleet text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term, 'expires_at', l.expires_at)
-      from public.fleet_lease l where l.fleet = p_fleet and l.expires_at > p_now
+      from public.fleet_lease l where l.fleet = internal_leader.p_fleet and l.expires_at > internal_leader.p_now
 $$;

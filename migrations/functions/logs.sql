@@ -1,12 +1,13 @@
--- Which pieces of the workers' logs are stored.
+-- The ledger: which pieces of the workers' logs are stored.
 
--- Writes the ledger row of a piece of log before its upload. Ranges of a stream follow each other without gap or
+-- Writes the ledger row of a piece of log before its upload. The ranges of a stream follow each other without gap or
 -- overlap.
 create or replace function public.fleet_log_begin(
     p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq int, p_first bigint,
     p_last bigint, p_sha256 text, p_key text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_piece public.log_objects;
@@ -45,6 +46,7 @@ create or replace function public.fleet_log_shipped(
     p_last bigint, p_sha256 text, p_key text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -61,13 +63,14 @@ begin
 end
 $$;
 
--- Bytes from p_first on were lost with their host, including begun pieces that never arrived. p_last is null if the
--- length is unknown.
+-- Declares that bytes from p_first on were lost with their host, including pieces whose upload began and never
+-- succeeded. p_last is null if the length is unknown.
 create or replace function public.fleet_log_lost(
     p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint,
     p_reason text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_shipped bigint;
@@ -109,31 +112,31 @@ language sql stable security definer set search_path = '' set jit = off as $$
                'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
                'declared_lost', o.declared_lost, 'reason', o.reason) order by o.boot_id, o.stream, o.seq), '[]'))
       from public.log_objects o
-     where o.worker_id = p_worker_id
-       and exists (select from public.workers w where w.id = o.worker_id and w.fleet = p_fleet)
+     where o.worker_id = fleet_log_pieces.p_worker_id
+       and exists (select from public.workers w where w.id = o.worker_id and w.fleet = fleet_log_pieces.p_fleet)
 $$;
 
--- What shipping needs of a worker's ledger: the end of each stream, and how far it has arrived. A worker may have
--- thousands of pieces a day, too many to read for each new leader.
+-- The part of a worker's ledger that shipping needs: the end of each stream, and the last stored piece. A worker may
+-- have thousands of pieces a day, too many to read for each new leader.
 create or replace function public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
-    with recursive streams (boot_id, stream) as (  -- from one to the next in the index, however many pieces each has
+    with recursive streams (boot_id, stream) as (  -- from stream to stream in the index, however many pieces there are
         (select o.boot_id, o.stream from public.log_objects o
-          where o.worker_id = p_worker_id order by o.boot_id, o.stream limit 1)
+          where o.worker_id = fleet_log_ends.p_worker_id order by o.boot_id, o.stream limit 1)
         union all
         select n.boot_id, n.stream from streams s cross join lateral (
             select o.boot_id, o.stream from public.log_objects o
-             where o.worker_id = p_worker_id and (o.boot_id, o.stream) > (s.boot_id, s.stream)
+             where o.worker_id = fleet_log_ends.p_worker_id and (o.boot_id, o.stream) > (s.boot_id, s.stream)
              order by o.boot_id, o.stream limit 1) n
     ), ends as (
         select o.* from streams s cross join lateral (
             (select * from public.log_objects l
-              where l.worker_id = p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream
+              where l.worker_id = fleet_log_ends.p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream
               order by l.seq desc limit 1)
             union
             (select * from public.log_objects l
-              where l.worker_id = p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream and l.shipped_at is not null
+              where l.worker_id = fleet_log_ends.p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream and l.shipped_at is not null
               order by l.seq desc limit 1)) o
     )
     select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(
@@ -141,5 +144,5 @@ language sql stable security definer set search_path = '' set jit = off as $$
                'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
                'declared_lost', o.declared_lost, 'reason', o.reason) order by o.boot_id, o.stream, o.seq), '[]'))
       from ends o
-     where exists (select from public.workers w where w.id = p_worker_id and w.fleet = p_fleet)
+     where exists (select from public.workers w where w.id = fleet_log_ends.p_worker_id and w.fleet = fleet_log_ends.p_fleet)
 $$;

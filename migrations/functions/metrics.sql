@@ -1,10 +1,12 @@
 -- Counters for /metrics that only grow.
 
--- Attempts that began and ended after p_since (null: from now on), up to `until`, which is the next call's p_since.
--- `until` is a little in the past, because a transaction shows its rows some time after it read the clock.
+-- Attempts that began and ended after p_since (null: from now on), up to `until`, which the caller passes as p_since of
+-- its next call. `until` is a little in the past: the rows of a transaction become visible some time after it read the
+-- clock.
 create or replace function public.fleet_metrics(p_fleet text, p_since timestamptz, p_now timestamptz default null)
 returns jsonb
 language plpgsql stable security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := v_now - interval '2 seconds';

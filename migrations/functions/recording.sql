@@ -5,6 +5,7 @@ create or replace function public.fleet_attempt_open(
     p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_id bigint;
@@ -29,6 +30,7 @@ create or replace function public.fleet_attempt_close(
     p_evidence jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -50,6 +52,7 @@ create or replace function public.fleet_attempt_note(
     p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_note');
     perform public.internal_check_size(p_evidence, 1048576, 'p_evidence');
@@ -63,6 +66,7 @@ create or replace function public.fleet_record_decision(
     p_fleet text, p_term bigint, p_decision jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_last public.decisions;
@@ -91,9 +95,9 @@ create or replace function public.fleet_decisions(p_fleet text, p_limit int, p_n
 returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object('decisions', coalesce((
-        select jsonb_agg(to_jsonb(d) order by d.id desc) from (
-            select * from public.decisions d where d.fleet = p_fleet
-             order by d.id desc limit least(greatest(coalesce(p_limit, 100), 0), 10000)) d), '[]'))
+        select jsonb_agg(to_jsonb(d.*) order by d.id desc) from (
+            select * from public.decisions d where d.fleet = fleet_decisions.p_fleet
+             order by d.id desc limit least(greatest(coalesce(fleet_decisions.p_limit, 100), 0), 10000)) d), '[]'))
 $$;
 
 -- Records a refusal or a success of an offer. An offer that was never refused has no probe budget: least() ignores
@@ -102,6 +106,7 @@ create or replace function public.fleet_note_offer(
     p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -130,6 +135,7 @@ create or replace function public.fleet_strike(
     p_memory_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_what jsonb := jsonb_build_array(coalesce(nullif(p_evidence, 'null'), '{}')
@@ -164,11 +170,12 @@ $$;
 create or replace function public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     return jsonb_build_object('now', v_now, 'hosts', coalesce((
-        select jsonb_agg(to_jsonb(h) - 'fleet' || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
+        select jsonb_agg(to_jsonb(h.*) - 'fleet' || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
                          order by h.last_failure desc, h.key)
           from (select * from public.hosts h
                  where h.fleet = p_fleet and (h.avoid_until > v_now or not coalesce(p_avoided, false))

@@ -4,6 +4,7 @@
 -- stage, when the same stage last succeeded in the same pool (`ok_at`).
 create or replace function public.fleet_report(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_day timestamptz := v_now - interval '24 hours';
@@ -13,17 +14,20 @@ begin
         with mine as (select w.* from public.workers w where w.fleet = p_fleet),
         turns as (
             select w.pool, avg(extract(epoch from a.to_at - a.from_at) / a.of) as mean_s
-              from public.internal_turns(v_day, v_now) a join mine w on w.id = a.worker_id
+              from public.internal_attempt_times(v_day, v_now) a join mine w on w.id = a.worker_id
              where coalesce(w.terminated_at > v_day, true) and a.outcome = 'complete' and a.to_at > v_day
              group by w.pool
         ),
+        refused as (select r.pool, r.n from public.internal_refused_ready(v_now) r),  -- they wait for no worker
         queue as (
             select t.pool,
                    count(*) filter (where t.status = 'Queued' and not t.blocked
-                                      and coalesce(t.run_after <= v_now, true)) as claimable,
-                   count(*) filter (where t.status = 'Queued' and t.blocked) as dependencies,
-                   count(*) filter (where t.status = 'Queued' and not t.blocked and t.run_after > v_now) as scheduled,
-                   min(t.run_after) filter (where t.status = 'Queued' and not t.blocked
+                                      and coalesce(t.run_after <= v_now, true))
+                       - coalesce((select r.n from refused r where r.pool = t.pool), 0) as claimable,
+                   count(*) filter (where t.status = 'Queued' and t.blocked and t.queue_gate = 0) as dependencies,
+                   count(*) filter (where t.status = 'Queued' and t.queue_gate in (1, 2) and t.run_after is null) as concurrency,
+                   count(*) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0) and t.run_after > v_now) as scheduled,
+                   min(t.run_after) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0)
                                               and t.run_after > v_now) as next_due_at,
                    count(*) filter (where t.status = 'In Progress') as running,
                    count(*) filter (where t.status = 'Complete'
@@ -56,29 +60,44 @@ begin
             'task_counts', coalesce((
                 select jsonb_object_agg(s.status, s.n)
                   from (select t.status::text as status, count(*) as n from public.tasks t group by 1) s), '{}'),
-            'queue', coalesce((select jsonb_agg(to_jsonb(q) order by q.pool) from queue q), '[]'),
+            'queue', coalesce((select jsonb_agg(to_jsonb(q.*) order by q.pool) from queue q), '[]'),
             'expired_leases', (
                 select count(*) from public.tasks t
                  where t.status = 'In Progress'
                    and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= v_now)
-                   and public.internal_is_lost(t, v_now, 0)),
+                   and public.internal_is_lost(t.*, v_now, 0)
+                   and not public.internal_is_unrescuable(t.id, v_now)
+                   and not public.internal_is_of_other_fleet(p_fleet, t.worker_id, v_now)),
+            'store_away', public.internal_leader_note(p_fleet, 'store_away', v_now),
+            'tick_failed', public.internal_leader_note(p_fleet, 'tick_failed', v_now),
+            'waiting_types', coalesce((
+                select jsonb_agg(to_jsonb(q.*) order by q.n desc, q.task_type)
+                  from (select t.pool, t.task_type, count(*) as n from public.tasks t
+                         where t.status = 'Queued' and not t.blocked
+                           and (coalesce(t.run_after <= v_now, true) or t.failure_code = 'NO_HANDLER')
+                         group by 1, 2 order by 3 desc limit c_rows) q), '[]'),
+            'refused_tasks', public.internal_refused_tasks(v_now, c_rows),
+            'schema_problems', public.fleet_schema_problems()->'problems',
+            'webhooks', public.internal_webhook_troubles(v_now),
+            'lost_tasks', public.internal_lost_tasks(p_fleet, v_day, v_day, c_rows),
             'recent_workers', coalesce((
                 select jsonb_agg(jsonb_build_object(
                            'id', w.id, 'status', w.status, 'pool', w.pool, 'gpu_type', w.gpu_type, 'pod_id', w.pod_id,
                            'created_at', w.created_at, 'promoted_at', w.promoted_at, 'terminated_at', w.terminated_at,
                            'exit_cause', w.exit_cause, 'failure_code', w.failure_code) order by w.created_at desc, w.id)
                   from (select * from mine w order by w.created_at desc, w.id limit c_rows) w), '[]'),
-            'failed_climbs', coalesce((
-                select jsonb_agg(to_jsonb(f) order by f.n desc, f.code)
+            'failed_bringups', coalesce((
+                select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.code)
                   from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool,
                                upper(a.evidence ->> 'cause') as cause, count(*) as n, count(distinct a.worker_id) as workers,
                                max(a.ended_at) as last_at,
+                               (array_agg(a.evidence order by a.ended_at desc))[1] as evidence,
                                (select max(o.ended_at) from public.worker_attempts o join mine w on w.id = o.worker_id
                                  where w.pool = a.pool and o.stage = a.stage and o.outcome = 'ok'
                                    and o.ended_at > v_day) as ok_at
                           from attempts a group by 1, 2, 3, 4) f), '[]'),
             'failed_tasks', coalesce((
-                select jsonb_agg(to_jsonb(f) order by f.n desc, f.task_type)
+                select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.task_type)
                   from (select f.task_type, f.failure_code as code, count(*) as n, max(f.updated_at) as last_at,
                                (array_agg(f.id order by f.updated_at desc))[1] as last_task,
                                left((array_agg(f.error_message order by f.updated_at desc))[1], 500) as message,
@@ -101,7 +120,7 @@ begin
                                'TCP_REFUSED', 'TCP_TIMEOUT', 'NOT_SSH', 'SSH_DETAILS_MISSING', 'HOST_KEY_CHANGED',
                                'EXEC_FAILED', 'CONNECTION_LOST', 'AUTH_FAILED', 'API_AUTH'))),
             'recent_cycles', coalesce((
-                select jsonb_agg(to_jsonb(d) - 'fleet' order by d.id desc)
+                select jsonb_agg(to_jsonb(d.*) - 'fleet' order by d.id desc)
                   from (select * from public.decisions d where d.fleet = p_fleet order by d.id desc limit c_rows) d), '[]'),
             'worker_lifecycle_events', coalesce((
                 select jsonb_agg(jsonb_build_object(
@@ -117,15 +136,17 @@ begin
 end
 $$;
 
--- How much a fleet got done in a window: `failed` are tasks that were given up, `failed_attempts` are attempts.
+-- The work that a fleet completed in a window. `failed` counts tasks that failed for good, `failed_attempts` counts
+-- attempts.
 create or replace function public.fleet_efficiency(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
-    v_cost jsonb := public.fleet_cost(p_fleet, p_since, v_until, v_now);  -- refuses a window that is none
+    v_cost jsonb := public.fleet_cost(p_fleet, p_since, v_until, v_now);  -- refuses an invalid window
     v_length_s numeric := extract(epoch from v_until - p_since);
     v_paid_s numeric;
 begin
@@ -133,7 +154,7 @@ begin
     return (
         with ended as (
             select a.outcome, extract(epoch from a.to_at - a.from_at) / a.of as seconds
-              from public.internal_turns(p_since, v_now) a join public.workers w on w.id = a.worker_id
+              from public.internal_attempt_times(p_since, v_now) a join public.workers w on w.id = a.worker_id
              where w.fleet = p_fleet and coalesce(w.terminated_at > p_since - interval '1 day', true)
                and a.outcome is not null and a.to_at > p_since and a.to_at <= v_until
         ), counted as (
@@ -142,7 +163,7 @@ begin
                    percentile_cont(0.5) within group (order by e.seconds)
                        filter (where e.outcome = 'complete') as run_p50_s
               from ended e
-        ), given_up as (  -- tasks, not attempts; one that a dependency failed has no worker
+        ), given_up as (  -- tasks, not attempts; a task that failed because of a dependency has no worker
             select count(*) as failed
               from public.tasks t left join public.workers w on w.id = t.worker_id
              where t.status = 'Failed' and coalesce(t.generation_processed_at, t.updated_at) > p_since

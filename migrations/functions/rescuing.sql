@@ -1,15 +1,10 @@
--- Tasks whose worker is lost, or which no worker holds.
---
--- A row In Progress counts as running while its lease is valid. A row without a lease (a user's UPDATE, a task of an
--- older schema) belongs to nobody, unless the programs of its pool take tasks themselves (WORKER_START_COMMAND). The
--- leader declares these pools, and after how long without a change a row without a lease in another pool is queued
--- again. Until a leader has declared that, such rows count as running. An outage of the database, the orchestrator or
--- the object store uses up no attempt.
+-- Tasks whose worker is lost, or that no worker holds.
 
 create or replace function public.fleet_rescue(
     p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -18,13 +13,14 @@ begin
 end
 $$;
 
--- Rescues tasks whose lease ended more than p_over_s ago: if the orchestrator could not be reached meanwhile, their
--- workers get that time again. A separate function, because an earlier version that may run at the same time calls
--- fleet_rescue.
+-- Rescues tasks whose lease ended more than p_over_s ago. If the orchestrator was not reachable during that time, their
+-- workers get the same time again. It is a separate function, because an earlier version that runs at the same time
+-- calls fleet_rescue.
 create or replace function public.fleet_rescue_overdue(
     p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
@@ -33,14 +29,15 @@ begin
 end
 $$;
 
--- Gives up what a worker holds or, if null, what has been abandoned for p_over_s. Tasks that another transaction is
--- ending are waited for if the worker is named, and otherwise left for the next time. If a worker was ended as
--- task_stuck, tasks without progress for the allowed time (metadata.stuck_s; all tasks if an earlier orchestrator did
--- not record it) fail as stuck.
+-- Ends the attempts of a worker or, if null, those without a holder for p_over_s. If another transaction is ending a
+-- task, the function waits for it if the worker is named, and otherwise leaves the task for the next call. If a worker
+-- was ended as task_stuck, tasks without a sign of life for the allowed time (metadata.stuck_s) fail as stuck. Without
+-- metadata.stuck_s (an earlier orchestrator), all its tasks do.
 create or replace function public.internal_rescue(
     p_worker_id text, p_now timestamptz, p_over_s numeric default 0, p_fleet text default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_task record;
     v_tasks jsonb := '[]';
@@ -57,9 +54,9 @@ begin
             select t.id from public.tasks t
              where t.status = 'In Progress'
                and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= p_now)
-               and public.internal_is_lost(t, p_now, p_over_s)
+               and public.internal_is_lost(t.*, p_now, p_over_s)
                and not public.internal_is_unrescuable(t.id, p_now)
-               and (p_fleet is null or not public.internal_is_anothers(p_fleet, t.worker_id, p_now))
+               and (p_fleet is null or not public.internal_is_of_other_fleet(p_fleet, t.worker_id, p_now))
              order by t.id for no key update skip locked) l;
     end if;
     for v_task in
@@ -83,7 +80,7 @@ begin
         v_failure := case
             when v_task.still_s >= v_task.stuck_s then jsonb_build_object(
                 'code', 'TASK_STUCK', 'exit_class', 'timeout',
-                'message', format('No progress for %s s; worker %s was ended for that', floor(v_task.still_s),
+                'message', format('No sign of life for %s s; worker %s was ended for that', floor(v_task.still_s),
                                   v_task.worker_id))
             when p_worker_id is not null then jsonb_build_object(
                 'code', 'WORKER_LOST', 'exit_class', 'lost', 'message', format('Worker %s is gone', v_task.worker_id))
@@ -102,18 +99,19 @@ begin
 end
 $$;
 
--- Whether a user's trigger kept this task from being rescued, and it is not to be tried again yet.
+-- Whether a user's trigger prevented the rescue of this task, and the next try is not due yet.
 create or replace function public.internal_is_unrescuable(p_task_id uuid, p_now timestamptz) returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.task_refusals r
-                    where r.task_id = p_task_id and r.what = 'rescue' and r.retry_at > p_now)
+                    where r.task_id = internal_is_unrescuable.p_task_id and r.what = 'rescue' and r.retry_at > internal_is_unrescuable.p_now)
 $$;
 
--- Give up an attempt whose worker is lost; 'refused' if the database does not let it.
+-- Gives up an attempt whose worker is lost; returns 'refused' if a user's trigger prevents it.
 create or replace function public.internal_rescue_one(
     p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_now timestamptz
 ) returns text
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_outcome text;
 begin
@@ -122,7 +120,7 @@ begin
     delete from public.task_refusals r where r.task_id = p_task_id;
     return v_outcome;
 exception when others then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_passing(sqlstate) then
+    if public.internal_is_transient(sqlstate) then
         raise;
     end if;
     perform public.internal_refused(array[p_task_id], 'rescue',
@@ -137,6 +135,7 @@ create or replace function public.internal_holder(
     p_task public.tasks, p_now timestamptz, out held_by text, out rescue_at timestamptz
 )
 language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_worker record;
     v_program boolean;
@@ -164,41 +163,42 @@ begin
 end
 $$;
 
--- Whether a task In Progress without a valid lease has belonged to nobody for p_over_s.
+-- Whether a task In Progress has had no valid lease and no holder for p_over_s.
 create or replace function public.internal_is_lost(p_task public.tasks, p_now timestamptz, p_over_s numeric)
 returns boolean
 language sql stable security definer set search_path = '' as $$
-    select coalesce(h.rescue_at <= p_now - p_over_s * interval '1 second', false) from public.internal_holder(p_task, p_now) h
+    select coalesce(h.rescue_at <= internal_is_lost.p_now - internal_is_lost.p_over_s * interval '1 second', false) from public.internal_holder(internal_is_lost.p_task, internal_is_lost.p_now) h
 $$;
 
--- Whether the worker belongs to another fleet that has a leader. That fleet knows best when its agents could have
--- renewed their leases; fleets whose leader is gone are rescued by any other.
-create or replace function public.internal_is_anothers(p_fleet text, p_worker_id text, p_now timestamptz)
+-- Whether the worker belongs to another fleet that has a leader. That leader knows when its agents could have renewed
+-- their leases. If a fleet has no leader, any other fleet rescues its tasks.
+create or replace function public.internal_is_of_other_fleet(p_fleet text, p_worker_id text, p_now timestamptz)
 returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
-                    where w.id = p_worker_id and w.fleet <> p_fleet and l.expires_at > p_now)
+                    where w.id = internal_is_of_other_fleet.p_worker_id and w.fleet <> internal_is_of_other_fleet.p_fleet and l.expires_at > internal_is_of_other_fleet.p_now)
 $$;
 
--- Whether a lease lapsed in an outage: its worker renewed it until about when the leader's own lease was last renewed,
--- the lease ended before or soon after there was a leader again, and the outage was long enough to let it lapse.
+-- Whether a lease expired because of an outage: its worker renewed it until about the time when the leader's own lease
+-- was last renewed, it ended before or soon after there was a leader again, and the outage was long enough.
 create or replace function public.internal_is_outage(p_fleet text, p_lease_s numeric, p_lease_expires_at timestamptz)
 returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (
         select from public.fleet_lease l
-         where l.fleet = p_fleet and l.unled_from is not null
-           and l.since - l.unled_from >= greatest(p_lease_s - 20, p_lease_s / 2) * interval '1 second'
-           and p_lease_expires_at - p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
-           and p_lease_expires_at > l.unled_from and p_lease_expires_at < l.since + interval '30 seconds')
+         where l.fleet = internal_is_outage.p_fleet and l.unled_from is not null
+           and l.since - l.unled_from >= greatest(internal_is_outage.p_lease_s - 20, internal_is_outage.p_lease_s / 2) * interval '1 second'
+           and internal_is_outage.p_lease_expires_at - internal_is_outage.p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
+           and internal_is_outage.p_lease_expires_at > l.unled_from and internal_is_outage.p_lease_expires_at < l.since + interval '30 seconds')
 $$;
 
--- The leader declares that the object store is away, for p_for_s. Meanwhile no worker of its fleet claims. A null
--- reason ends it.
+-- The leader declares for p_for_s that the object store is unavailable. During this time no worker of its fleet claims.
+-- A null reason ends it.
 create or replace function public.fleet_store_away(
     p_fleet text, p_term bigint, p_reason text, p_since timestamptz, p_for_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_ended int;
@@ -207,7 +207,7 @@ begin
     if p_reason is null then
         delete from public.fleet_settings s where s.fleet = p_fleet and s.name = 'store_away';
         get diagnostics v_ended = row_count;
-        if v_ended > 0 then  -- claims that wait look again
+        if v_ended > 0 then  -- waiting claims try again
             perform pg_notify('orchestrator_tasks', p.pool)
                from (select distinct w.pool from public.workers w
                       where w.fleet = p_fleet and w.status in ('active', 'idle')) p;
@@ -228,5 +228,5 @@ $$;
 create or replace function public.internal_is_store_away(p_fleet text, p_now timestamptz) returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.fleet_settings s
-                    where s.fleet = p_fleet and s.name = 'store_away' and s.expires_at > p_now)
+                    where s.fleet = internal_is_store_away.p_fleet and s.name = 'store_away' and s.expires_at > internal_is_store_away.p_now)
 $$;

@@ -1,11 +1,12 @@
--- What is deleted after its time.
+-- Deletes rows past their retention time.
 
--- Deletes what is past its age, as fleet_retention does, if that was not done within p_every_s. "deleted" is null if it
--- is not due. The database keeps the time, because a process may not live for an hour.
+-- Calls fleet_retention if nobody has done that within p_every_s; otherwise "deleted" is null. The database keeps the
+-- time, because a process may not live for an hour.
 create or replace function public.fleet_retain(
     p_fleet text, p_term bigint, p_every_s numeric, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_deleted jsonb;
@@ -15,6 +16,7 @@ begin
                 where c.fleet = p_fleet and c.name = 'retention' and c.done_at > v_now - p_every_s * interval '1 second') then
         return jsonb_build_object('deleted', null);
     end if;
+    perform public.internal_raise_sequences();
     v_deleted := public.fleet_retention(p_fleet, p_term, p_now);
     insert into public.fleet_chores (fleet, name, done_at) values (p_fleet, 'retention', v_now)
     on conflict on constraint fleet_chores_pkey do update set done_at = excluded.done_at;
@@ -23,16 +25,19 @@ end
 $$;
 
 -- Deletes old rows in bounded batches. Tasks, workers, costs and the ledger of live workers' logs stay. A worker that
--- is kept for long keeps its newest events; its steps between active and idle go after a week.
+-- lives long keeps its newest events; its changes between active and idle are deleted after a week.
 create or replace function public.fleet_retention(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_bite constant int := 100000;  -- rows per table and call, which is once an hour
+    c_audit constant int := 100000;  -- entries of the audit log that are kept at most, of each kind
     v_decisions int;
     v_events int;
     v_attempts int;
+    v_submits boolean;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_retention');
     delete from public.decisions d where d.ctid = any (array(
@@ -44,7 +49,7 @@ begin
     delete from public.worker_events e where e.ctid = any (array(
         select o.ctid from public.worker_events o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet
-           and o.at < v_now - interval '7 days'  -- by its index: the rest is not looked at
+           and o.at < v_now - interval '7 days'  -- by its index: other rows are not read
            and (w.terminated_at < v_now - interval '90 days'
                 or o.from_state in ('active', 'idle') and o.to_state in ('active', 'idle')) limit c_bite));
     get diagnostics v_events = row_count;
@@ -67,13 +72,47 @@ begin
     )
     insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
     select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
-    -- What a holder lost by a write without triggers. An attempt that began before has been looked at before.
+    -- Attempts whose holder lost its task by a write without triggers. An attempt that began earlier has been checked
+    -- before.
     perform public.internal_close_attempts(array(
         select a.task_id from public.task_attempts a left join public.tasks t on t.id = a.task_id
          where a.ended_at is null and a.started_at > v_now - interval '2 days'
            and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true), false);
+    delete from public.outbox o  -- sent, or given up
+     where o.fleet = p_fleet and o.next_at is null and o.created_at < v_now - interval '7 days';
+    delete from public.outbox o  -- for an address that is no longer set
+     where o.fleet = p_fleet and o.created_at < v_now - interval '30 days';
+    delete from public.webhook_messages m where m.ctid = any (array(
+        select o.ctid from public.webhook_messages o where o.sent_at < v_now - interval '1 day' limit c_bite));
+    delete from public.webhook_messages m where m.ctid = any (array(
+        select o.ctid from public.webhook_messages o
+         where o.next_at is null and o.sent_at is null
+           and o.give_up_at < v_now - case when o.event = 'task.progress' then interval '1 day' else interval '30 days' end
+         limit c_bite));
+    delete from public.webhook_messages m where m.ctid = any (array(  -- that nobody sends: WEBHOOK_SECRET is not set
+        select o.ctid from public.webhook_messages o
+         where o.next_at is not null and o.give_up_at < v_now - interval '30 days' limit c_bite));
+    delete from public.schedule_runs r where r.ctid = any (array(
+        select o.ctid from public.schedule_runs o
+         where o.at < v_now - interval '30 days'
+           and exists (select from public.schedule_runs n where n.schedule = o.schedule and n.due_at > o.due_at)
+           and not exists (select from public.tasks t where t.id = o.task_id and t.status in ('Queued', 'In Progress'))
+         limit c_bite));
     delete from public.task_floors f  -- no launch that could use the number is left
      where not exists (select from public.workers w where w.status <> 'terminated' and w.created_at <= f.noted_at);
+    delete from public.api_tokens t
+     where t.fleet = p_fleet and least(t.revoked_at, t.expires_at) < v_now - interval '90 days';
+    delete from public.api_submissions s where s.fleet = p_fleet and s.at < v_now - interval '24 hours';
+    -- The newest of 90 days; of submissions those of a week, because there are as many as tasks.
+    for v_submits in select unnest(array[true, false]) loop
+        delete from public.audit_log a where a.ctid = any (array(
+            select o.ctid from public.audit_log o
+             where o.fleet = p_fleet and (o.action = 'task.submit') = v_submits
+               and (o.at < v_now - case when v_submits then interval '7 days' else interval '90 days' end
+                    or o.id <= (select n.id from public.audit_log n
+                                 where n.fleet = p_fleet and (n.action = 'task.submit') = v_submits
+                                 order by n.id desc offset c_audit limit 1)) limit c_bite));
+    end loop;
     perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end

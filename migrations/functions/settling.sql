@@ -1,29 +1,30 @@
 -- What follows for dependent tasks when a task ends, changes or is removed.
 --
--- `blocked` is not counted up and down. It is computed again under a lock. No transaction waits long for another one:
+-- `blocked` is not a counter. It is computed again under a lock. No transaction waits long for another one:
 --   * An insert of a dependant does not lock its dependencies against heartbeats and completions.
---   * A transaction that settles a dependant which another transaction holds waits only briefly, because the other one
---     may wait for it. Then it leaves a row in tasks_unsettled. So does an insert of a task that waits, because a
---     dependency may end in a transaction that does not see the new task. The row is looked at again when its
---     transaction commits, by every snapshot and by the hourly retention, until a look proves that nothing was changing
---     the task or its dependencies.
---   * Rows of tasks_unsettled are bounded. A snapshot looks first at those that have waited longest, for a tenth of a
+--   * A transaction that settles a dependant which another transaction has locked waits only briefly, because the
+--     other one may wait for it. Then it leaves a row in tasks_unsettled. So does an insert of a task that waits,
+--     because a dependency may end in a transaction that does not see the new task. The row is examined again when its
+--     transaction commits, by every snapshot and by the hourly retention, until no other transaction changes the task
+--     or its dependencies.
+--   * Rows of tasks_unsettled are bounded. A snapshot examines first those that have waited longest, for a tenth of a
 --     second. A transaction waits at most three times for locks of others, and not at all while an older row shows that
 --     some transaction stays open.
 -- A task that a user's trigger keeps from being settled gets a row in task_refusals and is tried again after a pause.
 -- Plans do not depend on statistics: each dependency is looked up by its key, and each join is of arrays.
--- A Complete task that a user takes back, by an UPDATE or by a deletion and an insertion with the same id, is needed
--- again: dependants that have not started wait for it again, or fail if it is now Failed or Cancelled.
--- A Complete task that is deleted leaves its result for the tasks that need it. Any other task that is deleted fails
--- them.
+-- A Complete task may lose this status by a user's UPDATE, or by a deletion and an insertion with the same id. Then
+-- dependants that have not started wait for it again, or fail if it is now Failed or Cancelled.
+-- If a Complete task is deleted, its result is kept for the tasks that need it. If any other task is deleted, the tasks
+-- that depend on it fail.
 
--- Settles these queued tasks. What waits for those that end as Failed or Cancelled fails with them, at any depth. If a
--- user's trigger keeps a task from failing, the tasks behind it must not fail: the cascade goes level by level, and
--- ends where no task has ended.
+-- Settles these queued tasks. Dependants of those that end as Failed or Cancelled fail with them, at any depth. If a
+-- user's trigger keeps a task from failing, the tasks that depend on it must not fail: the cascade goes level by level,
+-- and ends where no task has ended.
 create or replace function public.internal_settle(p_ids uuid[], p_gone uuid[]) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
-    c_most constant int := 2000;  -- that fail in one statement; fewer while a user's trigger keeps one of them from it
+    c_most constant int := 2000;  -- tasks that fail in one statement; fewer while a user's trigger refuses one of them
     v_ids uuid[] := p_ids;
     v_gone uuid[] := p_gone;
     v_lock record;
@@ -36,7 +37,7 @@ begin
         select * into v_lock from public.internal_lock_queued(v_ids, v_waits);
         v_waits := v_lock.p_waits;
         if v_lock.missed <> '{}' then
-            perform public.internal_unsettled(v_lock.missed);
+            perform public.internal_settle_later(v_lock.missed);
         end if;
         exit when v_lock.locked is null;
         v_ended := public.internal_settle_each(false, v_lock.locked, v_gone);
@@ -45,7 +46,7 @@ begin
         if v_ended <> '{}' then
             v_most := least(2 * v_most, c_most);
             loop
-                v_behind := public.internal_fail_behind(v_ended, v_most);
+                v_behind := public.internal_fail_dependants(v_ended, v_most);
                 exit when v_behind is not null or v_most = 1;
                 v_most := v_most / 2;
             end loop;
@@ -55,25 +56,25 @@ begin
 end
 $$;
 
--- Fail what waits for these tasks, as far as nobody else holds it, at most so many; those that failed. Null if a user's
--- trigger kept one of them from it: then nothing is done.
-create or replace function public.internal_fail_behind(p_ended uuid[], p_most int) returns uuid[]
+-- Fails the dependants of these tasks that no other transaction has locked, at most so many, and returns them. Returns
+-- null and changes nothing if a user's trigger refused one of them.
+create or replace function public.internal_fail_dependants(p_ended uuid[], p_most int) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
-    c_letters constant int := 4000;
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
-    v_all uuid[] := public.internal_waiting_behind(p_ended, p_most);
-    v_places jsonb;  -- of each of v_all. A value of such an object is found without a join, whatever the planner expects
+    v_all uuid[] := public.internal_waiting_dependants(p_ended, p_most);
+    v_places jsonb;  -- places of the tasks in v_all. A value is found without a join, whatever the planner expects
     v_locked uuid[];
     v_task record;
     v_cause int;
     v_message text;
     v_ids uuid[] := '{}';
     v_messages text[] := '{}';
-    v_ends text[] := '{}';  -- by place: how the task ended, as a dependant says it; null: it did not end
+    v_ends text[] := '{}';  -- by place: how the task ended, for the message of a dependant; null: it did not end
     v_whys text[] := '{}';  -- why it ended
-    v_roots boolean[] := '{}';  -- whether that is why the first task of all ended
+    v_roots boolean[] := '{}';  -- whether that is the reason of the first task in the chain
 begin
     select array_agg(l.id) into v_locked from (
         select t.id from public.tasks t where t.id = any (v_all) and t.status = 'Queued' and t.blocked
@@ -103,7 +104,7 @@ begin
             v_cause := null;
         end loop;
         continue when v_cause is null;
-        v_message := left(concat_ws(': ', v_ends[v_cause], nullif(v_whys[v_cause], '')), c_letters);
+        v_message := public.internal_message(concat_ws(': ', v_ends[v_cause], nullif(v_whys[v_cause], '')));
         v_ids := v_ids || v_task.id;
         v_messages := v_messages || v_message;
         v_ends[v_task.n] := format('Dependency %s (%s) ended as Failed', v_task.id, v_task.task_type);
@@ -117,12 +118,12 @@ begin
            set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED', error_message = v_places->>t.id::text
          where t.id = any (v_ids) and t.status = 'Queued';
         if (select count(*) from public.tasks t where t.id = any (v_ids) and t.status = 'Failed') < cardinality(v_ids) then
-            raise exception using errcode = 'OR008';  -- known only here
+            raise exception using errcode = 'OR008';  -- caught below
         end if;
         v_set := set_config('orchestrator.settling', v_before, true);
         perform public.internal_fire_deferred();
     exception when others then  -- OR008, or a user's trigger
-        if public.internal_is_passing(sqlstate) then
+        if public.internal_is_transient(sqlstate) then
             raise;
         end if;
         return null;
@@ -131,12 +132,13 @@ begin
 end
 $$;
 
--- Settle these tasks, or end them as a cycle, as far as users' triggers let it: all at once, or if that fails each
--- half, and so on. Returns the ended ones. What cannot be tried in time is left to a later look.
+-- Settles these tasks, or ends them as a cycle, as far as users' triggers allow: all at once, or if that fails each
+-- half, and so on. Returns the ended ones. Tasks that cannot be tried in time are left to a later call.
 create or replace function public.internal_settle_each(p_is_cycle boolean, p_ids uuid[], p_gone uuid[]) returns uuid[]
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
-    c_time constant interval := '200 milliseconds';  -- for what fails
+    c_time constant interval := '200 milliseconds';  -- for tasks that fail
     v_until timestamptz;
     v_first int[] := '{1}';
     v_last int[] := array[cardinality(p_ids)];
@@ -161,7 +163,7 @@ begin
             v_ended := v_ended || v_some;
             continue;
         exception when others then  -- a user's trigger or constraint may raise anything
-            if public.internal_is_passing(sqlstate) then
+            if public.internal_is_transient(sqlstate) then
                 raise;
             end if;
             v_message := format('The database refused to settle it: %s (%s)', sqlerrm, sqlstate);
@@ -170,7 +172,7 @@ begin
         if v_low = v_high then
             perform public.internal_refused(p_ids[v_low:v_low], 'settle', v_message);
         elsif clock_timestamp() > v_until then
-            perform public.internal_unsettled(p_ids[v_low:v_high]);
+            perform public.internal_settle_later(p_ids[v_low:v_high]);
         else
             v_first := v_first || array[(v_low + v_high) / 2 + 1, v_low];
             v_last := v_last || array[v_high, (v_low + v_high) / 2];
@@ -180,11 +182,13 @@ begin
 end
 $$;
 
--- Settles tasks that have just begun to wait, in the transaction that made them. Their Complete dependencies are locked
--- in share mode without a wait, so that a user who changes one later waits for this transaction and sees the dependant.
--- A dependency that is already locked may be about to change: then the dependant gets a row in tasks_unsettled.
+-- Settles tasks that begin to wait, in the transaction that inserts or changes them. Their Complete dependencies are
+-- locked in share mode without a wait, so that a user who changes one later waits for this transaction and sees the
+-- dependant. A dependency that is already locked may be about to change: then the dependant gets a row in
+-- tasks_unsettled.
 create or replace function public.internal_settle_new(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_waiting uuid[];
     v_ready uuid[];
@@ -192,29 +196,34 @@ declare
     v_kept int;
 begin
     perform public.internal_settle(p_ids, '{}');
-    v_waiting := array(select t.id from public.tasks t where t.id = any (p_ids) and t.blocked and t.status = 'Queued');
+    -- The other conditions are in a FILTER, not in WHERE: a plan from an empty queue would read an index of all queued
+    -- tasks instead of these ids.
+    v_waiting := (select coalesce(array_agg(t.id) filter (where t.blocked and t.status = 'Queued'), '{}')
+                    from public.tasks t where t.id = any (p_ids));
     if v_waiting <> '{}' then
         perform public.internal_settle_cycles(v_waiting);
-        perform public.internal_unsettled(v_waiting);
+        perform public.internal_settle_later(v_waiting);
     end if;
-    v_ready := array(select t.id from public.tasks t
-                      where t.id = any (p_ids) and not t.blocked and t.status = 'Queued' and t.depends_on <> '{}');
+    v_ready := (select coalesce(array_agg(t.id)
+                           filter (where not t.blocked and t.status = 'Queued' and t.depends_on <> '{}'), '{}')
+                  from public.tasks t where t.id = any (p_ids));
     v_needed := array(select d.id from public.tasks d where d.id = any (array(
                           select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_ready))));
     select count(*) into v_kept from (
         select from public.tasks d where d.id = any (v_needed) and d.status = 'Complete'
          order by d.id for share skip locked) k;
     if v_kept < cardinality(v_needed) then
-        perform public.internal_unsettled(v_ready);
+        perform public.internal_settle_later(v_ready);
     end if;
 end
 $$;
 
--- Queued tasks, locked by the caller: work out whether they wait, and end those that can never run. `p_gone` are
--- dependencies that no longer exist; any other that does not exist may still be inserted. Returns the ended ones. A
--- change that a user's trigger suppresses is recorded.
+-- For queued tasks that the caller has locked: computes whether they wait, and ends those that can never run. `p_gone`
+-- are dependencies that no longer exist; any other missing one may still be inserted. Returns the ended ones. A change
+-- that a user's trigger suppresses is recorded.
 create or replace function public.internal_settle_locked(p_ids uuid[], p_gone uuid[]) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
@@ -226,20 +235,20 @@ declare
     v_done uuid[] := '{}';
     v_kept uuid[];
 begin
-    -- At this depth of triggers, and no other, a cascade is followed by the loop in internal_settle.
+    -- Only at this depth of triggers does the loop in internal_settle follow a cascade.
     v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
     select coalesce(array_agg(l.id) filter (where l.failed is null and not l.is_lost and l.blocked is distinct from l.waits), '{}'),
            coalesce(jsonb_object_agg(l.id, l.failed) filter (where l.failed is not null), '{}'),
            coalesce(jsonb_object_agg(l.id, l.lost) filter (where l.failed is null and l.is_lost), '{}')
       into v_flips, v_failed, v_lost
-      from (select t.id, t.blocked, n.waits, n.failed, n.lost, n.is_lost
+      from (select t.id, t.blocked and t.queue_gate = 0 as blocked, n.waits, n.failed, n.lost, n.is_lost
               from public.tasks t
              cross join lateral (
                    select coalesce(bool_or(s.status <> 'Complete'), false) as waits,
                           (array_agg(s.id) filter (where s.status in ('Failed', 'Cancelled')))[1] as failed,
                           (array_agg(s.id) filter (where s.status = 'gone'))[1] as lost,
                           coalesce(bool_or(s.status = 'gone'), false) as is_lost
-                     from (select n.id,  -- each by its key: a join could read all of the table for each task
+                     from (select n.id,  -- each by its key: a join could read the whole table for each task
                                   coalesce((select d.status::text from public.tasks d where d.id = n.id),
                                            (select 'Complete' from public.task_results r where r.id = n.id),
                                            case when n.id is null or v_gone ? n.id::text then 'gone' else 'absent' end) as status
@@ -247,7 +256,7 @@ begin
              where t.id = any (p_ids) and t.status = 'Queued') l;
     if v_flips <> '{}' then
         with done as (
-            update public.tasks t set blocked = not t.blocked
+            update public.tasks t set blocked = not (t.blocked and t.queue_gate = 0), queue_gate = 0
              where t.id = any (v_flips) and t.status = 'Queued' returning t.id
         )
         select v_done || array_agg(d.id) into v_done from done d;
@@ -258,13 +267,13 @@ begin
             update public.tasks t
                set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_FAILED',
                    error_message = (
-                       select left(concat_ws(': ',
+                       select public.internal_message(concat_ws(': ',
                                   format('Dependency %s (%s) ended as %s', d.id, d.task_type, d.status),
                                   nullif(d.failure_code, 'DEPENDENCY_FAILED'),
                                   case when d.failure_code = 'DEPENDENCY_FAILED'
                                        then regexp_replace(d.error_message,
                                                            '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
-                                       else d.error_message end), 4000)
+                                       else d.error_message end))
                          from public.tasks d where d.id = (v_failed->>t.id::text)::uuid)
              where t.id = any (v_some) and t.status = 'Queued' returning t.id
         )
@@ -278,7 +287,8 @@ begin
                set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_DELETED',
                    error_message = case
                        when v_lost->t.id::text = 'null' then 'depends_on contains NULL'
-                       else format('Dependency %s does not exist: it was deleted before it was complete', v_lost->>t.id::text) end
+                       else public.internal_message(format(
+                           'Dependency %s does not exist: it was deleted before it was complete', v_lost->>t.id::text)) end
              where t.id = any (v_some) and t.status = 'Queued' returning t.id
         )
         select v_done || array_agg(d.id) into v_done from done d;
@@ -294,10 +304,11 @@ begin
 end
 $$;
 
--- Ends tasks that wait for each other: those that lead to one of these tasks, or all if null. More than `c_most` are
--- left to the hourly pass over all tasks.
+-- Ends tasks that wait for each other: those that lead to one of these tasks, or all if null. If there are more than
+-- `c_most`, the hourly pass over all tasks does it.
 create or replace function public.internal_settle_cycles(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     c_most constant int := 10000;
     v_ids uuid[];
@@ -306,13 +317,13 @@ begin
     if p_ids is null then
         v_ids := array(select t.id from public.tasks t where t.blocked and t.status = 'Queued');
     elsif public.internal_dependants(p_ids) is null then
-        return;  -- nobody waits for them
+        return;  -- no task waits for them
     else
         with recursive needed (id) as (
             select unnest(p_ids)
             union
             select n.id
-              from needed d cross join lateral (  -- limited: one row by its key each, whatever the planner expects
+              from needed d cross join lateral (  -- limited: one row each, by its key, whatever the planner expects
                   select t.depends_on from public.tasks t where t.id = d.id and t.blocked and t.status = 'Queued' limit 1) t
               cross join unnest(t.depends_on) n (id)
         )
@@ -331,25 +342,27 @@ begin
 end
 $$;
 
--- End tasks that wait for each other. The caller has locked them.
+-- Ends tasks that wait for each other. The caller has locked them.
 create or replace function public.internal_end_cycle(p_ids uuid[]) returns void
 language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     update public.tasks t
        set status = 'Failed', blocked = false, failure_code = 'DEPENDENCY_CYCLE',
-           error_message = format('It waits for task %s, and these tasks wait for each other: none can ever run', t.depends_on[1])
-     where t.id = any (p_ids) and t.status = 'Queued' and t.blocked
+           error_message = public.internal_message(format(
+               'It waits for task %s, and these tasks wait for each other: none can ever run', t.depends_on[1]))
+     where t.id = any (internal_end_cycle.p_ids) and t.status = 'Queued' and t.blocked
 $$;
 
--- Which of these waiting tasks can never run: each task that they need is one of them. All others need something else,
--- or a task that does: they are reached from there along the dependencies, each once.
+-- Returns which of these waiting tasks can never run, because each task that they need is one of them. All others need
+-- a task outside the set, or a task that does: they are reached from there along the dependencies, each once.
 create or replace function public.internal_stuck(p_ids uuid[]) returns uuid[]
 language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_nestloop = off
 set enable_mergejoin = off set enable_hashjoin = on set jit = off as $$
+#variable_conflict use_variable
 declare
     v_ids uuid[];
-    v_reached int[];  -- places in v_ids; each is followed in its turn
+    v_reached int[];  -- places in v_ids; each is followed once
     v_is_reached boolean[];
-    v_to int[];  -- places of dependants; from v_first[n] on those of v_ids[n]
+    v_to int[];  -- places of dependants; those of v_ids[n] begin at v_first[n]
     v_first int[];
     v_place int;
     v_next int := 1;
@@ -357,7 +370,7 @@ begin
     with edges (id, needs) as materialized (
         select t.id, n.id from public.tasks t cross join unnest(t.depends_on) n (id)
          where t.id = any (p_ids) and t.blocked and t.status = 'Queued'
-    ), open (id, needs) as materialized (  -- without those that are complete
+    ), open (id, needs) as materialized (  -- without complete ones
         select e.id, e.needs from edges e
           left join public.tasks d on d.id = e.needs
           left join public.task_results r on r.id = e.needs
@@ -393,11 +406,12 @@ begin
 end
 $$;
 
--- Look again at the tasks of these rows. A row goes once nobody else was changing its tasks, or what they wait for: who
--- changes a dependency later sees them. Returns how many rows it looked at: others are being looked at by somebody
--- else.
+-- Settles the tasks of these rows again. A row is deleted if no other transaction was changing its tasks or their
+-- dependencies; a transaction that changes a dependency later sees them. Returns how many rows it examined; other
+-- callers examine the rest.
 create or replace function public.internal_settle_again(p_nos bigint[], p_waits boolean) returns int
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_nos bigint[];
     v_ids uuid[];
@@ -446,27 +460,29 @@ $$;
 
 create or replace function public.internal_settle_at_commit() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
     perform public.internal_settle_again(array[new.no], true);
     return null;
 end
 $$;
 
--- Leave these tasks to a later look.
-create or replace function public.internal_unsettled(p_ids uuid[]) returns void
+-- Leaves these tasks to a later call.
+create or replace function public.internal_settle_later(p_ids uuid[]) returns void
 language sql security definer set search_path = '' as $$
     insert into public.tasks_unsettled (task_ids)
-    select array_agg(n.id) from unnest(p_ids) with ordinality n (id, place) group by (n.place - 1) / 500
+    select array_agg(n.id) from unnest(internal_settle_later.p_ids) with ordinality n (id, place) group by (n.place - 1) / 500
 $$;
 
--- At each snapshot, and for about a tenth of a second: the tasks that were left to a later look, and those that a
--- user's trigger kept from being settled or claimed. Nothing of it stops the snapshot.
-create or replace function public.internal_settle_late() returns void
+-- At each snapshot, for about a tenth of a second: settles the tasks that were left to a later call, and those that a
+-- user's trigger kept from being settled or claimed. No error stops the snapshot.
+create or replace function public.internal_settle_pending() returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms'
 set jit = off as $$
+#variable_conflict use_variable
 declare
     c_time constant interval := '100 milliseconds';
-    c_rows constant int := 500;  -- of one look, …
+    c_rows constant int := 500;  -- of one call, …
     c_tasks constant int := 1000;  -- … in which no row begins after so many tasks
     v_began timestamptz := clock_timestamp();
     v_nos bigint[];
@@ -482,7 +498,7 @@ begin
         exit when v_nos is null;
         begin
             exit when public.internal_settle_again(v_nos, false) = 0;
-        exception when others then  -- an error that passes: each alone, the next time after the others
+        exception when others then  -- a transient error: then each row alone, and the failing one last the next time
             foreach v_no in array v_nos loop
                 begin
                     if clock_timestamp() < v_began + c_time then
@@ -496,7 +512,7 @@ begin
         end;
     end loop;
     for v_refusal in
-        select * from public.task_refusals r where r.retry_at <= public.internal_now() and r.what <> 'rescue'
+        select * from public.task_refusals r where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle')
          order by r.retry_at limit c_rows
     loop
         exit when clock_timestamp() > v_began + 2 * c_time;
@@ -515,17 +531,18 @@ begin
 end
 $$;
 
--- Everything that waits, once an hour: rows that were written without triggers, and tasks that have waited in vain for
--- a task that does not exist. An error of one slice stops no other, and not the retention.
+-- Settles all waiting tasks, once an hour: rows that were written without triggers, and tasks that have waited too long
+-- for a task that does not exist. An error of one batch stops neither the others nor the retention.
 create or replace function public.internal_settle_all(p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     c_slice constant int := 1000;
-    c_absent constant interval := '1 hour';  -- after that nobody will insert it
+    c_absent constant interval := '1 hour';  -- after that, a missing dependency counts as lost
     v_ids uuid[];
     v_gone uuid[];
 begin
-    perform public.internal_settle_late();
+    perform public.internal_settle_pending();
     for v_ids in
         select array_agg(q.id) from (
             select t.id, row_number() over () as n from public.tasks t
@@ -556,63 +573,84 @@ begin
 end
 $$;
 
--- Those of these tasks that failed or were cancelled, and what waits for them at any depth: after each task its
--- dependants. At most p_most of the latter, each after one that it waits for.
-create or replace function public.internal_waiting_behind(p_ended uuid[], p_most int) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
-set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
-    with recursive ended (ids) as (
-        select array(select d.id from public.tasks d where d.id = any (p_ended) and d.status in ('Failed', 'Cancelled'))
-    ), behind (id) as (
-        select n.id from ended e cross join unnest(e.ids) n (id)
-        union
-        select w.id from behind b cross join lateral (
-            select t.id from public.tasks t
-             where t.blocked and t.status = 'Queued' and t.depends_on @> array[b.id]) w
-    )
-    select array_agg(l.id) from (select b.id from behind b limit p_most + cardinality(p_ended)) l
+-- Those of these tasks that failed or were cancelled, and their dependants at any depth, each after a task that it
+-- waits for. At most p_most dependants.
+create or replace function public.internal_waiting_dependants(p_ended uuid[], p_most int) returns uuid[]
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_most int := p_most + cardinality(p_ended);
+    v_all uuid[] := array(select t.id from public.tasks t where t.id = any (p_ended) and t.status in ('Failed', 'Cancelled'));
+    v_level uuid[] := v_all;
+begin
+    while v_level <> '{}' and cardinality(v_all) < v_most loop
+        v_level := array(select unnest(public.internal_dependants(v_level)) except select unnest(v_all));
+        v_all := v_all || v_level;
+    end loop;
+    return nullif(v_all[:v_most], '{}');
+end
 $$;
 
--- Queued tasks that wait for one of these.
+-- Queued tasks that depend on one of these. Each search names its ids as parameters: in a join with them the planner may
+-- prefer to read all waiting tasks.
 create or replace function public.internal_dependants(p_ids uuid[]) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
-    select array_agg(distinct w.id)
-      from (select array_agg(e.id) as ids from unnest(p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
-     cross join lateral (
-           select t.id from public.tasks t where t.blocked and t.status = 'Queued' and t.depends_on && s.ids) w
+#variable_conflict use_variable
+declare
+    c_ids constant int := 1000;  -- of one search
+    v_found uuid[] := '{}';
+    v_first int;
+begin
+    for v_first in 1 .. coalesce(cardinality(p_ids), 0) by c_ids loop
+        v_found := v_found || array(
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on && p_ids[v_first : v_first + c_ids - 1]);
+    end loop;
+    return (select array_agg(distinct f.id) from unnest(v_found) f (id));
+end
 $$;
 
 -- Tasks that depend on one of these and have not started: ready or waiting.
 create or replace function public.internal_needing(p_ids uuid[]) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
-    select array_agg(distinct w.id)
-      from (select array_agg(e.id) as ids from unnest(p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
-     cross join lateral (
-           select t.id from public.tasks t
-            where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && s.ids) w
+#variable_conflict use_variable
+declare
+    c_ids constant int := 1000;  -- of one search
+    v_found uuid[] := '{}';
+    v_first int;
+begin
+    for v_first in 1 .. coalesce(cardinality(p_ids), 0) by c_ids loop
+        v_found := v_found || array(
+            select t.id from public.tasks t
+             where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && p_ids[v_first : v_first + c_ids - 1]);
+    end loop;
+    return (select array_agg(distinct f.id) from unnest(v_found) f (id));
+end
 $$;
 
--- What tasks hand to their dependants, deleted tasks included.
+-- The results of tasks for their dependants, deleted tasks included.
 create or replace function public.internal_results(p_ids uuid[])
 returns table (id uuid, task_type text, output_location text, result_data jsonb, output_object jsonb)
 language sql stable security definer set search_path = '' as $$
     select t.id, t.task_type, t.output_location, t.result_data,
            case when t.output_object->>'location' = t.output_location then t.output_object end
-      from public.tasks t where t.id = any (p_ids)
+      from public.tasks t where t.id = any (internal_results.p_ids)
     union all
     select r.id, r.task_type, r.output_location, r.result_data,
            case when r.output_object->>'location' = r.output_location then r.output_object end
       from public.task_results r
-     where r.id = any (p_ids) and not exists (select from public.tasks t where t.id = r.id)
+     where r.id = any (internal_results.p_ids) and not exists (select from public.tasks t where t.id = r.id)
 $$;
 
--- Locks the queued ones of these tasks, as far as other transactions allow within `p_waits` tries, and returns them.
+-- Locks those of these tasks that are queued, as far as other transactions allow within `p_waits` tries, and returns
+-- them.
 create or replace function public.internal_lock_queued(
     p_ids uuid[], inout p_waits int, out locked uuid[], out missed uuid[]
 )
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 begin
     for v_look in 1..2 loop
         select array_agg(l.id) into locked from (
@@ -628,12 +666,13 @@ begin
 end
 $$;
 
--- Locks tasks in the order of their ids and returns true, or gives up after 0.2 s, because another transaction may hold
--- one of them and wait for one of ours.
+-- Locks tasks in the order of their ids and returns true, or gives up after 0.2 s, because another transaction may have
+-- locked one of them and wait for one of ours.
 create or replace function public.internal_lock_briefly(p_ids uuid[], p_share boolean) returns boolean
 language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms' as $$
+#variable_conflict use_variable
 declare
-    c_waits constant int := 3;  -- in vain, in one transaction
+    c_waits constant int := 3;  -- without success, in one transaction
     v_waits int := coalesce(nullif(current_setting('orchestrator.waits', true), '')::int, 0);
     v_set text;
 begin

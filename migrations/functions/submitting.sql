@@ -2,6 +2,7 @@
 
 create or replace function public.task_submit(p_tasks jsonb, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_batch constant int := 2000;
@@ -22,10 +23,11 @@ begin
 end
 $$;
 
--- One try to insert a batch. Raises ORBUSY if another submission took one of its dedupe keys meanwhile. Settings that a
--- task does not name are left to the declaration of its type.
+-- Tries once to insert a batch. Raises ORBUSY if another submission took one of its dedupe keys in the meantime.
+-- Settings that a task does not name come from the declaration of its type.
 create or replace function public.internal_submit(p_tasks jsonb, p_now timestamptz) returns jsonb
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_task jsonb;
     v_ref text;
@@ -33,13 +35,18 @@ declare
     v_id uuid;
     v_ids uuid[] := '{}';
     v_new boolean[] := '{}';
-    v_keys jsonb := '{}';  -- dedupe key or id in this batch -> the id it stands for
+    v_ignored text[] := '{}';  -- why a task has no trace, although one was given
+    v_keys jsonb := '{}';  -- dedupe key or id in this batch -> the id of its task
     v_depends uuid[];
     v_rows jsonb[] := '{}';
     v_inserted int;
 begin
     for v_task in select value from jsonb_array_elements(p_tasks) loop
         perform public.internal_check_task(v_task, v_index);
+        v_ignored := array_append(v_ignored, 'traceparent: ' || case
+            when jsonb_typeof(v_task->'traceparent') in ('string', 'null')
+                then public.internal_traceparent_problem(v_task->>'traceparent')
+            when v_task ? 'traceparent' then 'it is not a text' end);
         v_id := null;
         if v_task->>'dedupe_key' is not null then
             v_id := (v_keys->>(v_task->>'dedupe_key'))::uuid;
@@ -67,16 +74,18 @@ begin
             end loop;
             v_rows := v_rows || (jsonb_strip_nulls(v_task - 'params') || jsonb_build_object(
                 'id', v_id, 'depends_on', v_depends, 'params', coalesce(nullif(v_task->'params', 'null'), '{}'),
-                'at', p_now + v_index * interval '1 microsecond'));  -- claimed in the order of the batch
+                'at', p_now + v_index * interval '1 microsecond'));  -- tasks are claimed in the order of the batch
         end if;
         v_index := v_index + 1;
     end loop;
 
     insert into public.tasks (id, task_type, params, pool, priority, max_attempts, run_after, depends_on, dedupe_key,
-                              timeout_s, created_at, updated_at)
+                              timeout_s, tenant, concurrency_key, labels, webhook_url, webhook_progress, traceparent,
+                              created_at, updated_at)
     select (r->>'id')::uuid, r->>'task_type', r->'params', r->>'pool',
            coalesce((r->>'priority')::int, 0), (r->>'max_attempts')::int, (r->>'run_after')::timestamptz,
            array(select jsonb_array_elements_text(r->'depends_on')::uuid), r->>'dedupe_key', (r->>'timeout_s')::numeric,
+           r->>'tenant', r->>'concurrency_key', r->'labels', r->>'webhook_url', (r->>'webhook_progress')::boolean, r->>'traceparent',
            (r->>'at')::timestamptz, p_now
       from unnest(v_rows) r
     on conflict do nothing;
@@ -85,13 +94,15 @@ begin
         raise exception 'a key was taken meanwhile' using errcode = 'ORBSY';
     end if;
     return jsonb_build_object('tasks', coalesce((
-        select jsonb_agg(jsonb_build_object('id', i.id, 'created', i.created) order by i.n)
-          from unnest(v_ids, v_new) with ordinality i (id, created, n)), '[]'));
+        select jsonb_agg(jsonb_build_object('id', i.id, 'created', i.created)
+                         || jsonb_strip_nulls(jsonb_build_object('ignored', i.ignored)) order by i.n)
+          from unnest(v_ids, v_new, v_ignored) with ordinality i (id, created, ignored, n)), '[]'));
 end
 $$;
 
 create or replace function public.internal_check_task(p_task jsonb, p_index int) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_what text := format('task %s', p_index);
     v_key text;
@@ -99,7 +110,8 @@ declare
     v_fine boolean;
 begin
     perform public.internal_check_keys(p_task, array['id', 'task_type', 'params', 'pool', 'priority', 'max_attempts',
-        'run_after', 'depends_on', 'dedupe_key', 'timeout_s'], v_what);
+        'run_after', 'depends_on', 'dedupe_key', 'timeout_s', 'tenant', 'concurrency_key', 'labels', 'webhook_url',
+        'webhook_progress', 'traceparent'], v_what);
     if coalesce(p_task->>'task_type', '') = '' then
         perform public.internal_refuse('OR007', v_what || ' has no task_type', '', 'say what kind of work it is');
     end if;
@@ -107,7 +119,7 @@ begin
         if v_value = 'null' then
             continue;
         end if;
-        begin  -- a value that does not even parse is refused like one out of bounds
+        begin  -- a value that cannot be parsed is refused like one out of bounds
             v_fine := case v_key
                 when 'id' then jsonb_typeof(v_value) = 'string' and (v_value #>> '{}')::uuid is not null
                 when 'task_type' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') <= 200
@@ -122,13 +134,23 @@ begin
                 when 'dedupe_key' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 500
                 when 'timeout_s' then jsonb_typeof(v_value) = 'number'
                                       and (v_value #>> '{}')::numeric between 0.001 and 2592000
+                when 'tenant' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 200
+                when 'concurrency_key' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 200
+                                            and v_value #>> '{}' !~ '[[:cntrl:]]'
+                when 'labels' then public.internal_labels_problem(v_value) is null
+                when 'webhook_url' then jsonb_typeof(v_value) = 'string'
+                                        and public.internal_webhook_host(v_value #>> '{}') is not null
+                when 'webhook_progress' then jsonb_typeof(v_value) = 'boolean'
+                when 'traceparent' then true  -- a bad one is ignored
             end;
         exception when data_exception then
             v_fine := false;
         end;
         if not v_fine then
             perform public.internal_refuse('OR007', format('%s: %s is not valid', v_what, v_key),
-                'got ' || left(v_value::text, 200),
+                case v_key when 'labels' then coalesce(public.internal_labels_problem(v_value), '')
+                           when 'webhook_url' then ''  -- its path may be a secret
+                           else 'got ' || left(v_value::text, 200) end,
                 case v_key
                     when 'id' then 'a uuid'
                     when 'task_type' then 'text of at most 200 characters'
@@ -139,6 +161,11 @@ begin
                     when 'run_after' then 'a time in ISO 8601, with its offset'
                     when 'depends_on' then 'a list of at most 10000 task ids, or "#0" for the first task of the batch'
                     when 'dedupe_key' then 'text of at most 500 characters'
+                    when 'tenant' then 'text of 1 to 200 characters'
+                    when 'concurrency_key' then 'text of 1 to 200 characters, without control characters'
+                    when 'labels' then public.internal_labels_rule()
+                    when 'webhook_url' then public.internal_webhook_rule()
+                    when 'webhook_progress' then 'true or false'
                     else 'seconds, at most 2592000'
                 end);
         end if;
@@ -146,9 +173,10 @@ begin
 end
 $$;
 
--- The meaning of one entry of depends_on: a task's id, or "#n" for an earlier entry of the same batch.
+-- Resolves one entry of depends_on: a task's id, or "#n" for an earlier entry of the same batch.
 create or replace function public.internal_reference(p_reference text, p_ids uuid[], p_index int) returns uuid
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_id uuid;
 begin
@@ -171,6 +199,7 @@ $$;
 
 create or replace function public.task_cancel(p_id uuid, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
@@ -181,7 +210,7 @@ begin
     elsif v_task.status = 'Queued' then
         update public.tasks t set status = 'Cancelled', blocked = false, cancel_requested_at = v_now where t.id = p_id;
         return jsonb_build_object('outcome', 'cancelled', 'status', 'Cancelled');
-    elsif v_task.status = 'In Progress' then  -- its agent is told with the next heartbeat
+    elsif v_task.status = 'In Progress' then  -- the next heartbeat's answer tells its agent
         update public.tasks t set cancel_requested_at = v_now where t.id = p_id and t.cancel_requested_at is null;
         return jsonb_build_object('outcome', 'cancelling', 'status', 'In Progress');
     end if;
@@ -192,6 +221,7 @@ $$;
 -- Queues a failed or cancelled task again with a full set of attempts, and the tasks that failed only because of it.
 create or replace function public.task_retry(p_id uuid, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks;
@@ -204,7 +234,7 @@ begin
         return jsonb_build_object('outcome', 'not_ended', 'status', v_task.status);
     end if;
     select array_agg(l.id) into v_ids from (
-        select t.id from public.tasks t where t.id = any (public.internal_failed_behind(p_id)) order by t.id for no key update) l;
+        select t.id from public.tasks t where t.id = any (public.internal_failed_dependants(p_id)) order by t.id for no key update) l;
     update public.tasks t
        set status = 'Queued', uncounted = t.attempts, run_after = null, worker_id = null, lease_expires_at = null,
            cancel_requested_at = null, error_message = null, failure_code = null, failed_at_point = null,
@@ -219,26 +249,33 @@ end
 $$;
 
 -- This task and those that failed only because of it, at any depth.
-create or replace function public.internal_failed_behind(p_id uuid) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
-set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
-    with recursive behind (id) as (
-        select p_id
-        union
-        select f.id from behind b cross join lateral (
+create or replace function public.internal_failed_dependants(p_id uuid) returns uuid[]
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_ids constant int := 1000;  -- of one search, which names them as a parameter
+    v_all uuid[] := array[p_id];
+    v_done int := 0;
+begin
+    while v_done < cardinality(v_all) loop
+        v_all := v_all || array(
             select t.id from public.tasks t
-             where t.depends_on @> array[b.id] and t.depends_on <> '{}' and t.status = 'Failed'
-               and t.failure_code = 'DEPENDENCY_FAILED') f
-    )
-    select array_agg(b.id) from behind b
+             where t.depends_on && v_all[v_done + 1 : v_done + c_ids] and t.depends_on <> '{}' and t.status = 'Failed'
+               and t.failure_code = 'DEPENDENCY_FAILED'
+            except select unnest(v_all));
+        v_done := v_done + c_ids;
+    end loop;
+    return v_all;
+end
 $$;
 
 create or replace function public.task_get(p_id uuid, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object(
-        'task', (select to_jsonb(t) from public.tasks t where t.id = p_id),
-        'attempts', coalesce((select jsonb_agg(to_jsonb(a) order by a.attempt)
-                                from public.task_attempts a where a.task_id = p_id), '[]'))
+        'task', (select to_jsonb(t.*) from public.tasks t where t.id = task_get.p_id),
+        'attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt)
+                                from public.task_attempts a where a.task_id = task_get.p_id), '[]'))
 $$;
 
 create or replace function public.task_list(
@@ -247,13 +284,13 @@ create or replace function public.task_list(
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object(
         'tasks', coalesce((
-            select jsonb_agg(to_jsonb(t) order by t.created_at desc, t.id) from (
+            select jsonb_agg(to_jsonb(t.*) order by t.created_at desc, t.id) from (
                 select * from public.tasks t
-                 where (p_status is null or t.status::text = p_status)
-                   and (p_task_type is null or t.task_type = p_task_type)
-                 order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
+                 where (task_list.p_status is null or t.status::text = task_list.p_status)
+                   and (task_list.p_task_type is null or t.task_type = task_list.p_task_type)
+                 order by t.created_at desc, t.id limit least(greatest(coalesce(task_list.p_limit, 100), 0), 10000)) t), '[]'),
         'counts', coalesce((
             select jsonb_object_agg(c.status, c.n)
               from (select t.status, count(*) as n from public.tasks t
-                     where p_task_type is null or t.task_type = p_task_type group by t.status) c), '{}'))
+                     where task_list.p_task_type is null or t.task_type = task_list.p_task_type group by t.status) c), '{}'))
 $$;

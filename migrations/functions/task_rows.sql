@@ -1,12 +1,13 @@
--- Trigger functions of `tasks`: they check and complete every row, whichever statement writes it, and start what
--- follows.
+-- Trigger functions of `tasks`: they check and complete every row, whichever statement writes it, and start the
+-- follow-up work.
 --
 -- No setting suppresses a trigger. A statement of a user's own trigger within a claim or a completion is counted,
 -- announced and settled like any other statement. The cost of a statement grows linearly with its rows.
 
--- A task that names no pool, timeout or number of attempts gets what is declared for its type.
+-- A task that names no pool, timeout or number of attempts gets the declared values of its type.
 create or replace function public.internal_task_routed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_type public.task_types;
 begin
@@ -17,19 +18,38 @@ begin
         new.max_attempts := coalesce(new.max_attempts, v_type.max_attempts, 3);
         new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
     end if;
+    new.lease_expires_at := public.internal_lease(new.lease_expires_at);
     new.blocked := new.status = 'Queued' and new.depends_on <> '{}';
+    new.queue_gate := 0;
+    if not new.blocked and new.status in ('Queued', 'In Progress') then
+        new.queue_gate := case when new.concurrency_key is not null then 1
+            when exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = new.task_type) then 2
+            else 0 end;
+        new.blocked := new.status = 'Queued' and new.queue_gate > 0;  -- until it is let in, after this statement
+        if new.status = 'In Progress' and new.queue_gate > 0 then
+            new.queue_gate := 3;
+        end if;
+    end if;
+    new.queue_turn := 9007199254740991;
+    if new.tenant is not null and new.status = 'Queued' and not new.blocked and new.run_after is null then
+        new.queue_turn := public.internal_next_turn(new.pool, ~new.priority, new.tenant, false);
+    end if;
     return new;
 end
 $$;
 
--- Bounds what enters `tasks`, whichever statement writes it, because an agent must be able to read it.
+-- Checks the bounds of a row of `tasks`, whichever statement writes it, because an agent must be able to read it.
 create or replace function public.internal_task_bounded() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     c_params_bytes constant int := 1048576;
     c_depends_on constant int := 10000;
     c_type_letters constant int := 200;
 begin
+    if public.internal_traceparent_problem(new.traceparent) is not null then
+        new.traceparent := null;  -- a trace is never a reason to refuse work
+    end if;
     if (tg_op = 'INSERT' or new.timeout_s is distinct from old.timeout_s) and new.timeout_s not between 0.001 and 2592000 then
         perform public.internal_refuse('OR007', 'timeout_s is not valid', format('got %s', new.timeout_s),
             'seconds, at most 2592000, or NULL for none');
@@ -47,38 +67,185 @@ begin
     elsif cardinality(new.depends_on) > c_depends_on or length(new.task_type) > c_type_letters then
         perform public.internal_refuse('OR007', 'depends_on or task_type is too long',
             format('the limits are %s ids and %s letters', c_depends_on, c_type_letters));
+    elsif (tg_op = 'INSERT' or new.tenant is distinct from old.tenant) and length(new.tenant) not between 1 and 200 then
+        perform public.internal_refuse('OR007', 'tenant is not valid', format('it has %s characters', length(new.tenant)),
+            'text of 1 to 200 characters, or NULL for none');
+    elsif (tg_op = 'INSERT' or new.concurrency_key is distinct from old.concurrency_key)
+          and (length(new.concurrency_key) not between 1 and 200 or new.concurrency_key ~ '[[:cntrl:]]') then
+        perform public.internal_refuse('OR007', 'concurrency_key is not valid',
+            format('it has %s characters', length(new.concurrency_key)),
+            'text of 1 to 200 characters without control characters, or NULL for none');
+    elsif new.labels is not null and (tg_op = 'INSERT' or new.labels is distinct from old.labels)
+          and public.internal_labels_problem(new.labels) is not null then
+        perform public.internal_refuse('OR007', 'labels are not valid', public.internal_labels_problem(new.labels),
+            public.internal_labels_rule());
+    elsif new.webhook_url is not null and (tg_op = 'INSERT' or new.webhook_url is distinct from old.webhook_url)
+          and public.internal_webhook_host(new.webhook_url) is null then
+        perform public.internal_refuse('OR007', 'webhook_url is not valid', '', public.internal_webhook_rule());
     end if;
     return new;
 end
 $$;
 
+-- Bounds what a user's program writes as a result: one enormous value would end every list of tasks, or the server's
+-- memory. Agents send at most 1 MiB. A message is cut, because a failure must be stored.
+create or replace function public.internal_task_sized() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_bytes constant int := 16777216;
+    c_letters constant int := 100000;
+    c_location_bytes constant int := 65536;
+begin
+    if (tg_op = 'INSERT' or new.result_data is distinct from old.result_data) and octet_length(new.result_data::text) > c_bytes
+       or (tg_op = 'INSERT' or new.progress is distinct from old.progress) and octet_length(new.progress::text) > c_bytes then
+        perform public.internal_refuse('OR007', 'result_data or progress is too large',
+            format('the limit is %s MiB', c_bytes / 1048576), 'upload it and store its location');
+    elsif (tg_op = 'INSERT' or new.output_location is distinct from old.output_location)
+          and octet_length(new.output_location) > c_location_bytes then
+        perform public.internal_refuse('OR007', 'output_location is too large',
+            format('%s bytes, the limit is %s', octet_length(new.output_location), c_location_bytes), 'store an address');
+    end if;
+    new.error_message := left(new.error_message, c_letters);
+    return new;
+end
+$$;
+
+-- Returns why a text names no trace (https://www.w3.org/TR/trace-context/), or NULL.
+create or replace function public.internal_traceparent_problem(p_traceparent text) returns text
+language sql immutable security definer set search_path = '' as $$
+    select case
+        when internal_traceparent_problem.p_traceparent ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then null
+        when length(internal_traceparent_problem.p_traceparent) <> 55 then format('it has %s characters, not 55', length(internal_traceparent_problem.p_traceparent))
+        when internal_traceparent_problem.p_traceparent is not null then 'it is not 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case '
+            'and with ids other than zero'
+    end
+$$;
+
+-- Returns what is wrong with the labels of a task, or NULL. A key is at most 63 characters, without "=" or control
+-- characters, because filters name a label as KEY=VALUE.
+create or replace function public.internal_labels_problem(p_labels jsonb) returns text
+language sql immutable security definer set search_path = '' as $$
+    select case
+        when internal_labels_problem.p_labels is null then null
+        when jsonb_typeof(internal_labels_problem.p_labels) <> 'object' then 'labels are a JSON ' || jsonb_typeof(internal_labels_problem.p_labels) || ', not an object'
+        when (select count(*) from jsonb_object_keys(internal_labels_problem.p_labels)) > 16
+            then (select count(*) from jsonb_object_keys(internal_labels_problem.p_labels)) || ' labels, the limit is 16'
+        else (
+            select case
+                when length(l.key) not between 1 and 63
+                    then format('the key %s… has %s characters', to_json(left(l.key, 20)), length(l.key))
+                when l.key ~ '[=[:cntrl:]]' then format('the key %s contains "=" or a control character', to_json(l.key))
+                when jsonb_typeof(l.value) <> 'string'
+                    then format('the value of %s is a JSON %s, not a text', to_json(l.key), jsonb_typeof(l.value))
+                else format('the value of %s has %s characters', to_json(l.key), length(l.value #>> '{}'))
+            end
+              from jsonb_each(internal_labels_problem.p_labels) l
+             where length(l.key) not between 1 and 63 or l.key ~ '[=[:cntrl:]]' or jsonb_typeof(l.value) <> 'string'
+                or length(l.value #>> '{}') > 200
+             order by l.key limit 1)
+    end
+$$;
+
+create or replace function public.internal_labels_rule() returns text
+language sql immutable security definer set search_path = '' as $$
+    select 'an object of at most 16 keys of 1 to 63 characters, each with a text of at most 200 characters'
+$$;
+
+-- A message as tasks.error_message takes it: a project from before this system may have a shorter column, and a failure
+-- that cannot be stored would run again without end.
+create or replace function public.internal_message(p_text text) returns text
+language sql stable security definer set search_path = '' as $$
+    select left(internal_message.p_text, least(4000, (
+        select nullif(a.atttypmod, -1) - 4 from pg_catalog.pg_attribute a
+         where a.attrelid = 'public.tasks'::regclass and a.attname = 'error_message')))
+$$;
+
 -- A failure code is shown on terminals and compared with known codes. A pod may send any text as its code, such as an
--- escape sequence. It is stored as INVALID_CODE and the call succeeds, because an agent that is refused would report
--- the same failure forever.
+-- escape sequence. It is stored as INVALID_CODE and the call succeeds: an agent that is refused would report the same
+-- failure forever.
 create or replace function public.internal_code_checked() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
     new.failure_code := 'INVALID_CODE';
     return new;
 end
 $$;
 
+-- A lease as it is stored. A lease that ends in years would keep a GPU for a task that nobody runs: it counts as none.
+create or replace function public.internal_lease(p_until timestamptz) returns timestamptz
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    c_longest constant interval := '1 day';
+begin
+    return case when p_until < 'infinity' and p_until > clock_timestamp() + c_longest
+                     and p_until > public.internal_now() + c_longest then null else p_until end;
+end
+$$;
+
 -- pool and max_attempts are nullable for generated clients. NULL in a write means "by task type".
 create or replace function public.internal_task_changing() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_no_turn constant bigint := 9007199254740991;
+    v_is_same boolean := (old.concurrency_key, old.task_type) is not distinct from (new.concurrency_key, new.task_type);
+    v_was_gated boolean := old.status = 'Queued' and old.queue_gate in (1, 2);
+    v_is_gating boolean := false;  -- internal_set_gates itself runs the statement
+    v_is_limited boolean := new.concurrency_key is not null;
 begin
-    if new.updated_at is not distinct from old.updated_at then
+    if new.queue_gate <> old.queue_gate and new.status = 'Queued' then
+        v_is_gating := current_setting('orchestrator.gating', true) is not distinct from (pg_trigger_depth() - 1)::text;
+    end if;
+    if not v_is_limited and not (v_is_same and old.status = 'Queued' and (old.queue_gate > 0 or new.status <> 'Queued')) then
+        v_is_limited := exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = new.task_type);
+    end if;
+    if new.updated_at is not distinct from old.updated_at and new.queue_turn = old.queue_turn then
         new.updated_at := public.internal_now();
     end if;
-    if new.attempts < new.uncounted then  -- a user starts them again
+    if new.lease_expires_at is distinct from old.lease_expires_at then
+        new.lease_expires_at := public.internal_lease(new.lease_expires_at);
+    end if;
+    new.queue_turn := least(greatest(new.queue_turn, 0), c_no_turn);  -- turns are counted on from it
+    if new.attempts < new.uncounted then  -- a user resets them
         new.uncounted := greatest(new.attempts, 0);
     end if;
-    if new.blocked and new.depends_on = '{}' then
-        new.blocked := false;
-    elsif new.status = 'Queued' and not new.blocked
-          and (old.status in ('Complete', 'Failed', 'Cancelled') and new.depends_on <> '{}'
-               or new.depends_on is distinct from old.depends_on and new.depends_on <> '{}') then
-        new.blocked := true;  -- until it is settled, after this statement
+    if v_is_gating then
+        new.blocked := new.queue_gate < 3;
+    elsif new.status not in ('Queued', 'In Progress') then
+        new.blocked := new.blocked and old.queue_gate not in (1, 2);
+        new.queue_gate := 0;
+    elsif new.status = 'In Progress' then
+        new.blocked := new.blocked and old.queue_gate not in (1, 2);
+        if v_is_same and new.concurrency_key is null and old.status in ('Queued', 'In Progress') then
+            new.queue_gate := case when old.queue_gate > 0 or new.queue_gate > 0 then 3 else 0 end;
+        else
+            new.queue_gate := case when v_is_limited then 3 else 0 end;
+        end if;
+    else
+        -- `blocked` has two causes: its dependencies at gate 0, or a limit at gates 1 and 2.
+        if v_was_gated and new.queue_gate > 0 then
+            new.blocked := false;
+        end if;
+        if new.blocked and new.depends_on = '{}' then
+            new.blocked := false;
+        elsif not new.blocked
+              and (old.status in ('Complete', 'Failed', 'Cancelled') and new.depends_on <> '{}'
+                   or new.depends_on is distinct from old.depends_on and new.depends_on <> '{}') then
+            new.blocked := true;  -- until it is settled, after this statement
+        end if;
+        if new.blocked then
+            new.queue_gate := 0;
+        elsif v_is_same and old.status = 'Queued' and old.queue_gate > 0
+              and (old.run_after is not null or new.run_after is null) then
+            new.queue_gate := old.queue_gate;
+            new.blocked := old.queue_gate < 3;
+        else
+            new.queue_gate := case when not v_is_limited then 0 when new.concurrency_key is not null then 1 else 2 end;
+            new.blocked := v_is_limited;  -- until it is let in, after this statement
+        end if;
     end if;
     if new.pool is null then
         new.pool_by_type := true;
@@ -89,22 +256,41 @@ begin
     if new.max_attempts is null then
         new.max_attempts := coalesce((select d.max_attempts from public.task_types d where d.task_type = new.task_type), 3);
     end if;
+    if new.status = 'Queued' and not new.blocked
+       and (new.tenant is not null or old.tenant is not null or old.queue_turn < c_no_turn) then
+        if new.run_after is not null and (old.status <> 'Queued' or old.run_after is null) then
+            new.queue_turn := case when new.attempts > 0 then 0 else c_no_turn end;  -- once it is due
+        elsif new.run_after is not null then
+            null;
+        elsif old.status = 'In Progress' or old.status = 'Queued' and old.run_after is not null and new.attempts > 0 then
+            new.queue_turn := coalesce(
+                public.internal_next_turn(new.pool, ~new.priority, new.tenant, true), c_no_turn);  -- it comes back
+        elsif old.status <> 'Queued' or old.blocked or old.run_after is not null
+              or (old.pool, old.priority, old.tenant) is distinct from (new.pool, new.priority, new.tenant) then
+            new.queue_turn := case when new.tenant is null then c_no_turn
+                else public.internal_next_turn(new.pool, ~new.priority, new.tenant, false) end;
+        end if;
+    end if;
     return new;
 end
 $$;
 
 create or replace function public.internal_tasks_added() returns trigger
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_waiting uuid[];
     v_ended uuid[];
     v_again uuid[];
+    v_keys text[];
+    v_types text[];
 begin
     select array_agg(a.id) filter (where a.depends_on <> '{}' and a.status = 'Queued'),
            array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled'))
       into v_waiting, v_ended from added a;
     if v_waiting is not null then
-        -- Who deletes a dependency waits until it is known who needs it. Heartbeats and completions do not wait.
+        -- A transaction that deletes a dependency waits until it is known who needs it. Heartbeats and completions do
+        -- not wait.
         perform from public.tasks d
           where d.id = any (array(select distinct unnest(t.depends_on) from public.tasks t where t.id = any (v_waiting)))
           order by d.id for key share;
@@ -113,10 +299,16 @@ begin
     if v_ended is not null then
         perform public.internal_settle(public.internal_dependants(v_ended), '{}');
     end if;
-    -- Of a task with this id that was Complete when it was deleted, the result is kept.
+    -- If a task with this id was Complete when it was deleted, its result was kept.
     v_again := array(select r.id from added a join public.task_results r on r.id = a.id where a.status <> 'Complete');
     if v_again <> '{}' then
         perform public.internal_settle(public.internal_needing(v_again), '{}');
+    end if;
+    select array_agg(distinct a.concurrency_key) filter (where a.concurrency_key is not null),
+           array_agg(distinct a.task_type) filter (where a.queue_gate > 1 and a.task_type is not null)
+      into v_keys, v_types from added a where a.queue_gate > 0 and (a.run_after is null or a.status = 'In Progress');
+    if v_keys is not null or v_types is not null then
+        perform public.internal_limits_changed(v_keys, null, v_types, null);
     end if;
     perform pg_notify('orchestrator_tasks', p.pool)
        from (select distinct a.pool from added a
@@ -129,6 +321,7 @@ $$;
 
 create or replace function public.internal_tasks_changed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_ended uuid[];
     v_taken_back uuid[];
@@ -138,15 +331,23 @@ declare
     v_finished text[];
     v_left uuid[];
     v_queued bigint;
-    -- Whether the statement is one of internal_settle_locked, and of no trigger within it.
+    v_new_keys text[];
+    v_free_keys text[];
+    v_new_types text[];
+    v_free_types text[];
+    v_now timestamptz := public.internal_now();
+    -- Whether internal_set_gates itself runs the statement: it has counted what it changes, except at the next gate.
+    v_is_gating boolean := current_setting('orchestrator.gating', true) is not distinct from (pg_trigger_depth() - 1)::text;
+    v_has_url boolean;  -- an ended task has a webhook_url
+    -- Whether internal_settle_locked itself runs the statement, and not a trigger within it.
     v_is_settling boolean := current_setting('orchestrator.settling', true) is not distinct from (pg_trigger_depth() - 1)::text;
 begin
-    -- A full join is hashed or merged: no plan of it is quadratic, whatever number of rows it was made for.
+    -- A full join is hashed or merged: no plan of it is quadratic, whatever number of rows the planner expects.
     select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status is distinct from b.status),
            array_agg(a.id) filter (where a.status = 'Queued'
                                      and (a.depends_on is distinct from b.depends_on
                                           or b.status <> 'Queued' and a.depends_on <> '{}'
-                                          or b.blocked and not a.blocked and not v_is_settling)),
+                                          or b.blocked and b.queue_gate = 0 and (not a.blocked or a.queue_gate > 0) and not v_is_settling)),
            array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
                                                 and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
                                                      or b.run_after > coalesce(a.run_after, '-infinity'))),
@@ -157,11 +358,26 @@ begin
                                      and (a.status = 'In Progress' and a.attempts = b.attempts
                                           and a.worker_id = b.worker_id) is not true),
            count(*) filter (where a.status = 'Queued' or b.status = 'Queued'),
-           array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete')
-      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_queued, v_taken_back
-      from changed a full join was b on b.id = a.id;
+           array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete'),
+           bool_or(a.webhook_url is not null),
+           array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and not v_is_gating),
+           array_agg(b.concurrency_key) filter (where l.frees_key and not v_is_gating),
+           array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating),
+           array_agg(b.task_type) filter (where l.frees_type and not v_is_gating)
+      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_queued, v_taken_back, v_has_url,
+           v_new_keys, v_free_keys, v_new_types, v_free_types
+      from changed a full join was b on b.id = a.id
+      left join lateral public.internal_places(a.*, b.*, v_now) l
+             on (a.queue_gate, a.status, a.concurrency_key, a.task_type, a.run_after, a.lease_expires_at)
+                    is distinct from (b.queue_gate, b.status, b.concurrency_key, b.task_type, b.run_after, b.lease_expires_at)
+                and (a.queue_gate > 0 or b.queue_gate > 0)
+                and (b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
+                     and (a.concurrency_key, a.task_type) is not distinct from (b.concurrency_key, b.task_type)) is not true;
     if v_left is not null then
         perform public.internal_close_attempts(v_left, false);
+    end if;
+    if v_ended is not null and (v_has_url or exists (select from public.webhooks)) then
+        perform public.internal_webhooks_write(v_ended, public.internal_now());
     end if;
     if v_ended is not null and not v_is_settling then
         perform public.internal_settle(public.internal_dependants(v_ended), '{}');
@@ -172,23 +388,30 @@ begin
     if v_waiting is not null then
         perform public.internal_settle_new(v_waiting);
     end if;
-    perform pg_notify('orchestrator_tasks', p) from unnest(v_pools) p;
+    if v_new_keys is not null or v_free_keys is not null or v_new_types is not null or v_free_types is not null then
+        perform public.internal_limits_changed(v_new_keys, v_free_keys, v_new_types, v_free_types);
+    end if;
+    -- A task that is let in mostly follows another one, and a busy worker takes it with its next claim. A notification
+    -- makes the commits of all workers wait for each other.
+    perform pg_notify('orchestrator_tasks', p.pool) from unnest(v_pools) p (pool)
+      where not v_is_gating or exists (select from public.workers w where w.pool = p.pool and w.status = 'idle')
+         or not exists (select from public.workers w where w.pool = p.pool and w.status = 'active');
     perform pg_notify('orchestrator_fleet', w) from unnest(v_workers) w;
-    perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- of a running worker's results nobody need know
-      where w.id = any (v_finished) and public.internal_wanted(w) <> 'run';
+    perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- not for each result of a running worker
+      where w.id = any (v_finished) and public.internal_wanted(w.*) <> 'run';
     if v_queued > 0 then
         insert into public.task_counts (pool, kind, n)
         select c.pool, c.kind, sum(c.n)
-          from (select a.pool, case when a.blocked then 'blocked' when a.run_after is not null then 'timed'
-                                    else 'plain' end as kind, 1 as n
+          from (select a.pool, case when a.blocked and a.queue_gate = 0 then 'blocked' when a.run_after is not null then 'timed'
+                                    when a.blocked then 'gated' else 'plain' end as kind, 1 as n
                   from changed a where a.status = 'Queued'
                 union all
-                select b.pool, case when b.blocked then 'blocked' when b.run_after is not null then 'timed'
-                                    else 'plain' end, -1
+                select b.pool, case when b.blocked and b.queue_gate = 0 then 'blocked' when b.run_after is not null then 'timed'
+                                    when b.blocked then 'gated' else 'plain' end, -1
                   from was b where b.status = 'Queued') c
          group by 1, 2 having sum(c.n) <> 0;
-        insert into public.task_marks (pool, place, created_at, id)
-        select a.pool, min(~a.priority), min(a.created_at), '00000000-0000-0000-0000-000000000000'
+        insert into public.task_marks (pool, place, queue_turn, created_at, id)
+        select a.pool, min(~a.priority), min(a.queue_turn), min(a.created_at), '00000000-0000-0000-0000-000000000000'
           from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
     end if;
     return null;
@@ -197,14 +420,18 @@ $$;
 
 create or replace function public.internal_tasks_removed() returns trigger
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
 declare
     v_held uuid[];
     v_lost uuid[];
+    v_keys text[];
+    v_types text[];
 begin
     if tg_op = 'TRUNCATE' then
         delete from public.task_results;
         delete from public.tasks_unsettled;
         delete from public.task_refusals;
+        delete from public.concurrency_notes;
         perform public.internal_close_attempts(
             array(select a.task_id from public.task_attempts a where a.ended_at is null), true);
         return null;
@@ -225,6 +452,11 @@ begin
     end if;
     if v_lost is not null then
         perform public.internal_settle(public.internal_dependants(v_lost), v_lost);
+    end if;
+    select array_agg(distinct r.concurrency_key), array_agg(distinct r.task_type) into v_keys, v_types
+      from removed r where r.queue_gate > 1;
+    if v_types is not null then
+        perform public.internal_limits_changed(array_remove(v_keys, null), null, v_types, null);
     end if;
     return null;
 end

@@ -1,13 +1,14 @@
 -- Workers that fail one task after the other.
 --
--- Such a worker claims no more (held_back) until the planner knows whether the worker is sick or its release is bad. A
--- second opinion counts only if it began after the tasks had begun to fail. Failures that the handler calls permanent
--- hold a worker back only if another worker completes such tasks. Tasks that a sick worker failed get one attempt back,
--- once.
+-- Such a worker claims no more (held_back) until the planner knows whether the worker is sick or its release is bad.
+-- Another worker's result counts only if its task began after these tasks had begun to fail. Failures that the handler
+-- calls permanent hold a worker back only if another worker completes such tasks. Tasks that a sick worker failed get
+-- one attempt back, once.
 
--- Holds a worker back if its last tasks all failed, each a different one. Its other tasks go to other workers.
+-- Holds a worker back if its last tasks all failed, each a different one. Other workers then run the remaining tasks.
 create or replace function public.internal_hold_back(p_worker public.workers, p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_limit int := greatest(1, coalesce((p_worker.metadata->>'max_failures')::int, 5));
     v_failures int;
@@ -17,8 +18,8 @@ declare
     v_permanent boolean;
     v_held jsonb;
     v_task uuid;
-    c_look constant int := 200;  -- attempts of this worker that are looked at: two claims of the largest size
-    c_named constant int := 5;  -- types and codes that are remembered
+    c_look constant int := 200;  -- attempts of this worker that are examined: two claims of the largest size
+    c_named constant int := 5;  -- types and codes that are recorded
 begin
     if p_worker.held_back is not null or p_worker.own_program or p_worker.status not in ('active', 'idle') then
         return;
@@ -42,7 +43,7 @@ begin
     v_held := jsonb_build_object('since', p_now, 'first', v_first, 'failures', v_failures,
                                  'types', to_jsonb(array_remove(v_types, null)),
                                  'codes', to_jsonb(array_remove(v_codes, null)));
-    if v_permanent then  -- the handler blames these tasks, and nothing contradicts it unless others complete such tasks
+    if v_permanent then  -- the handler blames these tasks; only a completion elsewhere contradicts it
         p_worker.held_back := v_held;
         if public.internal_done_elsewhere(p_worker) is null then
             return;
@@ -64,7 +65,7 @@ begin
 end
 $$;
 
--- When another worker completed a task of the types that this worker failed, which it had begun since then.
+-- When another worker completed a task of the types that this worker failed, which began after these failures.
 create or replace function public.internal_done_elsewhere(p_worker public.workers) returns timestamptz
 language sql stable security definer set search_path = '' as $$
     select max(a.ended_at)
@@ -73,16 +74,17 @@ language sql stable security definer set search_path = '' as $$
            select n.task_id, n.outcome, n.started_at, n.ended_at from public.task_attempts n
             where n.worker_id = o.id order by n.started_at desc limit 20) a
       join public.tasks t on t.id = a.task_id
-     where o.fleet = p_worker.fleet and o.status <> 'terminated' and o.pool = p_worker.pool and o.id <> p_worker.id
+     where o.fleet = internal_done_elsewhere.p_worker.fleet and o.status <> 'terminated' and o.pool = internal_done_elsewhere.p_worker.pool and o.id <> internal_done_elsewhere.p_worker.id
        and a.outcome = 'complete'
-       and a.started_at >= coalesce(p_worker.held_back->>'first', p_worker.held_back->>'since')::timestamptz
-       and p_worker.held_back->'types' ? t.task_type
+       and a.started_at >= coalesce(internal_done_elsewhere.p_worker.held_back->>'first', internal_done_elsewhere.p_worker.held_back->>'since')::timestamptz
+       and internal_done_elsewhere.p_worker.held_back->'types' ? t.task_type
 $$;
 
--- When a sick worker ends, each task that it failed since its last success gets one attempt back, once in the task's
--- life.
+-- When a worker ends because it is sick or its machine failed, each task that it failed since its last success gets one
+-- attempt back, once in the task's life.
 create or replace function public.internal_worker_sick() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_ids uuid[];
     c_look constant int := 200;
@@ -114,7 +116,7 @@ begin
      where t.id = any (v_ids) and t.status = 'Failed' and t.attempts - t.uncounted >= t.max_attempts
        and not exists (select from public.tasks d where d.dedupe_key = t.dedupe_key and d.id <> t.id
                           and d.status in ('Queued', 'In Progress'));
-    with recursive revived (id) as (  -- what failed only because one of these had failed
+    with recursive revived (id) as (  -- tasks that failed only because one of these had failed
         select t.id from public.tasks t where t.id = any (v_ids) and t.status = 'Queued'
         union
         select t.id from revived r join public.tasks t on t.depends_on @> array[r.id]

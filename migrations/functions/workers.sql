@@ -7,6 +7,7 @@ create or replace function public.worker_register(
     p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, true);
@@ -30,6 +31,7 @@ $$;
 -- The caller's row. A pod must be the worker that it names (sub) and hold the one current token (jti).
 create or replace function public.internal_caller(p_worker_id text, p_lock boolean) returns public.workers
 language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
     v_claims jsonb;
     v_worker public.workers;
@@ -57,9 +59,10 @@ begin
 end
 $$;
 
--- What the orchestrator wants of the worker: run, drain or stop.
+-- What the orchestrator requests of the worker: run, drain or stop.
 create or replace function public.internal_wanted(p_worker public.workers) returns text
 language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_variable
 begin
     return case when p_worker.stop_requested_at is not null then 'stop'
                 when p_worker.status = 'terminating' and p_worker.stage in ('flushing', 'deleting', 'gone') then 'stop'
@@ -68,11 +71,12 @@ begin
 end
 $$;
 
--- Records the intent and its reservation, before the provider is called. A null term is an operator's request.
+-- Records the intent and its reservation before the provider is called. A null term is an operator's request.
 create or replace function public.fleet_spawn(
     p_fleet text, p_term bigint, p_worker jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_usd numeric := coalesce((p_worker->>'reserved_usd')::numeric, 0);
@@ -112,15 +116,16 @@ begin
 end
 $$;
 
--- Compare-and-set of a worker's state and stage. p_fields holds columns; deadline_s and next_attempt_s in seconds from
--- now; unbilled_s (the pod was seen without a machine so many seconds ago); billed_s (the pod may have existed unseen
--- for so long); and with a new reservation the budget that it must fit into. A pod costs money from the moment it has a
--- machine, which may be a minute after the create call returned.
+-- Compare-and-set of a worker's state and stage. p_fields holds columns; also deadline_s and next_attempt_s in seconds
+-- from now; unbilled_s (so many seconds ago, the pod was seen without a machine); billed_s (for so long, the pod may
+-- have existed unseen); and with a new reservation the budget that it must fit into. A pod costs money from the moment
+-- it has a machine, which may be a minute after the create call returned.
 create or replace function public.fleet_move(
     p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text,
     p_fields jsonb, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_fields jsonb := coalesce(nullif(p_fields, 'null'), '{}');
@@ -186,6 +191,7 @@ create or replace function public.fleet_request_termination(
     p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers;
@@ -217,27 +223,29 @@ create or replace function public.fleet_workers(
     p_fleet text, p_all boolean, p_limit int, p_now timestamptz default null
 ) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     return jsonb_build_object('now', v_now, 'workers', coalesce((
-        select jsonb_agg(public.internal_worker_report(w, v_now) order by w.created_at desc, w.id)
+        select jsonb_agg(public.internal_worker_report(w.*, v_now) order by w.created_at desc, w.id)
           from (select * from public.workers w
                  where w.fleet = p_fleet and (coalesce(p_all, false) or w.status <> 'terminated')
                  order by w.created_at desc, w.id limit least(greatest(coalesce(p_limit, 1000), 0), 10000)) w), '[]'));
 end
 $$;
 
--- One worker with its events and attempts. For a worker with many, the first and the newest ones are returned, with the
--- number that is left out; the seconds in each state count all events.
+-- One worker with its events and attempts. If there are many, the first and the newest ones are returned, with the
+-- number of those left out. The seconds in each state count all events.
 create or replace function public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers;
     c_first constant int := 200;  -- its bring-up …
-    c_last constant int := 800;  -- … and what it came to
+    c_last constant int := 800;  -- … and its end
     c_tasks constant int := 1000;  -- the newest
 begin
     select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
@@ -249,18 +257,18 @@ begin
         'now', v_now,
         'worker', public.internal_worker_report(v_worker, v_now),
         'events', coalesce((
-            select jsonb_agg(to_jsonb(e) order by e.id) from (
+            select jsonb_agg(to_jsonb(e.*) order by e.id) from (
                 (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id limit c_first)
                 union
                 (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id desc limit c_last)) e),
             '[]'),
         'attempts', coalesce((
-            select jsonb_agg(to_jsonb(a) order by a.id) from (
+            select jsonb_agg(to_jsonb(a.*) order by a.id) from (
                 (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id limit c_first)
                 union
                 (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id desc limit c_last)) a),
             '[]'),
-        'tasks', coalesce((select jsonb_agg(to_jsonb(a) order by a.started_at, a.task_id)
+        'tasks', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.started_at, a.task_id)
                              from (select * from public.task_attempts a where a.worker_id = p_worker_id
                                     order by a.started_at desc limit c_tasks) a), '[]'),
         'left_out', jsonb_build_object(
@@ -280,24 +288,32 @@ begin
 end
 $$;
 
--- A row as the orchestrator sees it.
+-- A row as JSON for the orchestrator.
 create or replace function public.internal_worker_json(p_worker public.workers) returns jsonb
 language sql stable security definer set search_path = '' as $$
-    select to_jsonb(p_worker) || jsonb_build_object('tasks_running', (
-        select count(*) from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress'))
+    select to_jsonb(internal_worker_json.p_worker) || jsonb_build_object('tasks_running', (
+        select count(*) from public.tasks t where t.worker_id = internal_worker_json.p_worker.id and t.status = 'In Progress'))
 $$;
 
 create or replace function public.internal_worker_report(p_worker public.workers, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
-    select public.internal_worker_json(p_worker) || public.internal_worker_costs(p_worker, p_now) || (
+    select public.internal_worker_json(internal_worker_report.p_worker) || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
         select jsonb_build_object('tasks_done', count(*) filter (where a.outcome = 'complete'),
                                   'tasks_failed', count(*) filter (where a.outcome in ('failed', 'lost')))
-          from public.task_attempts a where a.worker_id = p_worker.id)
+          from public.task_attempts a where a.worker_id = internal_worker_report.p_worker.id) || jsonb_build_object('trouble', (
+        -- Why the last attempt at the present stage failed; NULL while none has failed.
+        select jsonb_build_object('code', a.failure_code, 'cause', a.evidence ->> 'cause')
+          from (select a.failure_code, a.evidence from public.worker_attempts a
+                 where internal_worker_report.p_worker.status = 'spawning' and a.worker_id = internal_worker_report.p_worker.id and a.outcome is not null
+                   and a.stage in (internal_worker_report.p_worker.stage, case internal_worker_report.p_worker.stage when 'intent' then 'pod_created' end)
+                 order by a.id desc limit 1) a
+         where a.failure_code is not null))
 $$;
 
 -- Before a change: refuses an illegal transition and sets the columns that follow from a legal one.
 create or replace function public.internal_worker_changing() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
     v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
@@ -330,7 +346,7 @@ begin
     if new.stage is distinct from old.stage then
         new.stage_since := v_now;
     end if;
-    if new.nonce is distinct from old.nonce then  -- a new launch: nothing that the old one said counts for it
+    if new.nonce is distinct from old.nonce then  -- a new launch: the facts of the old one do not apply to it
         new.last_heartbeat := null;
         new.claim_no := 0;
     end if;
@@ -338,10 +354,11 @@ begin
 end
 $$;
 
--- After a change, when it is certain (an insert may still give way to an existing row): history, costs and
--- notifications. A change of the SSH address is an event of its own: a restarted pod may have its SSH at another port.
+-- After a change, when it is certain (an insert may still give way to an existing row): writes history and costs, and
+-- notifies. A change of the SSH address is an event of its own: a restarted pod may have its SSH at another port.
 create or replace function public.internal_worker_changed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 declare
     v_from_state text;
     v_from_stage text;
@@ -383,18 +400,19 @@ $$;
 
 -- When a worker leaves spawning: records the end of its bring-up and, if it was promoted, its release. Tasks that
 -- waited for that release become due.
-create or replace function public.internal_worker_climbed() returns trigger
+create or replace function public.internal_bringup_ended() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
-    new.climb_ended_at := public.internal_now();
+    new.bringup_ended_at := public.internal_now();
     if new.status = 'active' then
-        new.promoted_at := new.climb_ended_at;
+        new.promoted_at := new.bringup_ended_at;
         if new.release is not null then
             insert into public.releases as r (fleet, release, promoted_at)
             values (new.fleet, new.release, new.promoted_at)
             on conflict (fleet, release) do update set promoted_at = excluded.promoted_at
              where r.promoted_at < excluded.promoted_at - interval '1 minute';  -- many are promoted at once
-            if not public.internal_is_here(new.fleet, new.pool, new.release) then  -- the first: what waited for it is due
+            if not public.internal_is_here(new.fleet, new.pool, new.release) then  -- the first: waiting tasks become due
                 update public.tasks t set run_after = null
                  where t.pool = new.pool and t.status = 'Queued' and not t.blocked and t.run_after > new.promoted_at
                    and t.failure_code = 'EARLIER_RELEASE';
@@ -408,6 +426,7 @@ $$;
 -- Events are append-only.
 create or replace function public.internal_events_are_final() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
 begin
     perform public.internal_refuse('OR007', 'worker_events is append-only');
     return null;

@@ -1,0 +1,296 @@
+-- The calls of the API about tasks. p_scope {pools, tenant} restricts the caller: a task outside of it looks absent.
+
+create or replace function public.internal_in_scope(p_scope jsonb, p_pool text, p_tenant text) returns boolean
+language sql immutable security definer set search_path = '' as $$
+    select (internal_in_scope.p_scope->>'tenant' is null or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
+       and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array' or coalesce(internal_in_scope.p_scope->'pools' ? internal_in_scope.p_pool, false))
+$$;
+
+-- The version of a task for its ETag: it changes with the state, not with each heartbeat.
+create or replace function public.internal_task_version(p_task public.tasks) returns text
+language sql immutable security definer set search_path = '' as $$
+    select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status, internal_task_version.p_task.attempts, internal_task_version.p_task.uncounted, internal_task_version.p_task.worker_id,
+                              extract(epoch from internal_task_version.p_task.cancel_requested_at))), 16)
+$$;
+
+-- Submits tasks in the name of a token. A submission with a key is done once within 24 hours, whatever happens to its
+-- tasks: a repetition gets the first answer. {outcome: ok, repeated, key_reused, tasks}
+create or replace function public.task_submit_for(
+    p_fleet text, p_actor text, p_scope jsonb, p_key text, p_sha256 text, p_tasks jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_known public.api_submissions;
+    v_tasks jsonb;
+begin
+    if p_key is not null then
+        insert into public.api_submissions (fleet, actor, key, sha256, at) values (p_fleet, p_actor, p_key, p_sha256, v_now)
+        on conflict on constraint api_submissions_pkey do nothing;  -- waits for the transaction that has the key
+        if not found then
+            select * into v_known from public.api_submissions s
+             where s.fleet = p_fleet and s.actor = p_actor and s.key = p_key for update;
+            if v_known.at > v_now - interval '24 hours' then
+                return case when v_known.sha256 = p_sha256
+                    then jsonb_build_object('outcome', 'repeated', 'tasks', v_known.answer)
+                    else jsonb_build_object('outcome', 'key_reused') end;
+            end if;
+        end if;
+    end if;
+    v_tasks := public.internal_submit_scoped(p_scope, p_tasks, v_now);
+    if p_key is not null then
+        update public.api_submissions s set sha256 = p_sha256, answer = v_tasks, at = v_now
+         where s.fleet = p_fleet and s.actor = p_actor and s.key = p_key;
+    end if;
+    perform public.internal_audit(p_fleet, p_actor, 'task.submit', v_tasks->0->>'id',
+        jsonb_build_object('tasks', jsonb_array_length(v_tasks)), v_now);
+    return jsonb_build_object('outcome', 'ok', 'tasks', v_tasks);
+end
+$$;
+
+-- Submits tasks that depend on, and become, nothing but tasks within the scope. A tenant's dedupe keys are its own.
+create or replace function public.internal_submit_scoped(p_scope jsonb, p_tasks jsonb, p_now timestamptz) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_tenant text := p_scope->>'tenant';
+    v_restricted boolean := v_tenant is not null or jsonb_typeof(p_scope->'pools') = 'array';
+    v_tasks jsonb := p_tasks;
+    v_wrong text;
+begin
+    if v_tenant is not null then
+        select jsonb_agg(e.task || jsonb_build_object('tenant', v_tenant) || case when e.task->>'dedupe_key' is not null
+                   then jsonb_build_object('dedupe_key', jsonb_build_array(v_tenant, e.task->'dedupe_key')::text)
+                   else '{}' end order by e.n)
+          into v_tasks from jsonb_array_elements(p_tasks) with ordinality e (task, n);
+    end if;
+    if v_restricted then
+        select r.id into v_wrong
+          from jsonb_array_elements(p_tasks) e
+          cross join jsonb_array_elements_text(
+              case jsonb_typeof(e->'depends_on') when 'array' then e->'depends_on' else '[]' end) r (id)
+         where r.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+           and not exists (select from public.tasks t
+                            where t.id = r.id::uuid and public.internal_in_scope(p_scope, t.pool, t.tenant)) limit 1;
+        if v_wrong is not null then
+            perform public.internal_refuse('OR007', format('a task depends on %L, which does not exist', v_wrong));
+        end if;
+    end if;
+    v_tasks := public.task_submit(v_tasks, p_now)->'tasks';
+    if v_restricted then
+        select t.pool into v_wrong
+          from jsonb_array_elements(v_tasks) e join public.tasks t on t.id = (e.value->>'id')::uuid
+         where not public.internal_in_scope(p_scope, t.pool, t.tenant) limit 1;
+        if v_wrong is not null then
+            perform public.internal_refuse('OR007', 'a task is outside of what this token may submit', '',
+                'name one of the pools of the token, and a dedupe_key that nobody else uses');
+        end if;
+    end if;
+    return v_tasks;
+end
+$$;
+
+-- Cancels or retries a task in the name of a token, if its version is p_version (null: whatever it is). The answer of
+-- task_cancel or task_retry with the task after it, {outcome: not_found} or {outcome: changed, version}.
+create or replace function public.task_act_for(
+    p_fleet text, p_actor text, p_scope jsonb, p_id uuid, p_action text, p_version text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_task public.tasks;
+    v_answer jsonb;
+begin
+    if p_action not in ('cancel', 'retry') then
+        perform public.internal_refuse('OR007', format('there is no action %L', left(p_action, 100)));
+    end if;
+    select * into v_task from public.tasks t where t.id = p_id for no key update;
+    if not found or not public.internal_in_scope(p_scope, v_task.pool, v_task.tenant) then
+        return jsonb_build_object('outcome', 'not_found');
+    elsif p_version <> public.internal_task_version(v_task) then
+        return jsonb_build_object('outcome', 'changed', 'version', public.internal_task_version(v_task));
+    end if;
+    v_answer := case p_action when 'cancel' then public.task_cancel(p_id, v_now) else public.task_retry(p_id, v_now) end;
+    if v_answer->>'outcome' not in ('already', 'not_ended') then
+        perform public.internal_audit(p_fleet, p_actor, 'task.' || p_action, p_id::text, null, v_now);
+    end if;
+    return v_answer || jsonb_build_object('task', public.internal_task_shown(p_id));
+end
+$$;
+
+-- One task with its version, without what only agents and the queue need.
+create or replace function public.internal_task_shown(p_id uuid) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)) from public.tasks t where t.id = internal_task_shown.p_id
+$$;
+
+-- One task with its attempts; its "task" is null if there is none within the scope.
+create or replace function public.task_get_for(p_scope jsonb, p_id uuid, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    select case when t.id is null then jsonb_build_object('task', null) else jsonb_build_object(
+        'task', to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)),
+        'attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt) from (
+            select * from public.task_attempts a where a.task_id = t.id order by a.attempt desc limit 100) a), '[]')) end
+      from (select task_get_for.p_id as id) p
+      left join public.tasks t on t.id = p.id and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
+$$;
+
+-- What those see who wait for tasks, of tasks that exist: {id, status, progress, progress_at, attempt, version}.
+create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
+               'id', t.id, 'status', t.status, 'progress', t.progress, 'progress_at', t.progress_at, 'attempt', t.attempts,
+               'version', public.internal_task_version(t.*)) order by t.id), '[]'))
+      from public.tasks t
+     where t.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000))
+$$;
+
+-- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is
+-- bounded whatever the filter selects, because programs outside choose the filter: a call looks at 5,000 tasks at most, so
+-- a page may be short, and `next` says where to go on. p_filter: {status, task_type, tenant, labels: [{key: value}]}; p_cursor: [time, id] of the
+-- last task that was looked at.
+create or replace function public.task_page(
+    p_scope jsonb, p_filter jsonb, p_cursor jsonb, p_limit int, p_now timestamptz default null
+) returns jsonb
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = on set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_looked_at constant int := 5000;
+    v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
+    v_at timestamptz := (p_cursor->>0)::timestamptz;
+    v_id uuid := (p_cursor->>1)::uuid;
+    v_task record;
+    v_found jsonb[] := '{}';
+    v_count int := 0;
+    v_last record;
+begin
+    for v_task in
+        select t.id, t.created_at, t.pool, t.tenant, t.status::text as status, t.task_type, t.labels from public.tasks t
+         where (v_at is null or t.created_at < v_at or t.created_at = v_at and t.id > v_id)
+           and t.created_at <= coalesce(v_at, 'infinity')
+         order by t.created_at desc, t.id limit c_looked_at + 1
+    loop
+        if v_count = c_looked_at or cardinality(v_found) = v_limit then
+            return jsonb_build_object('tasks', to_jsonb(v_found), 'next', jsonb_build_array(v_last.created_at, v_last.id));
+        end if;
+        v_count := v_count + 1;
+        v_last := v_task;
+        if public.internal_in_scope(p_scope, v_task.pool, v_task.tenant)
+           and coalesce(v_task.status = p_filter->>'status', p_filter->>'status' is null)
+           and coalesce(v_task.task_type = p_filter->>'task_type', p_filter->>'task_type' is null)
+           and coalesce(v_task.tenant = p_filter->>'tenant', p_filter->>'tenant' is null)
+           and not exists (select from jsonb_array_elements(coalesce(nullif(p_filter->'labels', 'null'), '[]')) l (pair)
+                            where (v_task.labels @> l.pair) is not true) then
+            v_found := v_found || (public.internal_task_shown(v_task.id) - 'params' - 'result_data');
+        end if;
+    end loop;
+    return jsonb_build_object('tasks', to_jsonb(v_found), 'next', null);
+end
+$$;
+
+-- The pauses in force: {pool: {reason, until}}; "*" stands for every pool.
+create or replace function public.fleet_pauses(p_fleet text, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return jsonb_build_object('paused', public.internal_pauses(p_fleet, public.internal_clock(p_now)));
+end
+$$;
+
+-- A page of workers, the newest first, of these pools (null: of all). p_cursor: [created_at, id] of the last one seen.
+create or replace function public.fleet_workers_page(
+    p_fleet text, p_pools jsonb, p_ended boolean, p_cursor jsonb, p_limit int, p_now timestamptz default null
+) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_at timestamptz := (p_cursor->>0)::timestamptz;
+begin
+    return jsonb_build_object('workers', coalesce((
+        select jsonb_agg(public.internal_worker_report(w, v_now) order by w.created_at desc, w.id)
+          from (select * from public.workers w
+                 where w.fleet = p_fleet and (p_ended or w.status <> 'terminated')
+                   and (jsonb_typeof(p_pools) is distinct from 'array' or p_pools ? w.pool)
+                   and (v_at is null or w.created_at < v_at or w.created_at = v_at and w.id > p_cursor->>1)
+                 order by w.created_at desc, w.id limit least(greatest(coalesce(p_limit, 100), 1), 1000)) w), '[]'));
+end
+$$;
+
+-- A page of scaling decisions, the newest first, of these pools (null: of all), before the decision p_before.
+create or replace function public.fleet_decisions_page(
+    p_fleet text, p_pools jsonb, p_before bigint, p_limit int, p_now timestamptz default null
+) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
+    v_before bigint := coalesce(p_before, 9223372036854775807);
+begin
+    if jsonb_typeof(p_pools) is distinct from 'array' then
+        return jsonb_build_object('decisions', coalesce((
+            select jsonb_agg(to_jsonb(d.*) order by d.id desc)
+              from (select * from public.decisions d where d.fleet = p_fleet and d.id < v_before
+                     order by d.id desc limit v_limit) d), '[]'));
+    end if;
+    return jsonb_build_object('decisions', coalesce((
+        select jsonb_agg(to_jsonb(d.*) order by d.id desc)
+          from (select d.* from jsonb_array_elements_text(p_pools) p (pool)
+                 cross join lateral (select * from public.decisions n
+                                      where n.fleet = p_fleet and n.pool = p.pool and n.id < v_before
+                                      order by n.id desc limit v_limit) d
+                 order by d.id desc limit v_limit) d), '[]'));
+end
+$$;
+
+-- What happened to the workers of these pools (null: of all) after the event p_after, the oldest first; null: the newest
+-- events. `next`: where to go on, `more`: whether there is more by now. A call looks at 2,000 events. An event waits until
+-- no older transaction can commit one with a smaller id, 10 s at most: a reader that goes on from `next` misses none.
+create or replace function public.fleet_events(
+    p_fleet text, p_pools jsonb, p_after bigint, p_limit int, p_now timestamptz default null
+) returns jsonb
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = on set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    c_looked_at constant int := 2000;
+    c_xids constant bigint := 4294967296;  -- numbers of transactions, which are used again
+    v_oldest constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint % c_xids;
+    v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
+    v_event record;
+    v_found jsonb[] := '{}';
+    v_next bigint := coalesce(p_after, 0);
+    v_count int := 0;
+begin
+    if p_after is null then
+        select coalesce(min(n.id) - 1, 0) into v_next from (
+            select e.id, e.worker_id, e.fleet from (
+                select * from public.worker_events o order by o.id desc limit c_looked_at) e
+              left join public.workers w on w.id = e.worker_id
+             where e.fleet = p_fleet and (jsonb_typeof(p_pools) is distinct from 'array' or p_pools ? w.pool)
+             order by e.id desc limit v_limit) n;
+    end if;
+    for v_event in
+        select e.id, e.at, e.fleet, e.worker_id, w.pool, e.from_state, e.to_state, e.from_stage, e.to_stage,
+               left(e.reason, 2000) as reason, e.actor,
+               e.at > clock_timestamp() - interval '10 seconds'
+               and (e.xmin::text::bigint - v_oldest + c_xids) % c_xids < c_xids / 2 as waits
+          from (select o.*, o.xmin from public.worker_events o where o.id > v_next order by o.id limit c_looked_at) e
+          left join public.workers w on w.id = e.worker_id
+         order by e.id
+    loop
+        exit when v_event.waits;
+        if cardinality(v_found) = v_limit then
+            return jsonb_build_object('events', to_jsonb(v_found), 'next', v_next, 'more', true);
+        end if;
+        v_count := v_count + 1;
+        v_next := v_event.id;
+        if v_event.fleet = p_fleet and (jsonb_typeof(p_pools) is distinct from 'array' or coalesce(p_pools ? v_event.pool, false)) then
+            v_found := v_found || (to_jsonb(v_event) - array['fleet', 'waits']);
+        end if;
+    end loop;
+    return jsonb_build_object('events', to_jsonb(v_found), 'next', v_next, 'more', v_count = c_looked_at);
+end
+$$;

@@ -1,0 +1,576 @@
+-- How many tasks of a concurrency key or of a task type run at once.
+--
+-- A task with a limit passes gates: queue_gate 1 waits for its key, 2 waits for its type and holds its place in the key,
+-- 3 is let in. A task at gate 1 or 2 is blocked: claims and demand do not see it. A claim takes a task at gate 3 without
+-- looking at limits.
+--
+-- The places of a key are its valid leases and its queued tasks at gate 2 or 3; those of a type are its valid leases and
+-- its queued tasks at gate 3. They are counted in rows, by index; there is no counter that could be wrong. Three rules
+-- keep their number within the limit:
+--   * Whoever adds a place (a new task, a renewed lease, a changed limit) holds the lock of the limit, and counts under it.
+--   * A transaction that frees places passes on at most as many. It shares the lock with others that free places, so
+--     completions of one key do not wait for each other.
+--   * A claim turns a place into a lease.
+-- Places that a user's write added beyond the limit are taken back from queued tasks; nobody ends a running task.
+--
+-- No transaction waits for long: one that cannot lock a limit leaves a row in concurrency_notes, which the next snapshot
+-- works off. So does the snapshot for expired leases and due tasks, and the hourly retention for rows that were written
+-- without triggers. A lock is one of 4096, for which the server's table of locks has room: two limits may share one.
+
+-- Locks limits until the transaction ends, and returns the names that are locked. A shared lock never waits; an
+-- exclusive one waits for a tenth of a second, three times in a transaction. A transaction with an old snapshot cannot
+-- count and gets no lock.
+create or replace function public.internal_lock_limits(p_scope text, p_names text[], p_shared boolean) returns text[]
+language plpgsql security definer set search_path = '' set lock_timeout = '100ms' as $$
+#variable_conflict use_variable
+declare
+    c_limits constant int := 1951811;  -- a namespace of advisory locks
+    c_locks constant int := 4095;
+    c_waits constant int := 3;
+    v_waits int := coalesce(nullif(current_setting('orchestrator.limit_waits', true), '')::int, 0);
+    v_locked text[];
+    v_names text[];
+    v_locks int[];
+    v_place int := 0;
+    v_lock int;
+    v_set text;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        return '{}';
+    elsif p_shared then
+        return array(select n.name from unnest(p_names) n (name)
+                      where pg_try_advisory_xact_lock_shared(c_limits, hashtext(p_scope || ':' || n.name) & c_locks));
+    end if;
+    select coalesce(array_agg(l.name) filter (where l.is_locked), '{}'),
+           array_agg(l.name order by l.lock) filter (where not l.is_locked),
+           array_agg(l.lock order by l.lock) filter (where not l.is_locked)
+      into v_locked, v_names, v_locks
+      from (select o.name, o.lock, pg_try_advisory_xact_lock(c_limits, o.lock) as is_locked
+              from (select n.name, hashtext(p_scope || ':' || n.name) & c_locks as lock from unnest(p_names) n (name)
+                     order by 2 offset 0) o) l;
+    foreach v_lock in array coalesce(v_locks, '{}') loop  -- in the order of locks, so that few wait for each other
+        v_place := v_place + 1;
+        exit when v_waits >= c_waits;
+        begin
+            perform pg_advisory_xact_lock(c_limits, v_lock);
+            v_locked := v_locked || v_names[v_place];
+        exception when lock_not_available or deadlock_detected then
+            v_waits := v_waits + 1;
+            v_set := set_config('orchestrator.limit_waits', v_waits::text, true);
+        end;
+    end loop;
+    return v_locked;
+end
+$$;
+
+-- How many more places these limits have; null for any number.
+create or replace function public.internal_rooms(p_scope text, p_names text[], p_now timestamptz)
+returns table (name text, room int)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+begin
+    if p_scope = 'key' then
+        return query
+        select n.name, coalesce((select l.most from public.concurrency_limits l where l.scope = 'key' and l.name = n.name), 1)
+               - (select count(*) from public.tasks t
+                   where t.concurrency_key = n.name and t.queue_gate >= 2
+                     and (t.status = 'Queued' or t.status = 'In Progress'
+                          and (t.lease_expires_at is null or t.lease_expires_at > p_now)))::int
+          from unnest(p_names) n (name);
+    else
+        return query
+        select n.name, (select l.most from public.concurrency_limits l where l.scope = 'type' and l.name = n.name)
+               - (select count(*) from public.tasks t
+                   where t.task_type = n.name and t.queue_gate = 3
+                     and (t.status = 'Queued' or t.status = 'In Progress'
+                          and (t.lease_expires_at is null or t.lease_expires_at > p_now)))::int
+          from unnest(p_names) n (name);
+    end if;
+end
+$$;
+
+-- Locks the next waiting tasks of a limit that no other transaction has locked, in the order of claims.
+create or replace function public.internal_waiting(p_scope text, p_names text[], p_rooms int[])
+returns table (name text, place tid)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+begin
+    if p_scope = 'key' then
+        return query select k.name, g.ctid from unnest(p_names, p_rooms) k (name, room) cross join lateral (
+            select t.ctid from public.tasks t
+             where t.concurrency_key = k.name and t.status = 'Queued' and t.queue_gate = 1 and t.run_after is null
+             order by t.concurrency_key, ~t.priority, t.queue_turn, t.created_at, t.id
+             limit k.room for no key update skip locked) g;
+    else
+        return query select k.name, g.ctid from unnest(p_names, p_rooms) k (name, room) cross join lateral (
+            select t.ctid from public.tasks t
+             where t.task_type = k.name and t.status = 'Queued' and t.queue_gate = 2 and t.run_after is null
+             order by t.task_type, ~t.priority, t.queue_turn, t.created_at, t.id
+             limit k.room for no key update skip locked) g;
+    end if;
+end
+$$;
+
+-- Whether tasks wait for this limit. In an order that only one index has: to find any row, the planner would read another
+-- index as a whole.
+create or replace function public.internal_has_waiting(p_scope text, p_name text) returns boolean
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+begin
+    if p_scope = 'key' then
+        perform from public.tasks t
+          where t.concurrency_key = p_name and t.status = 'Queued' and t.queue_gate = 1 and t.run_after is null
+          order by t.concurrency_key, ~t.priority, t.queue_turn, t.created_at, t.id limit 1;
+    else
+        perform from public.tasks t
+          where t.task_type = p_name and t.status = 'Queued' and t.queue_gate = 2 and t.run_after is null
+          order by t.task_type, ~t.priority, t.queue_turn, t.created_at, t.id limit 1;
+    end if;
+    return found;
+end
+$$;
+
+-- Lets in the next tasks of limits that the caller has locked: p_freed of each, as far as the limit allows; null for as
+-- many as it allows. What remains is left to the next snapshot.
+create or replace function public.internal_fill(p_scope text, p_names text[], p_freed int[], p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_most constant int := 10000;  -- tasks of one call and limit
+    v_names text[];
+    v_rooms int[];
+    v_over text[];
+    v_overs int[];
+    v_found text[];
+    v_rows tid[];
+    v_whole boolean;
+begin
+    select array_agg(r.name) filter (where r.room > 0), array_agg(r.room) filter (where r.room > 0),
+           array_agg(r.name) filter (where r.room < 0), array_agg(-r.room) filter (where r.room < 0)
+      into v_names, v_rooms, v_over, v_overs
+      from (select m.name, least(m.room, f.freed, c_most) as room
+              from public.internal_rooms(p_scope, p_names, p_now) m
+              left join unnest(p_names, p_freed) f (name, freed) on f.name = m.name) r;
+    if v_over is not null and p_freed is null then
+        perform public.internal_take_back(p_scope, v_over, v_overs);
+    end if;
+    if p_freed is not null then  -- a limit that is exceeded, or that another transaction is about to free
+        insert into public.concurrency_notes (scope, name)
+        select p_scope, n.name from unnest(p_names) n (name)
+         where (n.name = any (v_names)) is not true and public.internal_has_waiting(p_scope, n.name);
+    end if;
+    if v_names is null then
+        return;
+    end if;
+    select array_agg(w.name), array_agg(w.place) into v_found, v_rows
+      from public.internal_waiting(p_scope, v_names, v_rooms) w;
+    v_whole := v_rows is null or public.internal_set_gates(p_scope, v_rows, true);
+    insert into public.concurrency_notes (scope, name)
+    select p_scope, n.name
+      from unnest(v_names, v_rooms) n (name, room)
+      left join (select f.name, count(*) as n from unnest(v_found) f (name) group by 1) f on f.name = n.name
+     where (not v_whole or coalesce(f.n, 0) < n.room or n.room = c_most)
+       and public.internal_has_waiting(p_scope, n.name);
+end
+$$;
+
+-- Queued tasks that are let in wait again, as many as a limit is exceeded by, the last ones first.
+create or replace function public.internal_take_back(p_scope text, p_names text[], p_overs int[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_rows tid[];
+begin
+    if p_scope = 'key' then
+        v_rows := array(select g.ctid from unnest(p_names, p_overs) k (name, over) cross join lateral (
+            select t.ctid from public.tasks t
+             where t.concurrency_key = k.name and t.status = 'Queued' and t.queue_gate >= 2
+             order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
+             limit k.over for no key update skip locked) g);
+    else
+        v_rows := array(select g.ctid from unnest(p_names, p_overs) k (name, over) cross join lateral (
+            select t.ctid from public.tasks t
+             where t.task_type = k.name and t.status = 'Queued' and t.queue_gate = 3
+             order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
+             limit k.over for no key update skip locked) g);
+    end if;
+    perform public.internal_set_gates(p_scope, v_rows, false);
+end
+$$;
+
+-- Lets these locked tasks through the gate of their key or type, or back behind it: all at once, or else each on its own.
+-- Returns whether users' triggers allowed all of them.
+create or replace function public.internal_set_gates(p_scope text, p_rows tid[], p_through boolean) returns boolean
+language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
+#variable_conflict use_variable
+declare
+    v_before text := coalesce(current_setting('orchestrator.gating', true), '');
+    v_changed int;
+    v_whole boolean := true;
+    v_row tid;
+    v_set text;
+begin
+    v_set := set_config('orchestrator.gating', pg_trigger_depth()::text, true);
+    begin
+        update public.tasks t
+           set queue_gate = case when not p_through then case p_scope when 'key' then 1 else 2 end
+                                 when p_scope = 'key' and exists (
+                                     select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) then 2
+                                 else 3 end
+         where t.ctid = any (p_rows);
+        get diagnostics v_changed = row_count;
+        if v_changed < cardinality(p_rows) then
+            raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them
+        end if;
+        perform public.internal_fire_deferred();
+    exception when others then  -- a user's trigger or constraint may raise anything
+        if public.internal_is_transient(sqlstate) then
+            raise;
+        end if;
+        v_whole := false;
+    end;
+    if not v_whole and cardinality(p_rows) > 1 then
+        foreach v_row in array p_rows loop
+            perform public.internal_set_gates(p_scope, array[v_row], p_through);
+        end loop;
+    end if;
+    v_set := set_config('orchestrator.gating', v_before, true);
+    return v_whole;
+end
+$$;
+
+-- Places of these limits were added or are asked for: counts again under their locks.
+create or replace function public.internal_let_in(p_scope text, p_names text[], p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_names text[] := array(select distinct n.name from unnest(p_names) n (name) where n.name is not null);
+    v_locked text[] := public.internal_lock_limits(p_scope, v_names, false);
+begin
+    insert into public.concurrency_notes (scope, name)
+    select p_scope, n.name from unnest(v_names) n (name) where n.name <> all (v_locked);
+    if v_locked <> '{}' then
+        perform public.internal_fill(p_scope, v_locked, null, p_now);
+    end if;
+end
+$$;
+
+-- This transaction has freed one place of a limit for each time that its name is given: the next tasks get them.
+create or replace function public.internal_pass_on(p_scope text, p_names text[], p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_names text[];
+    v_freed int[];
+    v_locked text[];
+begin
+    select array_agg(f.name), array_agg(f.n) into v_names, v_freed
+      from (select n.name, count(*)::int as n from unnest(p_names) n (name) group by 1) f;
+    v_locked := public.internal_lock_limits(p_scope, v_names, true);
+    if cardinality(v_locked) < cardinality(v_names) then
+        insert into public.concurrency_notes (scope, name)
+        select p_scope, n.name from unnest(v_names) n (name) where n.name <> all (v_locked);
+        select array_agg(n.name), array_agg(n.freed) into v_names, v_freed
+          from unnest(v_names, v_freed) n (name, freed) where n.name = any (v_locked);
+    end if;
+    if v_names is not null then
+        perform public.internal_fill(p_scope, v_names, v_freed, p_now);
+    end if;
+end
+$$;
+
+-- What a statement on tasks has changed about limits: names of keys and types to count again, and freed places.
+create or replace function public.internal_limits_changed(
+    p_new_keys text[], p_free_keys text[], p_new_types text[], p_free_types text[]
+) returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_now();
+    v_limited text[];
+begin
+    if p_new_keys is not null then
+        perform public.internal_let_in('key', p_new_keys, v_now);
+        p_free_keys := array(select f.name from unnest(p_free_keys) f (name) where f.name <> all (p_new_keys));
+    end if;
+    if p_free_keys <> '{}' then
+        perform public.internal_pass_on('key', p_free_keys, v_now);
+    end if;
+    if p_new_types is null and p_free_types is null then
+        return;
+    end if;
+    v_limited := array(select l.name from public.concurrency_limits l
+                        where l.scope = 'type' and l.name = any (p_new_types || p_free_types));
+    if p_new_types && v_limited then
+        perform public.internal_let_in('type', array(select n from unnest(p_new_types) n where n = any (v_limited)), v_now);
+    end if;
+    p_free_types := array(select f.name from unnest(p_free_types) f (name)
+                           where f.name = any (v_limited) and (f.name = any (p_new_types)) is not true);
+    if p_free_types <> '{}' then
+        perform public.internal_pass_on('type', p_free_types, v_now);
+    end if;
+end
+$$;
+
+-- At each snapshot: makes due tasks wait for their limits, works off the notes, and fills the places of expired leases.
+create or replace function public.internal_let_in_pending(p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_most constant int := 1000;
+    v_rows tid[];
+    v_row tid;
+    v_keys text[];
+    v_types text[];
+begin
+    v_rows := array(select t.ctid from public.tasks t
+                     where t.status = 'Queued' and t.queue_gate in (1, 2) and t.run_after <= p_now
+                     order by t.run_after limit c_most for no key update skip locked);
+    if v_rows <> '{}' and not public.internal_deal_some(v_rows, null) then
+        foreach v_row in array v_rows loop
+            perform public.internal_deal_some(array[v_row], null);
+        end loop;
+    end if;
+    with taken as (
+        delete from public.concurrency_notes n
+         where n.no = any (array(select o.no from public.concurrency_notes o order by o.no limit c_most for update skip locked))
+        returning n.scope, n.name
+    )
+    select array_agg(distinct t.name) filter (where t.scope = 'key'), array_agg(distinct t.name) filter (where t.scope = 'type')
+      into v_keys, v_types from taken t;
+    select v_keys || array_agg(distinct e.concurrency_key), v_types || array_agg(distinct e.task_type) into v_keys, v_types
+      from (select t.concurrency_key, t.task_type from public.tasks t
+             where t.status = 'In Progress' and t.lease_expires_at <= p_now
+               and t.queue_gate + 0 = 3  -- not by the index of places, which has all ready tasks
+             limit c_most) e;
+    perform public.internal_limits_changed(array_remove(v_keys, null), null, v_types, null);
+end
+$$;
+
+-- Once an hour: tasks that were written without triggers wait for their limits, and each limit is counted again.
+create or replace function public.internal_let_in_all(p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_rows tid[];
+    v_passed uuid[];
+begin
+    v_rows := array(select t.ctid from public.tasks t
+                     where t.status = 'Queued' and not t.blocked and t.queue_gate = 0
+                       and (t.concurrency_key is not null
+                            or exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type))
+                       for no key update skip locked);
+    if v_rows <> '{}' then
+        v_passed := public.internal_begin_waiting(v_rows);
+    end if;
+    perform public.internal_limits_changed(
+        array(select distinct t.concurrency_key from public.tasks t
+               where t.status = 'Queued' and t.queue_gate = 1 and t.concurrency_key is not null), null,
+        array(select distinct t.task_type from public.tasks t where t.status = 'Queued' and t.queue_gate = 2), null);
+end
+$$;
+
+-- Makes those of these locked tasks wait to which a limit applies and that have passed no gate: they were written without
+-- triggers, or before the limit of their type. Returns the ids of those that a user's trigger keeps as they are.
+create or replace function public.internal_begin_waiting(p_rows tid[]) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
+#variable_conflict use_variable
+declare
+    v_row tid;
+    v_ids uuid[] := array(select t.id from public.tasks t where t.ctid = any (p_rows));
+    v_half int := cardinality(p_rows) / 2;
+begin
+    begin
+        update public.tasks t set queue_gate = 0 where t.ctid = any (p_rows);  -- the trigger finds the gate
+        perform public.internal_fire_deferred();
+    exception when others then  -- a user's trigger or constraint may raise anything
+        if public.internal_is_transient(sqlstate) then
+            raise;
+        elsif v_half > 0 then
+            return public.internal_begin_waiting(p_rows[:v_half]) || public.internal_begin_waiting(p_rows[v_half + 1:]);
+        end if;
+    end;
+    return array(select t.id from public.tasks t
+                  where t.id = any (v_ids) and t.status = 'Queued' and not t.blocked and t.queue_gate = 0
+                    and (t.concurrency_key is not null
+                         or exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type)));
+end
+$$;
+
+-- Returns which of these held tasks, which the caller has locked, may have their leases renewed. A lease that has expired
+-- may have been replaced by the lease of another task.
+create or replace function public.internal_renewable(p_ids uuid[], p_now timestamptz) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_task record;
+    v_ids uuid[] := p_ids;
+    v_taken jsonb := '{}';  -- places that tasks before it get
+    v_names text[];
+    v_fits boolean;
+begin
+    for v_task in
+        select t.id, t.concurrency_key, t.task_type from public.tasks t
+         where t.id = any (p_ids) and t.lease_expires_at <= p_now
+           and t.queue_gate + 0 = 3  -- not by the index of places, which has all ready tasks
+         order by t.id
+    loop
+        v_fits := true;
+        v_names := '{}';
+        if v_task.concurrency_key is not null then
+            v_fits := public.internal_has_room('key', v_task.concurrency_key,
+                coalesce((v_taken->>('key:' || v_task.concurrency_key))::int, 0), p_now);
+            v_names := array['key:' || v_task.concurrency_key];
+        end if;
+        if v_fits and exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = v_task.task_type) then
+            v_fits := public.internal_has_room('type', v_task.task_type,
+                coalesce((v_taken->>('type:' || v_task.task_type))::int, 0), p_now);
+            v_names := v_names || ('type:' || v_task.task_type);
+        end if;
+        if not v_fits then
+            v_ids := array_remove(v_ids, v_task.id);
+        elsif v_names <> '{}' then
+            v_taken := v_taken || (select jsonb_object_agg(n, coalesce((v_taken->>n)::int, 0) + 1) from unnest(v_names) n);
+        end if;
+    end loop;
+    return v_ids;
+end
+$$;
+
+-- Locks a limit; returns whether it has more than p_taken places left.
+create or replace function public.internal_has_room(p_scope text, p_name text, p_taken int, p_now timestamptz) returns boolean
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return public.internal_lock_limits(p_scope, array[p_name], false) <> '{}'
+       and coalesce((select r.room > p_taken from public.internal_rooms(p_scope, array[p_name], p_now) r), false);
+end
+$$;
+
+-- The limits that are set, and the keys with live tasks: {limits: [{scope, name, most, is_set, running, ready, waiting}]},
+-- at most 1000, those with most waiting tasks first. A key without a row has the limit 1.
+create or replace function public.task_limits(p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    with used as (
+        select s.scope, s.name, count(*) filter (where t.status = 'In Progress') as running,
+               count(*) filter (where t.status = 'Queued' and not t.blocked) as ready,
+               count(*) filter (where t.status = 'Queued' and t.queue_gate = s.gate) as waiting
+          from public.tasks t cross join lateral (values ('key', t.concurrency_key, 1), ('type', t.task_type, 2)) s (scope, name, gate)
+         where t.status in ('Queued', 'In Progress') and s.name is not null group by 1, 2
+    ), listed as (
+        select coalesce(l.scope, u.scope) as scope, coalesce(l.name, u.name) as name, coalesce(l.most, 1) as most,
+               l.name is not null as is_set, coalesce(u.running, 0) as running, coalesce(u.ready, 0) as ready,
+               coalesce(u.waiting, 0) as waiting
+          from public.concurrency_limits l full join used u on u.scope = l.scope and u.name = l.name
+         where l.name is not null or u.scope = 'key'
+         order by 7 desc, 1, 2 limit 1000
+    )
+    select jsonb_build_object('limits', coalesce(jsonb_agg(to_jsonb(d) order by d.waiting desc, d.scope, d.name), '[]'))
+      from listed d
+$$;
+
+-- Sets how many tasks of a key or a type run at once; null removes the limit.
+create or replace function public.task_limit_set(p_kind text, p_name text, p_most int, p_now timestamptz default null)
+returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_queued constant int := 10000;  -- tasks of a type that begin to wait at once; claims let the others wait when they meet them
+    v_found boolean := true;
+    v_rows tid[];
+    v_passed uuid[];
+begin
+    if p_kind is null or p_kind not in ('key', 'type') then
+        perform public.internal_refuse('OR007', 'kind is not valid', format('got %L', left(p_kind, 100)), 'key or type');
+    elsif coalesce(length(p_name), 0) not between 1 and 200 or p_name ~ '[[:cntrl:]]' then
+        perform public.internal_refuse('OR007', 'name is not valid', format('got %s', left(to_json(p_name)::text, 100)),
+            'text of 1 to 200 characters, without control characters');
+    elsif p_most is not null and p_most not between 0 and 100000 then
+        perform public.internal_refuse('OR007', 'the limit is not valid', format('got %s', p_most), 'a whole number from 0 to 100000');
+    end if;
+    if p_most is null then
+        delete from public.concurrency_limits l where l.scope = p_kind and l.name = p_name;
+        v_found := found;
+    else
+        insert into public.concurrency_limits (scope, name, most, set_at) values (p_kind, p_name, p_most, v_now)
+        on conflict (scope, name) do update set most = excluded.most, set_at = excluded.set_at;
+    end if;
+    if p_kind = 'type' and p_most is not null then
+        update public.tasks t set queue_gate = 3 where t.status = 'In Progress' and t.task_type = p_name and t.queue_gate = 0;
+        v_rows := array(select t.ctid from public.tasks t
+                         where t.status = 'Queued' and not t.blocked and t.queue_gate = 0 and t.task_type = p_name
+                         limit c_queued for no key update skip locked);
+        if v_rows <> '{}' then
+            v_passed := public.internal_begin_waiting(v_rows);
+        end if;
+    end if;
+    perform public.internal_let_in(p_kind, array[p_name], v_now);
+    return jsonb_build_object('found', v_found);
+end
+$$;
+
+-- Which limit a task at a gate waits for: {kind: limit, scope, name, most, running, next}; next is a task that was let in
+-- before it and does not run yet.
+create or replace function public.internal_limit_waits(p_task public.tasks, p_now timestamptz) returns jsonb
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_scope text := case p_task.queue_gate when 1 then 'key' else 'type' end;
+    v_name text := case p_task.queue_gate when 1 then p_task.concurrency_key else p_task.task_type end;
+    v_running int;
+    v_next uuid;
+begin
+    if v_scope = 'key' then
+        select count(*) filter (where t.status = 'In Progress' and coalesce(t.lease_expires_at > p_now, true)),
+               (array_agg(t.id) filter (where t.status = 'Queued'))[1]
+          into v_running, v_next from public.tasks t where t.concurrency_key = v_name and t.queue_gate >= 2;
+    else
+        select count(*) filter (where t.status = 'In Progress' and coalesce(t.lease_expires_at > p_now, true)),
+               (array_agg(t.id) filter (where t.status = 'Queued'))[1]
+          into v_running, v_next from public.tasks t where t.task_type = v_name and t.queue_gate = 3;
+    end if;
+    return jsonb_build_object('kind', 'limit', 'scope', v_scope, 'name', v_name, 'running', v_running, 'next', v_next,
+        'most', coalesce((select l.most from public.concurrency_limits l where l.scope = v_scope and l.name = v_name), 1));
+end
+$$;
+
+-- How one change of a task concerns limits: whether it frees a place of its key or type, and whether a limit must be
+-- counted again, because the task waits for it or has a place that nobody counted.
+create or replace function public.internal_places(
+    p_after public.tasks, p_before public.tasks, p_now timestamptz,
+    out asks_key boolean, out frees_key boolean, out asks_type boolean, out frees_type boolean
+)
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_same_key boolean := coalesce(p_before.concurrency_key = p_after.concurrency_key, false);
+    v_same_type boolean := coalesce(p_before.task_type = p_after.task_type, false);
+    v_was_queued boolean := coalesce(p_before.status = 'Queued', false);
+    v_is_queued boolean := coalesce(p_after.status = 'Queued', false);
+    -- It has places, with a valid lease or let in: those of its type at gate 3, those of its key, if it has one, from gate 2 on.
+    v_was_placed boolean := v_was_queued or coalesce(p_before.status = 'In Progress', false);
+    v_is_placed boolean := v_is_queued or coalesce(p_after.status = 'In Progress', false);
+    v_was_valid boolean := v_was_queued or coalesce(p_before.lease_expires_at > p_now, true);
+    v_is_valid boolean := v_is_queued or coalesce(p_after.lease_expires_at > p_now, true);
+    v_had_key boolean := v_was_placed and p_before.queue_gate >= 2 and p_before.concurrency_key is not null;
+    v_has_key boolean := v_is_placed and p_after.queue_gate >= 2 and p_after.concurrency_key is not null;
+    v_had_type boolean := v_was_placed and p_before.queue_gate = 3;
+    v_has_type boolean := v_is_placed and p_after.queue_gate = 3;
+begin
+    frees_key := v_had_key and v_was_valid and not (v_has_key and v_same_key);
+    frees_type := v_had_type and v_was_valid and not (v_has_type and v_same_type);
+    asks_key := v_is_queued and p_after.queue_gate = 1 and p_after.run_after is null
+                and not (v_was_queued and p_before.queue_gate = 1 and p_before.run_after is null and v_same_key)
+        or v_has_key and v_is_valid and not (v_had_key and v_was_valid and v_same_key)
+        or v_had_key and not v_was_valid and not (v_has_key and v_same_key);
+    asks_type := v_is_queued and p_after.queue_gate = 2 and p_after.run_after is null
+                 and not (v_was_queued and p_before.queue_gate >= 2 and p_before.run_after is null and v_same_type)
+        or v_has_type and v_is_valid and not (v_had_type and v_was_valid and v_same_type)
+           and not (v_is_queued and v_was_queued and p_before.queue_gate = 2)
+        or v_had_type and not v_was_valid and not (v_has_type and v_same_type);
+end
+$$;

@@ -1,0 +1,217 @@
+-- How the tenants of a pool share it: start-time fair queueing.
+--
+-- Claims take tasks in the order of (priority, queue_turn, created_at, id). A task of a tenant gets its turn, a virtual
+-- time, when it becomes ready to be claimed: the turn of the task at the head of the queue, or one step after the last
+-- queued task of its tenant, whichever is later. A step is c_step / weight. So tenants alternate by weight, each keeps
+-- its own order, a tenant that comes back gets no credit for the past, and one that is alone gets everything. A turn
+-- costs two look-ups by index. It is derived from rows of the queue: no counter can be wrong after a user's write, and no
+-- transaction waits for another. Transactions that submit tasks of one tenant at the same time do not see each other, so
+-- their tasks may get the same turns.
+--
+-- Tasks without a tenant are one more tenant, with weight 1. They have no turn as long as no tenant has tasks in the pool:
+-- then the queue is ordered by age and costs nothing more. A task without a turn comes after all that have one. So a claim
+-- that meets tasks of a tenant deals turns to the oldest tasks without a tenant, some of them ahead.
+--
+-- A task that waits for a dependency or for its time takes no turn. A task that comes back from a worker goes to the
+-- head of the queue.
+
+-- The turn of a task that becomes ready; p_front: at the head of the queue. Null for a task without a tenant at the head
+-- of a queue without turns.
+create or replace function public.internal_next_turn(p_pool text, p_place int, p_tenant text, p_front boolean) returns bigint
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+    c_none constant bigint := 9007199254740991;
+    c_step constant int := 1000000;
+    v_mark bigint;
+    v_head bigint;
+    v_last bigint;
+begin
+    -- Below the mark, the index has only entries of tasks that were claimed; see claim_marks.sql. New turns are not below it.
+    v_mark := coalesce((select case when m.place = p_place and m.queue_turn < c_none then m.queue_turn end
+                          from public.task_marks m
+                         where m.pool = p_pool and m.seen is not null order by m.no desc limit 1), 0);
+    if not p_front then
+        v_last := (
+            select t.queue_turn from public.tasks t
+             where t.pool = p_pool and ~t.priority = p_place and coalesce(t.tenant, '') = coalesce(p_tenant, '')
+               and t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn >= v_mark - c_step
+               and t.queue_turn < c_none
+             order by t.pool desc, ~t.priority desc, coalesce(t.tenant, '') desc, t.queue_turn desc limit 1);
+        if v_last is not null then  -- not before the head of the queue, because it is in the queue
+            return v_last + c_step / coalesce((select n.weight from public.tenants n where n.tenant = p_tenant), 1);
+        end if;
+    end if;
+    v_head := (
+        select t.queue_turn from public.tasks t
+         where t.pool = p_pool and ~t.priority = p_place and t.status = 'Queued' and not t.blocked
+           and t.run_after is null and t.queue_turn >= v_mark - c_step and t.queue_turn < c_none
+         order by t.pool, ~t.priority, t.queue_turn, t.created_at, t.id limit 1);
+    if v_head is null then
+        return case when not p_front or p_tenant is not null then greatest(v_mark, c_step) end;
+    end if;
+    -- One claim has passed the tasks without a tenant by the time they get turns, so they go before equal turns.
+    return v_head - case when p_tenant is null and not p_front then 1 else 0 end;
+end
+$$;
+
+-- Gives turns to due tasks, and to the oldest tasks without a turn of this place in the queue, if few tasks without a
+-- tenant have one. A claim of p_batch tasks calls it after it has met a task of a tenant. Only one caller works at a time;
+-- others return at once.
+create or replace function public.internal_deal_turns(p_pool text, p_place int, p_batch int, p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+    c_none constant bigint := 9007199254740991;
+    c_step constant int := 1000000;
+    c_turns constant int := 1951810;  -- a namespace of advisory locks
+    c_ahead constant int := 50;  -- tasks that get a turn at least
+    v_rows tid[];
+    v_others tid[];
+    v_row tid;
+    v_turn bigint;
+begin
+    if not exists (select from public.tasks t where t.pool = p_pool and t.status = 'Queued' and not t.blocked
+                      and ~t.priority = p_place and t.queue_turn = c_none)
+       or 2 * p_batch <= (select count(*) from (
+               select from public.tasks t
+                where t.pool = p_pool and ~t.priority = p_place and coalesce(t.tenant, '') = '' and t.status = 'Queued'
+                  and not t.blocked and t.run_after is null and t.queue_turn < c_none limit 2 * p_batch) d)
+       or not pg_try_advisory_xact_lock(c_turns, hashtext(p_pool)) then
+        return;
+    end if;
+    select array_agg(l.ctid) filter (where l.tenant is null), array_agg(l.ctid) filter (where l.tenant is not null)
+      into v_rows, v_others
+      from (select t.ctid, t.tenant from public.tasks t
+             where t.pool = p_pool and ~t.priority = p_place and t.status = 'Queued' and not t.blocked
+               and t.run_after is null and t.queue_turn = c_none
+             order by t.pool, ~t.priority, t.queue_turn, t.created_at, t.id
+             limit greatest(4 * p_batch, c_ahead) for no key update skip locked) l;
+    v_others := v_others || array(select t.ctid from public.tasks t
+                     where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now
+                     order by t.run_after limit p_batch for no key update skip locked);
+    foreach v_row in array coalesce(v_others, '{}') loop
+        perform public.internal_deal_some(array[v_row], null);
+    end loop;
+    if v_rows is not null then
+        v_turn := public.internal_next_turn(p_pool, p_place, null, false);
+        if not public.internal_deal_some(v_rows, v_turn) then
+            foreach v_row in array v_rows loop
+                if public.internal_deal_some(array[v_row], v_turn) then
+                    v_turn := v_turn + c_step;
+                end if;
+            end loop;
+        end if;
+    end if;
+end
+$$;
+
+-- Gives these locked tasks turns from p_turn on, or, if it is null, makes them ready with the turns of their tenants. Returns
+-- false and changes nothing if a user's trigger refuses one of them.
+create or replace function public.internal_deal_some(p_rows tid[], p_turn bigint) returns boolean
+language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
+#variable_conflict use_variable
+declare
+    c_step constant int := 1000000;
+begin
+    if p_turn is null then
+        update public.tasks t
+           set run_after = null, queue_turn = case when t.tenant is null then t.queue_turn
+                   else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
+         where t.ctid = any (p_rows);
+    else
+        update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step::bigint
+         where t.ctid = any (p_rows);
+    end if;
+    perform public.internal_fire_deferred();
+    return true;
+exception when others then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_transient(sqlstate) then
+        raise;
+    end if;
+    return false;
+end
+$$;
+
+-- Gives all turns again as if their tasks had been submitted now: after a weight was changed, and once an hour after tasks in
+-- the middle were cancelled or submitted at the same time. A place in the queue with more than c_most turns stays as it is.
+create or replace function public.internal_level_turns() returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_none constant bigint := 9007199254740991;
+    c_step constant int := 1000000;
+    c_most constant int := 100000;
+    v_place record;
+begin
+    for v_place in
+        select t.pool, ~t.priority as place, min(t.queue_turn) as head from public.tasks t
+         where t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn < c_none
+         group by 1, 2 having count(*) <= c_most
+    loop
+        begin
+            update public.tasks t set queue_turn = n.queue_turn
+              from (select q.id, v_place.head + (row_number() over (
+                               partition by q.tenant order by q.queue_turn, q.created_at, q.id) - 1)
+                               * (c_step / coalesce(w.weight, 1)) as queue_turn
+                      from public.tasks q left join public.tenants w on w.tenant = q.tenant
+                     where q.pool = v_place.pool and ~q.priority = v_place.place and q.status = 'Queued' and not q.blocked
+                       and q.run_after is null and q.queue_turn < c_none) n
+             where t.id = n.id and t.status = 'Queued' and t.queue_turn < c_none
+               and abs(t.queue_turn - n.queue_turn) > c_step;
+        exception when others then  -- a user's trigger may raise anything
+            if public.internal_is_transient(sqlstate) then
+                raise;
+            end if;
+            raise warning 'the turns of tenants in pool % could not be given again: % (%)', v_place.pool, sqlerrm, sqlstate;
+        end;
+    end loop;
+end
+$$;
+
+-- The tenants that have a weight or live tasks: {tenants: [{tenant, weight, ready, waiting, running}]}. The tenant of tasks
+-- without one is null.
+create or replace function public.task_tenants(p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select jsonb_build_object('tenants', coalesce(jsonb_agg(jsonb_build_object(
+               'tenant', a.tenant, 'weight', coalesce(w.weight, 1), 'ready', coalesce(a.ready, 0),
+               'waiting', coalesce(a.waiting, 0), 'running', coalesce(a.running, 0)) order by a.tenant nulls last), '[]'))
+      from (select l.tenant, sum(l.ready) as ready, sum(l.waiting) as waiting, sum(l.running) as running
+              from (select t.tenant,
+                           count(*) filter (where t.status = 'Queued' and not t.blocked
+                                              and coalesce(t.run_after <= coalesce(task_tenants.p_now, now()), true)) as ready,
+                           count(*) filter (where t.status = 'Queued' and (t.blocked
+                                              or t.run_after > coalesce(task_tenants.p_now, now()))) as waiting,
+                           count(*) filter (where t.status = 'In Progress') as running
+                      from public.tasks t where t.status in ('Queued', 'In Progress') group by t.tenant
+                    union all
+                    select n.tenant, 0, 0, 0 from public.tenants n) l
+             group by l.tenant) a
+      left join public.tenants w on w.tenant = a.tenant
+$$;
+
+-- Sets the weight of a tenant; 1 is that of every other tenant. It applies to queued tasks at once.
+create or replace function public.task_tenant_set(p_tenant text, p_weight int, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    if coalesce(length(p_tenant), 0) not between 1 and 200 or p_tenant ~ '[[:cntrl:]]' then
+        perform public.internal_refuse('OR007', 'tenant is not valid', format('got %s', left(to_json(p_tenant)::text, 100)),
+            'text of 1 to 200 characters, without control characters');
+    elsif p_weight is null or p_weight not between 1 and 1000 then
+        perform public.internal_refuse('OR007', 'weight is not valid', format('got %s', p_weight), 'a whole number from 1 to 1000');
+    end if;
+    if p_weight = 1 then
+        delete from public.tenants n where n.tenant = p_tenant;
+    else
+        insert into public.tenants (tenant, weight, set_at) values (p_tenant, p_weight, v_now)
+        on conflict (tenant) do update set weight = excluded.weight, set_at = excluded.set_at;
+    end if;
+    perform public.internal_level_turns();
+    return jsonb_build_object('tenant', p_tenant, 'weight', p_weight);
+end
+$$;

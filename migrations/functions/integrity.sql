@@ -1,0 +1,181 @@
+-- Whether the database still is what the functions were written for.
+
+-- Raises each sequence that is behind the rows of its table, as in a database that was filled by logical replication or
+-- by a dump of the data only. Until then an insert of a row, such as that of an event of a worker, fails with a duplicate
+-- key. The new value is ahead of the rows, for transactions that insert at the same time.
+create or replace function public.internal_raise_sequences() returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_ahead constant int := 1000;
+    v_sequence record;
+    v_highest bigint;
+begin
+    for v_sequence in select * from public.internal_sequences() loop
+        execute format('select max(%I) from %s', v_sequence.filled, v_sequence.rows_of) into v_highest;
+        if v_highest > coalesce(pg_sequence_last_value(v_sequence.name), 0) then
+            perform setval(v_sequence.name, v_highest + c_ahead);
+        end if;
+    end loop;
+end
+$$;
+
+-- The sequences of our tables, each with the table and the primary key that it fills.
+create or replace function public.internal_sequences() returns table (name regclass, rows_of regclass, filled name)
+language sql stable security definer set search_path = '' as $$
+    select d.objid::regclass, a.attrelid::regclass, a.attname
+      from pg_catalog.pg_attribute a
+      join pg_catalog.pg_depend d on d.refobjid = a.attrelid and d.refobjsubid = a.attnum and d.deptype = 'i'
+                                 and d.classid = 'pg_catalog.pg_class'::regclass
+     where a.attidentity <> '' and not a.attisdropped
+       and a.attrelid = any (array(
+               select to_regclass('public.' || n.name) from unnest(array[
+                   'audit_log', 'concurrency_notes', 'costs', 'decisions', 'task_marks', 'tasks_unsettled',
+                   'worker_asks', 'worker_attempts', 'worker_events']) n (name)))
+$$;
+
+-- What in the database differs from what the functions need: [{what, why, fix}], the worst first. It runs with the rights
+-- of the functions, so it also finds what is hidden from them.
+create or replace function public.fleet_schema_problems(p_now timestamptz default null) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return jsonb_build_object('problems', coalesce((
+        select jsonb_agg(jsonb_build_object('what', f.what, 'why', f.why, 'fix', f.fix) order by f.place, f.what)
+          from (select 1 as place, p.* from public.internal_right_problems() p
+                union all
+                select 2, p.* from public.internal_column_problems(true) p
+                union all
+                select 2, p.* from public.internal_column_problems(false) p
+                union all
+                select 3, p.* from public.internal_trigger_problems() p
+                union all
+                select 4, p.* from public.internal_insert_problems() p) f), '[]'));
+end
+$$;
+
+-- Tables whose rows the functions cannot read or write: their owner has lost a right, or row level security is forced.
+create or replace function public.internal_right_problems() returns table (what text, why text, fix text)
+language sql stable security definer set search_path = '' as $$
+    select format('the functions may not %s the table %s', r.name, c.relname),
+           format('they run as %s, which has lost this right', current_user),
+           format('grant all on public.%I to %I', c.relname, current_user)
+      from pg_catalog.pg_class c cross join unnest(array['select', 'insert', 'update', 'delete']) r (name)
+     where c.oid = any (public.internal_tables()) and not has_table_privilege(c.oid, r.name)
+    union all
+    select format('policies hide rows of the table %s from the functions', c.relname),
+           format('row level security is forced, and they run as %s, which does not bypass it', current_user),
+           format('alter table public.%I no force row level security; or alter role %I bypassrls', c.relname, current_user)
+      from pg_catalog.pg_class c
+     where c.oid = any (public.internal_tables()) and c.relforcerowsecurity and row_security_active(c.oid)
+$$;
+
+create or replace function public.internal_tables() returns oid[]
+language sql stable security definer set search_path = '' as $$
+    select array_agg(to_regclass('public.' || n.name)::oid) from unnest(array[
+        'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'concurrency_limits', 'concurrency_notes', 'costs',
+        'database_identity', 'decisions', 'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts', 'log_objects',
+        'offers', 'outbox', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts',
+        'task_counts', 'task_floors', 'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks',
+        'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts',
+        'worker_events', 'worker_transitions', 'workers']) n (name)
+$$;
+
+-- Columns of the tables that users change too: those that are gone, or those of a type that cannot be used. A type of
+-- the same kind can be: varchar or an enum for text, timestamp for timestamptz.
+create or replace function public.internal_column_problems(p_gone boolean) returns table (what text, why text, fix text)
+language sql stable security definer set search_path = '' as $$
+    select format('the column %s.%s %s', n.rel, n.name,
+                  case when a.attname is null then 'is missing' else 'has the type ' || format_type(a.atttypid, null) end),
+           format('the functions need it with the type %s', n.type),
+           case when a.attname is null
+                then format('rename it back, or: alter table public.%I add column %I %s', n.rel, n.name, n.type)
+                else format('alter table public.%1$I alter column %2$I drop default, alter column %2$I type %3$s using '
+                            '%2$I::text::%3$s', n.rel, n.name, n.type)
+                     || case when f.adbin is null then '' else format(', alter column %I set default (%s)::text::%s', n.name,
+                                                                      pg_get_expr(f.adbin, f.adrelid), n.type) end end
+      from (select c.rel, split_part(l.item, ' ', 1) as name, substr(l.item, strpos(l.item, ' ') + 1) as type
+              from public.internal_columns() c cross join unnest(c.columns) l (item)) n
+      left join pg_catalog.pg_attribute a
+        on a.attrelid = to_regclass('public.' || n.rel) and a.attname = n.name and a.attnum > 0 and not a.attisdropped
+      left join pg_catalog.pg_attrdef f on f.adrelid = a.attrelid and f.adnum = a.attnum
+      left join pg_catalog.pg_type h on h.oid = a.atttypid
+      left join pg_catalog.pg_type w on w.oid = to_regtype(n.type)
+     where case when internal_column_problems.p_gone then a.attname is null
+                else h.oid <> w.oid and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
+                     and not (h.typcategory = 'E' and w.typcategory = 'S') end
+$$;
+
+create or replace function public.internal_columns() returns table (rel text, columns text[])
+language sql immutable security definer set search_path = '' as $$
+    values ('tasks', array[
+        'id uuid', 'task_type text', 'params jsonb', 'status text', 'worker_id text', 'attempts integer',
+        'output_location text', 'result_data jsonb', 'error_message text', 'created_at timestamptz',
+        'updated_at timestamptz', 'generation_started_at timestamptz', 'generation_processed_at timestamptz', 'pool text',
+        'priority integer', 'max_attempts integer', 'uncounted integer', 'timeout_s numeric', 'run_after timestamptz',
+        'depends_on uuid[]', 'blocked boolean', 'dedupe_key text', 'lease_expires_at timestamptz', 'progress jsonb',
+        'progress_at timestamptz', 'cancel_requested_at timestamptz', 'failure_code text', 'failed_at_point text',
+        'pool_by_type boolean', 'output_object jsonb', 'tenant text', 'labels jsonb', 'webhook_url text',
+        'webhook_progress boolean', 'queue_turn bigint', 'traceparent text',
+        'concurrency_key text', 'queue_gate smallint']),
+    ('workers', array[
+        'id text', 'instance_type text', 'status text', 'last_heartbeat timestamptz', 'metadata jsonb',
+        'created_at timestamptz', 'fleet text', 'pool text', 'state_since timestamptz', 'state_reason text', 'stage text',
+        'stage_since timestamptz', 'waiting_on text', 'waiting_for text', 'deadline_at timestamptz',
+        'next_attempt_at timestamptz', 'exit_cause text', 'failure_code text', 'drain_requested_at timestamptz',
+        'stop_requested_at timestamptz', 'terminated_at timestamptz', 'pod_id text', 'ssh_host text', 'ssh_port integer',
+        'host_key text', 'gpu_type text', 'gpu_count integer', 'data_center text', 'machine_id text',
+        'price_usd_per_hour numeric', 'reserved_usd numeric', 'billing_since timestamptz', 'nonce text', 'code_sha text',
+        'token_jti text', 'claim_no bigint', 'own_program boolean', 'heartbeat_s numeric', 'lease_s numeric',
+        'agent jsonb', 'health jsonb', 'log_bytes jsonb', 'release text', 'reserved_usd_per_hour numeric',
+        'bringup_ended_at timestamptz', 'promoted_at timestamptz', 'billing_until timestamptz', 'ending_since timestamptz',
+        'held_back jsonb'])
+$$;
+
+-- Triggers of ours that are missing or disabled, and rules.
+create or replace function public.internal_trigger_problems() returns table (what text, why text, fix text)
+language sql stable security definer set search_path = '' as $$
+    select format('triggers of %s are %s: %s', t.rel, case when t.gone then 'missing' else 'disabled' end,
+                  string_agg(t.name, ', ' order by t.name)),
+           'without them tasks are not counted, routed or settled, or changes of workers are not recorded',
+           case when t.gone
+                then 'delete from public.schema_migrations where version = ''triggers.sql''; then python -m orchestrator migrate'
+                else string_agg(format('alter table public.%I enable trigger %I', t.rel, t.name), '; ' order by t.name) end
+      from (select n.rel, n.name, g.oid is null as gone
+              from (select split_part(i.item, ' ', 1) as rel, split_part(i.item, ' ', 2) as name
+                      from unnest(public.internal_triggers()) i (item)) n
+              left join pg_catalog.pg_trigger g on g.tgrelid = to_regclass('public.' || n.rel) and g.tgname = n.name
+             where g.oid is null or g.tgenabled not in ('O', 'A')) t
+     group by t.rel, t.gone
+    union all
+    select format('the table %s has the rule %s', w.ev_class::regclass, w.rulename),
+           'PostgreSQL does not allow some statements of the functions on a table with rules',
+           format('drop rule %I on %s; a trigger can do the same', w.rulename, w.ev_class::regclass)
+      from pg_catalog.pg_rewrite w where w.ev_class in (to_regclass('public.tasks'), to_regclass('public.workers'))
+$$;
+
+create or replace function public.internal_triggers() returns text[]
+language sql immutable security definer set search_path = '' as $$
+    select array['costs costs_booking', 'schedules schedules_changed', 'task_attempts failure_code_checked',
+                 'task_attempts task_attempts_removed', 'task_attempts task_attempts_renumbered',
+                 'task_attempts task_attempts_truncated', 'tasks failure_code_checked', 'tasks tasks_added',
+                 'tasks tasks_bounded', 'tasks tasks_changed', 'tasks tasks_changing', 'tasks tasks_counted_added',
+                 'tasks tasks_counted_removed', 'tasks tasks_counted_truncated', 'tasks tasks_removed',
+                 'tasks tasks_removed_all', 'tasks tasks_routed', 'tasks tasks_sized',
+                 'tasks_unsettled tasks_unsettled_at_commit', 'worker_events worker_events_final',
+                 'workers workers_added', 'workers workers_billing', 'workers workers_changed',
+                 'workers workers_changing', 'workers workers_ended_bringup', 'workers workers_sick']
+$$;
+
+-- Columns of a user that no insert of the functions fills.
+create or replace function public.internal_insert_problems() returns table (what text, why text, fix text)
+language sql stable security definer set search_path = '' as $$
+    select format('the column %s.%s is required and has no default', c.rel, a.attname),
+           case c.rel when 'tasks' then 'task_submit, the API and schedules cannot insert a task'
+                      else 'no worker can be started' end,
+           format('alter table public.%I alter column %I set default …, or drop not null', c.rel, a.attname)
+      from public.internal_columns() c
+      join pg_catalog.pg_attribute a on a.attrelid = to_regclass('public.' || c.rel)
+     where a.attnum > 0 and not a.attisdropped and a.attnotnull and not a.atthasdef and a.attidentity = ''
+       and not exists (select from unnest(c.columns) l (item) where split_part(l.item, ' ', 1) = a.attname)
+$$;

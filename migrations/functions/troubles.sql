@@ -1,0 +1,151 @@
+-- What is wrong with tasks, for the conditions of a fleet.
+
+-- Tasks that were lost with a worker since p_since, the newest first. `workers`: how many a task has ended since p_all.
+create or replace function public.internal_lost_tasks(
+    p_fleet text, p_since timestamptz, p_all timestamptz, p_limit int
+) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return coalesce((
+        select jsonb_agg(to_jsonb(l.*) order by l.last_at desc, l.task_id)
+          from (select a.task_id, t.task_type, t.status::text as status, count(distinct a.worker_id) as workers,
+                       max(a.ended_at) as last_at,
+                       (array_agg(a.worker_id order by a.ended_at desc))[1] as worker_id,
+                       (array_agg(w.exit_cause order by a.ended_at desc))[1] as exit_cause,
+                       (array_agg(coalesce(w.failure_code, a.failure_code) order by a.ended_at desc))[1] as code,
+                       (array_agg(w.metadata -> 'last_snapshot' order by a.ended_at desc))[1] as look
+                  from (select n.task_id from public.task_attempts n join public.workers w on w.id = n.worker_id
+                         where n.outcome = 'lost' and n.ended_at > p_since and w.fleet = p_fleet
+                         group by n.task_id order by max(n.ended_at) desc limit p_limit) r
+                  join public.task_attempts a on a.task_id = r.task_id and a.outcome = 'lost' and a.ended_at > p_all
+                  join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
+                  join public.tasks t on t.id = a.task_id
+                 group by a.task_id, t.task_type, t.status) l), '[]');
+end
+$$;
+
+-- Tasks that a trigger or a constraint of a user keeps from being claimed, completed, rescued or settled, by pool and
+-- change. It counts 10,000 of them at most.
+create or replace function public.internal_refused_tasks(p_now timestamptz, p_limit int) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return coalesce((
+        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.pool, f.what)
+          from (select t.pool, r.what, count(*) as n, (array_agg(r.task_id order by r.refused_at desc))[1] as task_id,
+                       (array_agg(r.reason order by r.refused_at desc))[1] as reason
+                  from (select * from public.task_refusals f order by f.retry_at limit 10000) r
+                  join public.tasks t on t.id = r.task_id
+                 where case
+                       when r.what = 'claim' then t.status = 'Queued' and not t.blocked and coalesce(t.run_after <= p_now, true)
+                       when r.what in ('rescue', 'complete') then t.status = 'In Progress'
+                       else t.status = 'Queued' end
+                 group by t.pool, r.what order by 3 desc limit p_limit) f), '[]');
+end
+$$;
+
+-- Tasks that failed for good within a quarter of an hour, by type and code, if more than half of all attempts that ended
+-- in this time failed. OrchestratorTasksFail in ops/alerts.yml has the same bound.
+create or replace function public.internal_failing_tasks(p_now timestamptz, p_limit int) returns jsonb
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_since timestamptz := p_now - interval '15 minutes';
+    c_most constant int := 100000;  -- attempts that are counted
+    c_newest constant int := 1000;  -- failed attempts whose tasks are read
+begin
+    if (select coalesce(count(*) filter (where a.outcome = 'failed') <= count(*) filter (where a.outcome = 'complete'), true)
+          from (select b.outcome from public.task_attempts b where b.ended_at > v_since limit c_most) a) then
+        return '[]';
+    end if;
+    return coalesce((
+        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.task_type, f.code)
+          from (select t.task_type, t.failure_code as code, count(*) as n, max(t.updated_at) as last_at,
+                       (array_agg(t.id order by t.updated_at desc))[1] as last_task,
+                       left((array_agg(t.error_message order by t.updated_at desc))[1], 500) as message,
+                       0 as no_segments
+                  from (select a.task_id from public.task_attempts a
+                         where a.outcome = 'failed' and a.ended_at > v_since
+                         order by a.ended_at desc limit c_newest) r
+                  join public.tasks t on t.id = r.task_id and t.status = 'Failed'
+                 group by t.task_type, t.failure_code order by 3 desc limit p_limit) f), '[]');
+end
+$$;
+
+-- Stages at which bring-ups failed within a quarter of an hour, in the form of fleet_report's list: of the newest workers
+-- that were promoted or ended then, and of those that are on their way.
+create or replace function public.internal_failed_bringups(p_fleet text, p_now timestamptz, p_limit int) returns jsonb
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_since timestamptz := p_now - interval '15 minutes';
+    c_workers constant int := 100;
+    c_newest constant int := 50;  -- attempts of one worker
+begin
+    return coalesce((
+        with lately as (
+            (select w.id, w.pool from public.workers w where w.fleet = p_fleet and w.bringup_ended_at > v_since
+              order by w.bringup_ended_at desc limit c_workers)
+            union
+            (select w.id, w.pool from public.workers w
+              where w.fleet = p_fleet and w.status <> 'terminated' and w.promoted_at is null order by w.id limit c_workers)
+        ), attempts as (
+            select a.*, l.pool from lately l
+             cross join lateral (select b.* from public.worker_attempts b where b.worker_id = l.id
+                                  order by b.id desc limit c_newest) a
+             where a.ended_at > v_since
+        )
+        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.code)
+          from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool, upper(a.evidence ->> 'cause') as cause,
+                       count(*) as n, count(distinct a.worker_id) as workers, max(a.ended_at) as last_at,
+                       (array_agg(a.evidence order by a.ended_at desc))[1] as evidence,
+                       (select max(o.ended_at) from attempts o
+                         where o.pool = a.pool and o.stage = a.stage and o.outcome = 'ok') as ok_at
+                  from attempts a where a.outcome in ('failed', 'timeout', 'lost')
+                 group by 1, 2, 3, 4 order by 5 desc limit p_limit) f), '[]');
+end
+$$;
+
+-- What the leader asks once a minute: tasks without a handler among the first of each pool, those that wait for another
+-- attempt included, refused tasks, and what was lost or failed within a quarter of an hour. p_handled: a list of the types
+-- that have a handler; empty if that is not known. Bounded, however long the queue is.
+create or replace function public.fleet_task_troubles(p_fleet text, p_handled jsonb, p_now timestamptz default null)
+returns jsonb
+language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_head constant int := 500;  -- tasks of a pool
+    c_rows constant int := 50;  -- of each list
+begin
+    return (
+        with recursive pools(pool) as (  -- from one to the next in the index, however many tasks each has
+            (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked order by t.pool limit 1)
+            union all
+            select (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked and t.pool > p.pool
+                     order by t.pool limit 1)
+              from pools p where p.pool is not null
+        ), waiting as (
+            select p.pool, h.task_type, count(*) as n
+              from pools p
+             cross join lateral (
+                 select t.task_type from public.tasks t
+                  where t.pool = p.pool and t.status = 'Queued' and not t.blocked
+                    and (coalesce(t.run_after <= v_now, true) or t.failure_code = 'NO_HANDLER')
+                  order by ~t.priority, t.queue_turn, t.created_at, t.id limit c_head) h
+             where jsonb_array_length(p_handled) > 0 and not p_handled ? h.task_type
+             group by 1, 2 order by 3 desc, 2 limit c_rows
+        )
+        select jsonb_build_object(
+            'waiting_types', coalesce((select jsonb_agg(to_jsonb(w.*) order by w.n desc, w.task_type) from waiting w), '[]'),
+            'refused_tasks', public.internal_refused_tasks(v_now, c_rows),
+            'schema_problems', public.fleet_schema_problems()->'problems',
+            'webhooks', public.internal_webhook_troubles(v_now),
+            'lost_tasks', public.internal_lost_tasks(
+                p_fleet, v_now - interval '15 minutes', v_now - interval '24 hours', c_rows),
+            'failed_tasks', public.internal_failing_tasks(v_now, c_rows),
+            'failed_bringups', public.internal_failed_bringups(p_fleet, v_now, c_rows)));
+end
+$$;

@@ -1,0 +1,270 @@
+-- Webhooks: signed messages about the end of tasks, and about their progress. A message is written by the statement that
+-- ends the task, whoever runs it. The leader sends it afterwards, again and again for a day. If the leader dies in
+-- between, the next leader sends it with the same id.
+
+-- The host and the port that a URL names; null if it is none that a message could be sent to.
+create or replace function public.internal_webhook_host(p_url text) returns text
+language sql immutable security definer set search_path = '' as $$
+    select case when length(internal_webhook_host.p_url) <= 2000
+                then substring(lower(internal_webhook_host.p_url) from '^https?://([a-z0-9._:\[\]-]+)(?:[/?][\x21\x22\x24-\x7e]*)?$') end
+$$;
+
+create or replace function public.internal_webhook_rule() returns text
+language sql immutable security definer set search_path = '' as $$
+    select 'https://host/path of at most 2000 ASCII characters, without a user and without a #fragment'
+$$;
+
+-- What a message says of a task. Its size is bounded: a larger result is left out, and read from the API.
+create or replace function public.internal_webhook_body(p_task public.tasks, p_event text, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select jsonb_build_object(
+        'type', internal_webhook_body.p_event,
+        'timestamp', internal_webhook_body.p_now,
+        'data', jsonb_build_object(
+            'id', internal_webhook_body.p_task.id, 'task_type', internal_webhook_body.p_task.task_type, 'status', internal_webhook_body.p_task.status, 'pool', internal_webhook_body.p_task.pool,
+            'tenant', internal_webhook_body.p_task.tenant, 'labels', internal_webhook_body.p_task.labels, 'attempts', internal_webhook_body.p_task.attempts,
+            'created_at', internal_webhook_body.p_task.created_at, 'failure_code', internal_webhook_body.p_task.failure_code,
+            'error_message', left(internal_webhook_body.p_task.error_message, 2000), 'output_location', left(internal_webhook_body.p_task.output_location, 2000),
+            'progress', case when octet_length(internal_webhook_body.p_task.progress::text) <= 16384 then internal_webhook_body.p_task.progress end,
+            'result_data', case when octet_length(internal_webhook_body.p_task.result_data::text) <= 16384 then internal_webhook_body.p_task.result_data end,
+            'result_left_out', coalesce(octet_length(internal_webhook_body.p_task.result_data::text) > 16384, false)))
+$$;
+
+-- Writes the messages about tasks that have just ended. Called by the trigger of tasks; it refuses nothing.
+create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
+language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    insert into public.webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, next_at)
+    select e.event, t.id, u.webhook, u.url, public.internal_webhook_host(u.url),
+           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now, internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
+      from public.tasks t
+     cross join lateral (select case t.status when 'Complete' then 'task.completed' when 'Failed' then 'task.failed'
+                                              when 'Cancelled' then 'task.cancelled' end as event) e
+     cross join lateral (select null::text as webhook, t.webhook_url as url
+                          union all
+                         select w.name, w.url from public.webhooks w
+                          where w.task_type is null or w.task_type = t.task_type) u
+     where t.id = any (internal_webhooks_write.p_ids) and e.event is not null and public.internal_webhook_host(u.url) is not null
+$$;
+
+-- Writes messages about the progress of running tasks: one in p_every_s for a task and an address. Unsent ones of tasks
+-- that have ended are deleted.
+create or replace function public.fleet_webhooks_progress(
+    p_fleet text, p_term bigint, p_every_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_incremental_sort = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_deleted constant int := 10000;
+    v_written int;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_webhooks_progress');
+    delete from public.webhook_messages m where m.id = any (array(
+        select l.id from public.webhook_messages l
+         where l.next_at is not null and l.event = 'task.progress'
+           and coalesce((select t.status <> 'In Progress' from public.tasks t where t.id = l.task_id), true)
+         order by l.task_id, l.created_at limit c_deleted));
+    insert into public.webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, next_at)
+    select 'task.progress', t.id, u.webhook, u.url, public.internal_webhook_host(u.url),
+           public.internal_webhook_body(t.*, 'task.progress', v_now), v_now, v_now + interval '1 minute', v_now
+      from public.tasks t
+     cross join lateral (select null::text as webhook, t.webhook_url as url where t.webhook_progress
+                          union all
+                         select w.name, w.url from public.webhooks w
+                          where w.progress and (w.task_type is null or w.task_type = t.task_type)) u
+      left join lateral (
+           select m.created_at, m.next_at, m.body from public.webhook_messages m
+            where m.task_id = t.id and m.event = 'task.progress' and m.webhook is not distinct from u.webhook
+            order by m.created_at desc limit 1) last on true
+     where t.status = 'In Progress' and t.worker_id is not null and t.progress is not null
+       and octet_length(t.progress::text) <= 16384 and public.internal_webhook_host(u.url) is not null
+       and (last.created_at is null
+            or last.next_at is null and last.created_at <= v_now - p_every_s * interval '1 second'
+               and last.body->'data'->'progress' is distinct from t.progress)
+     limit 1000;
+    get diagnostics v_written = row_count;
+    return jsonb_build_object('written', v_written);
+end
+$$;
+
+-- Messages that are due, p_per_host for a host at most, less those that p_busy {host: n} counts. Each one is due again
+-- after p_lease_s, in case this leader dies. A call looks at 500 hosts, in their order after p_after; `after` says where
+-- the next call goes on, and is null at the end. What is older than a day is given up.
+create or replace function public.fleet_webhooks_take(
+    p_fleet text, p_term bigint, p_busy jsonb, p_per_host int, p_limit int, p_lease_s numeric, p_after text,
+    p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_incremental_sort = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_hosts constant int := 500;
+    v_host text := coalesce(p_after, '');
+    v_ids uuid[] := '{}';
+    v_messages jsonb;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_webhooks_take');
+    update public.webhook_messages m
+       set next_at = null, give_up_at = v_now, failure = coalesce(m.failure, 'it was not sent within a day')
+     where m.id = any (array(select l.id from public.webhook_messages l
+                              where l.next_at is not null and l.give_up_at <= v_now
+                              order by l.give_up_at limit 1000 for update skip locked));
+    for v_look in 1..c_hosts loop
+        exit when cardinality(v_ids) >= p_limit;
+        select m.host into v_host from public.webhook_messages m
+         where m.next_at is not null and m.host > v_host order by m.host limit 1;
+        exit when v_host is null;
+        v_ids := v_ids || array(
+            select m.id from public.webhook_messages m
+             where (m.host, m.next_at) between (v_host, '-infinity'::timestamptz) and (v_host, v_now)
+               and m.next_at is not null order by m.host, m.next_at
+             limit least(p_limit - cardinality(v_ids), greatest(p_per_host - coalesce((p_busy->>v_host)::int, 0), 0))
+               for update skip locked);
+    end loop;
+    with taken as (
+        update public.webhook_messages m
+           set attempts = least(m.attempts, 1000000) + 1, next_at = v_now + p_lease_s * interval '1 second'
+         where m.id = any (v_ids)
+        returning m.*
+    )
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'id', t.id, 'event', t.event, 'host', t.host, 'body', t.body, 'attempts', t.attempts,
+               'url', case when t.webhook is null then t.url else (  -- the address of today; null: it was removed
+                          select w.url from public.webhooks w where w.name = t.webhook) end)), '[]')
+      into v_messages from taken t;
+    return jsonb_build_object('messages', v_messages, 'after', v_host);
+end
+$$;
+
+-- Records how an attempt to send ended. If p_error is null, the message was sent. If p_retry_s is null, or the day is
+-- over by then, there is no further attempt.
+create or replace function public.fleet_webhook_close(
+    p_fleet text, p_term bigint, p_id uuid, p_error text, p_retry_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_next timestamptz := v_now + p_retry_s * interval '1 second';
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_webhook_close');
+    update public.webhook_messages m
+       set failure = left(p_error, 500),
+           sent_at = case when p_error is null then v_now end,
+           next_at = case when p_error is not null and v_next < m.give_up_at then v_next end,
+           give_up_at = case when p_error is null or v_next < m.give_up_at then m.give_up_at else v_now end
+     where m.id = p_id and m.sent_at is null;
+    return jsonb_build_object('closed', found);
+end
+$$;
+
+-- Adds or replaces an address: {name, task_type, url, progress}.
+create or replace function public.fleet_webhook_put(
+    p_fleet text, p_actor text, p_webhook jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_webhooks constant int := 100;  -- of a database: each of them costs every end of a task
+    v_created boolean;
+begin
+    perform public.internal_check_keys(p_webhook, array['name', 'task_type', 'url', 'progress'], 'a webhook');
+    if public.internal_webhook_host(p_webhook->>'url') is null then
+        perform public.internal_refuse('OR007', 'url is not valid', '', public.internal_webhook_rule());
+    elsif (select count(*) from public.webhooks w where w.name <> p_webhook->>'name') >= c_webhooks then
+        perform public.internal_refuse('OR007', 'there are too many webhooks', format('the limit is %s', c_webhooks),
+            'remove some, or give tasks a webhook_url of their own');
+    end if;
+    insert into public.webhooks as w (name, task_type, url, progress, created_at)
+    values (p_webhook->>'name', p_webhook->>'task_type', p_webhook->>'url',
+            coalesce((p_webhook->>'progress')::boolean, false), v_now)
+    on conflict (name) do update
+       set task_type = excluded.task_type, url = excluded.url, progress = excluded.progress
+    returning w.xmax = 0 into v_created;
+    perform public.internal_audit(p_fleet, p_actor, 'webhook.put', p_webhook->>'name', jsonb_build_object(
+        'task_type', p_webhook->>'task_type', 'host', public.internal_webhook_host(p_webhook->>'url')), v_now);
+    return jsonb_build_object('created', v_created);
+end
+$$;
+
+-- Removes an address with its unsent messages.
+create or replace function public.fleet_webhook_remove(
+    p_fleet text, p_actor text, p_name text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_found boolean;
+begin
+    delete from public.webhooks w where w.name = p_name;
+    v_found := found;
+    if v_found then
+        delete from public.webhook_messages m where m.webhook = p_name and m.sent_at is null;
+        perform public.internal_audit(p_fleet, p_actor, 'webhook.remove', p_name, null, public.internal_clock(p_now));
+    end if;
+    return jsonb_build_object('found', v_found);
+end
+$$;
+
+-- Makes unsent messages due now, for another day: this one, or all that were given up (p_id null; 10,000 at once).
+create or replace function public.fleet_webhook_retry(
+    p_fleet text, p_actor text, p_id uuid, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_count int;
+begin
+    update public.webhook_messages m set next_at = v_now, give_up_at = v_now + interval '1 day'
+     where m.sent_at is null
+       and m.id = any (array(select l.id from public.webhook_messages l
+                              where l.sent_at is null and case when p_id is null then l.next_at is null else l.id = p_id end
+                              limit 10000));
+    get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform public.internal_audit(p_fleet, p_actor, 'webhook.retry', coalesce(p_id::text, '*'),
+            jsonb_build_object('messages', v_count), v_now);
+    end if;
+    return jsonb_build_object('due', v_count);
+end
+$$;
+
+-- What health says of webhooks: messages that were given up within a day, and those that nobody has tried to send for
+-- five minutes. It counts 10,000 of them at most.
+create or replace function public.internal_webhook_troubles(p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    select jsonb_build_object('undeliverable', l.n, 'host', l.host, 'failure', l.failure, 'late', w.n)
+      from (select count(*) as n, (array_agg(m.host order by m.give_up_at desc))[1] as host,
+                   (array_agg(m.failure order by m.give_up_at desc))[1] as failure
+              from (select * from public.webhook_messages g
+                     where g.next_at is null and g.sent_at is null and g.event <> 'task.progress'
+                       and g.give_up_at > internal_webhook_troubles.p_now - interval '1 day' limit 10000) m) l,
+           (select count(*) as n from (
+                select from public.webhook_messages g
+                 where g.next_at is not null and g.event <> 'task.progress'
+                   and g.next_at < internal_webhook_troubles.p_now - interval '5 minutes' limit 10000) m) w
+$$;
+
+-- The addresses, and the newest messages in one of the states `waiting`, `undeliverable` and `sent`, or of one task.
+create or replace function public.fleet_webhooks(
+    p_fleet text, p_state text, p_task_id uuid, p_limit int, p_now timestamptz default null
+) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select jsonb_build_object(
+        'now', public.internal_clock(fleet_webhooks.p_now),
+        'webhooks', coalesce((select jsonb_agg(to_jsonb(w) order by w.name) from public.webhooks w), '[]'),
+        'troubles', public.internal_webhook_troubles(public.internal_clock(fleet_webhooks.p_now)),
+        'messages', coalesce((
+            select jsonb_agg(to_jsonb(m) - array['body', 'url', 'state'] || jsonb_build_object('state', m.state)
+                             order by m.created_at desc, m.id)
+              from (select n.*, s.state from public.webhook_messages n
+                     cross join lateral (select case when n.sent_at is not null then 'sent'
+                                                     when n.next_at is null then 'undeliverable'
+                                                     else 'waiting' end as state) s
+                     where (fleet_webhooks.p_task_id is null or n.task_id = fleet_webhooks.p_task_id) and (fleet_webhooks.p_state is null or s.state = fleet_webhooks.p_state)
+                     order by n.created_at desc, n.id limit least(greatest(coalesce(fleet_webhooks.p_limit, 100), 0), 1000)) m), '[]'))
+$$;
