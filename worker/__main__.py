@@ -1,6 +1,6 @@
-"""The doors of the agent on a pod: `agent.pyz start|stop|probe|handler-host --run-dir DIR`.
+"""The commands of the agent on a pod: `agent.pyz start|stop|probe|handler-host --run-dir DIR`.
 
-`start` and `stop` are called over SSH, fifty at a time on a bad day: nothing is imported here that they do not need.
+Up to fifty `start` and `stop` calls arrive over SSH at once, so this module imports only what they need.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ USAGE = "usage: start --run-dir DIR | stop --run-dir DIR [--grace-s S] | probe -
 
 
 def main() -> int:
-    """Run one subcommand; its answer is one JSON line on stdout and the exit status."""
+    """Run one command. It answers with one line of JSON on stdout and an exit status."""
     if sys.version_info < (3, 9):
         print(json.dumps({"error": f"Python {sys.version.split()[0]} is older than 3.9", "code": "EXEC_FAILED"}))
         return 1
@@ -26,7 +26,7 @@ def main() -> int:
         print(json.dumps({"error": USAGE, "code": "BAD_USAGE"}))
         return 2
     if command == "start":
-        from .launch import start  # noqa: PLC0415 the other two do without
+        from .launch import start  # noqa: PLC0415 `stop` and `probe` do not need it
 
         return start(run_dir)
     from .teardown import probe, stop  # noqa: PLC0415
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _options(words: list[str]) -> dict[str, str]:
-    """`--name value` pairs; argparse alone would cost more than everything else here."""
+    """Parse `--name value` pairs. Importing argparse would take longer than everything else here."""
     return {name[2:]: value for name, value in zip(words[::2], words[1::2]) if name.startswith("--")}
 
 

@@ -1,7 +1,9 @@
-"""The agent's main loop: register, claim, run, report; until it is told to end, or nobody answers any more.
+"""The agent's main loop: register, claim, run, report.
 
-What it promises: a finished result is offered until somebody acknowledges it; a claim is repeated under its number
-until it was answered, so that a lost reply loses no task; a task that was fenced is dropped without a word.
+It ends on request, or after too long without an answer to any call.
+
+The agent sends a finished result until it is acknowledged. It repeats a claim under the same number until the claim is
+answered, so a lost reply loses no task. It drops a fenced task without a report.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import sys
 import time
 
 from . import protocol
+from .agent_state import AgentState, HeldTask
 from .config import DONE_FILE
-from .disk import LOOK_AGAIN_S, has_room
 from .exits import Outcome, cancelled
+from .finding_list import FindingList
 from .heartbeat import Heartbeat
 from .http1 import Interrupted, Unreachable
 from .journal import Journal, secret_values
-from .life import Held, Life
-from .reports import FAREWELL_CALL_S, FAREWELL_S, Reports
+from .monitor import Monitor
+from .reports import FLUSH_CALL_S, FLUSH_S, Reports
 from .rpc import CALL_S, Refused, Rpc, backoff_s
 
 TYPE_CHECKING = False
@@ -31,27 +34,28 @@ if TYPE_CHECKING:
     from .config import Config, RunDir
     from .runner import Runner
 
-BATCH_S = 2.0  # after a claim of several: what has not begun by then is handed back
-EMPTY_PAUSE_S = 0.2  # after an empty answer that came at once; doubles up to EMPTY_PAUSE_MAX_S
+BATCH_S = 2.0  # seconds after a claim of several tasks: the agent releases those that have not begun by then
+EMPTY_PAUSE_S = 0.2  # after an immediate empty answer; doubles up to EMPTY_PAUSE_MAX_S
 EMPTY_PAUSE_MAX_S = 2.0
-UNSERVED_PAUSE_S = 30.0  # before the next claim of a pod that could not wait for a service any longer
+UNSERVED_PAUSE_S = 30.0  # seconds before the next claim, after a task was released because a service was unavailable
 REASON_CHARS = 1_000
+BLOCKED_PAUSE_S = 5.0  # seconds between checks whether the finding that stops the claims has ended
 CRASHED = 1
 
 
-def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
-    """The agent's life; its exit status. <run dir>/done.json says how it ended (guards U18)."""
-    # Handlers have the first in their environment; the second opens this worker's next token.
+def run_agent(config: Config, run: RunDir, pyz: str, identity: dict[str, Any]) -> int:
+    """Run the agent and return its exit status. <run dir>/done.json records how it ended (guards U18)."""
+    # Handlers have the API key in their environment. The renewal key decrypts this worker's next token.
     pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", ""), "RENEWAL_KEY": config.renewal_key or ""}
     commands = (config.setup_command, config.start_command)
     journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}, *commands))
-    agent = Agent(config, run, pyz, line, journal)
+    agent = Agent(config, run, pyz, identity, journal)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: agent.life.end(f"{signal.Signals(number).name} received"))
+        signal.signal(number, lambda number, _: agent.state.end(f"{signal.Signals(number).name} received"))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reason, status = "crashed", CRASHED
     try:
-        reason = agent.live()
+        reason = agent.run()
         status = 0
     except BaseException as error:
         journal.log("agent_crashed", type=type(error).__name__, why=str(error))
@@ -59,10 +63,10 @@ def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
     finally:
         agent.close()
         journal.log("agent_ended", reason=reason, message=f"Agent ended: {reason}")
-        with contextlib.suppress(OSError):  # a full disk must not keep the pod from being stopped
+        with contextlib.suppress(OSError):  # a full disk must not prevent the stop of the pod
             run.write(DONE_FILE, json.dumps({"reason": reason, "status": status, "at": time.time()}))
-    if agent.life.deserted:
-        from .podstop import stop_pod  # noqa: PLC0415 the last resort of few agents
+    if agent.state.must_stop_pod:
+        from .podstop import stop_pod  # noqa: PLC0415 few agents need it
 
         stop_pod(config.system_root, journal)
     return status
@@ -71,55 +75,71 @@ def live(config: Config, run: RunDir, pyz: str, line: dict[str, Any]) -> int:
 class Agent:
     """Owns the main thread."""
 
-    def __init__(self, config: Config, run: RunDir, pyz: str, line: dict[str, Any], journal: Journal) -> None:
-        self.life = Life(config.deadman_s)
-        self._config, self._run, self._pyz, self._line, self._journal = config, run, pyz, line, journal
-        self._rpc = Rpc(config, self.life)
-        self._reports = Reports(self.life, journal, self._rpc)
-        self._heartbeat = Heartbeat(config, run, self.life, journal)
-        # Grows over restarts of the agent too, so that no new claim is taken for a repetition of an old one.
+    def __init__(self, config: Config, run: RunDir, pyz: str, identity: dict[str, Any], journal: Journal) -> None:
+        self.state = AgentState(config.deadman_s)
+        self._config, self._run_dir, self._pyz, self._identity, self._journal = config, run, pyz, identity, journal
+        self._rpc = Rpc(config, self.state)
+        self._reports = Reports(self.state, journal, self._rpc)
+        self._heartbeat = Heartbeat(config, run, self.state, journal)
+        # The number also grows over restarts of the agent: a new claim must not look like a repetition of an old one.
         self._claim_no = int(time.time() * 1000)
         self._runner_made: Runner | None = None
+        self._findings = FindingList(self.state, journal, run.path)
+        self._monitor = Monitor(config, run, self.state, journal, self._findings, self._hosts)
 
-    def live(self) -> str:
-        """Work until there is a reason not to; returns it."""
-        self._journal.log("agent_started", **self._line, protocol=protocol.PROTOCOL)
+    def run(self) -> str:
+        """Work until there is a reason to end. Return the reason."""
+        self._journal.log("agent_started", **self._identity, protocol=protocol.PROTOCOL)
         self._register()
         self._heartbeat.start()
-        if self._config.start_command and not self.life.ending:
+        self._monitor.start()
+        if self._config.start_command and not self.state.ending:
             from .program import supervise  # noqa: PLC0415 most workers have no program of their own
 
-            reason = supervise(self._config, self._run, self.life, self._journal, self._runner)
-            self._heartbeat.last_word(FAREWELL_S)
+            reason = supervise(self._config, self._run_dir, self.state, self._journal, self._runner)
+            self._heartbeat.beat_once_more(FLUSH_S)
         else:
             self._work()
-            reason = self.life.ending or "drained"
-        self._farewell()
+            reason = self.state.ending or "drained"
+        self._release_all()
         return reason
 
     def close(self) -> None:
         """End every child and thread."""
         self._heartbeat.stop()
+        self._monitor.stop()
         if self._runner_made:
             self._runner_made.close()
 
     @property
     def _runner(self) -> Runner:
         if self._runner_made is None:
-            from .runner import Runner  # noqa: PLC0415 a worker that has no task yet starts the quicker
+            from .runner import Runner  # noqa: PLC0415 an agent without a task starts faster
 
             self._runner_made = Runner(
-                self._config, self._run, self._pyz, self.life, self._journal, self._rpc, self._reports.beside
-            )
+                self._config, self._run_dir, self._pyz, self.state, self._journal, self._rpc, self._reports.send_due,
+                self._findings,
+            )  # fmt: skip
         return self._runner_made
+
+    def _hosts(self) -> int:
+        """Return the number of live handler hosts; a worker program counts as one."""
+        if self._config.start_command:
+            return 1
+        return self._runner_made.hosts if self._runner_made else 0
+
+    def _may_claim(self) -> bool:
+        """Return whether no finding stops the claims. Reads the disk again for it."""
+        self._findings.update_disk()
+        return self._findings.blocking() is None
 
     def _register(self) -> None:
         about = {
             "protocol": protocol.PROTOCOL,
-            "code_sha": self._line["code_sha256"],
-            "pid": self._line["pid"],
-            "start_time": self._line["start_time"],
-            "python": self._line["python"],
+            "code_sha": self._identity["code_sha256"],
+            "pid": self._identity["pid"],
+            "start_time": self._identity["start_time"],
+            "python": self._identity["python"],
             "prefix": sys.prefix,
             "user_code": self._config.user_code,
             "handlers": sorted(self._config.handlers),
@@ -127,123 +147,157 @@ class Agent:
         answer = self._reports.until_answered(protocol.REGISTER, {"p_agent": about})
         if answer is not None:
             self._heartbeat.every_s = float(answer.get("heartbeat_s") or self._heartbeat.every_s)
-            self.life.obey(answer)
+            self.state.follow_answer(answer)
             self._journal.log("agent_registered", wanted=answer.get("wanted"))
 
     def _work(self) -> None:
+        from . import preflight, reach  # noqa: PLC0415 once, before the first claim
+
+        reach.check_store(self._config, self._findings, self.state)
+        preflight.run(self._config, self._pyz, self._findings, self._journal)
         pause_s = EMPTY_PAUSE_S
-        while not self.life.leaving():
-            if not has_room(self._run.path, self.life, self._journal):
-                self.life.pause(LOOK_AGAIN_S)
+        while not self.state.is_leaving():
+            if not self._may_claim():
+                self.state.pause(BLOCKED_PAUSE_S)
                 continue
             asked = time.monotonic()
             held = self._claim()
             if held:
                 pause_s = EMPTY_PAUSE_S
             elif time.monotonic() - asked < self._config.claim_wait_s / 2:
-                self.life.pause(pause_s)  # nobody held our question open: do not hammer
+                self.state.pause(pause_s)  # the server did not hold the call open, so it is not repeated at once
                 pause_s = min(pause_s * 2, EMPTY_PAUSE_MAX_S)
             while held:
-                self._carry_all(held)
-                held = self._tell_and_claim()
+                self._run_all(held)
+                held = self._complete_and_claim()
 
-    def _claim(self) -> list[Held]:
-        """Ask for work under the present claim number until answered; [] when there is none, or no more is wanted."""
+    def _must_not_wait(self) -> bool:
+        """Return whether a claim must be answered at once, without a wait for a task."""
+        return self.state.is_leaving() or self._findings.blocking() is not None
+
+    def _claim(self) -> list[HeldTask]:
+        """Repeat the claim under its number until it is answered.
+
+        Return [] if there is no task, or if claims must stop.
+        """
         wait_s, tries = self._config.claim_wait_s, 0
         while True:
-            leaving = self.life.leaving()
-            args = {"p_claim_no": self._claim_no, "p_batch": self._config.batch, "p_wait_s": 0 if leaving else wait_s}
+            is_hurried = self._must_not_wait()
+            args = {
+                "p_claim_no": self._claim_no,
+                "p_batch": self._config.batch,
+                "p_wait_s": 0 if is_hurried else wait_s,
+            }
             try:
                 answer = self._rpc.call(
-                    protocol.CLAIM, args, deadline_s=FAREWELL_CALL_S if leaving else wait_s + CALL_S,
-                    unless=None if leaving else self.life.leaving,
+                    protocol.CLAIM, args, deadline_s=FLUSH_CALL_S if is_hurried else wait_s + CALL_S,
+                    unless=None if is_hurried else self._must_not_wait,
                 )  # fmt: skip
             except Interrupted:
-                continue  # once more, without waiting: what was granted meanwhile must not be left lying
+                continue  # once more, without waiting: fetch the tasks that the interrupted call may have claimed
             except Unreachable as error:
                 self._journal.log("claim_unanswered", why=str(error))
-                if leaving:
+                if is_hurried:
                     return []
                 tries += 1
-                self.life.pause(backoff_s(tries))
+                self.state.pause(backoff_s(tries))
                 continue
             except Refused as error:
                 self._reports.refused(protocol.CLAIM, error)
                 return []
             return self._claimed(answer)
 
-    def _claimed(self, answer: dict[str, Any]) -> list[Held]:
+    def _claimed(self, answer: dict[str, Any]) -> list[HeldTask]:
         self._claim_no += 1
-        self.life.obey(answer)
+        self.state.follow_answer(answer)
         tasks = answer.get("tasks") or []
         for task in tasks:
             self._journal.log("task_claimed", task=task["id"], attempt=task["attempt"], type=task["task_type"])
-        return [self.life.hold(task) for task in tasks]
+        return [self.state.hold(task) for task in tasks]
 
-    def _tell_and_claim(self) -> list[Held]:
-        """See every outcome acknowledged, and in the same call ask for more; [] when that has to be asked by itself."""
+    def _complete_and_claim(self) -> list[HeldTask]:
+        """Report all outcomes and claim in the same call. Return [] if the caller must send a claim of its own."""
         results = self._reports.results()
-        if not results or self.life.leaving() or not has_room(self._run.path, self.life, self._journal):
-            self._reports.settle()
+        if not results or self.state.is_leaving() or not self._may_claim():
+            self._reports.flush()
             return []
         args = {"p_results": results, "p_claim_no": self._claim_no, "p_batch": self._config.batch}
         try:
             answer = self._rpc.call(protocol.COMPLETE_AND_CLAIM, args)
         except (Unreachable, Refused) as error:
-            self._reports.unanswered(error)
-            self._reports.settle()
-            return self._claim()  # what that call may have claimed comes under the same number
-        self._reports.heard(answer)
+            self._reports.note_no_answer(error)
+            self._reports.flush()
+            return self._claim()  # the same claim number returns the tasks that the failed call may have claimed
+        self._reports.note_answer(answer)
         return self._claimed(answer)
 
-    def _carry_all(self, tasks: list[Held]) -> None:
-        """Run what one claim brought; a task that must be handed back stays held.
+    def _run_all(self, tasks: list[HeldTask]) -> None:
+        """Run the tasks of one claim. A task that could not be released stays held.
 
-        Other workers may be idle: what has not begun BATCH_S after the claim is for them.
+        A task that has not begun BATCH_S after the claim is released, because another worker may be idle. So is every
+        task that has not begun when a finding stops the claims.
         """
         until = time.monotonic() + BATCH_S
         for held in tasks:
             late = held is not tasks[0] and time.monotonic() > until
-            if not self.life.ending and not (late and self._release(held, "not begun soon enough")):
-                self._carry(held)
+            why = self._findings.blocking() or ("not begun soon enough" if late else None)
+            if not self.state.ending and not (why and self._release(held, why)):
+                self._run_task(held)
 
-    def _carry(self, held: Held) -> None:
+    def _run_task(self, held: HeldTask) -> None:
         if held.fenced:
             outcome = Outcome("dropped")
         elif held.cancelled:
             outcome = cancelled("before it began")
         else:
+            if self._monitor.needs_new_hosts():  # after an Xid, the affected process must not run the next task
+                self._journal.log("hosts_replaced", why="an Xid names a program's error")
+                self._runner.close()
             outcome = self._runner.run(held)
         if outcome.kind == "unserved":
-            self._hand_back(held, outcome.why)
+            self._release_unserved(held, outcome.why)
+        elif outcome.kind == "hung":
+            self._await_stop(held)
         elif outcome.kind != "stopped":
             self._reports.add(held, outcome)
 
-    def _hand_back(self, held: Held, why: str) -> None:
-        """Release a task that an outage kept this pod from finishing: the attempt does not count."""
+    def _release_unserved(self, held: HeldTask, why: str) -> None:
+        """Release a task that an outage prevented: the attempt does not count."""
         args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": why[:REASON_CHARS]}
-        with contextlib.suppress(Refused):  # it has been logged, and the lease runs out
+        with contextlib.suppress(Refused):  # the refusal is logged, and the lease expires
             self._reports.until_answered(protocol.RELEASE, args, held)
-        if not self.life.ending:
+        if not self.state.ending:
             self._journal.log("task_unserved", task=held.id, attempt=held.attempt, why=why)
-            self.life.let_go(held)
-            self.life.pause(UNSERVED_PAUSE_S)
+            self.state.drop(held)
+            self.state.pause(UNSERVED_PAUSE_S)
 
-    def _farewell(self) -> None:
-        """Hand back what is still held, so that another worker can have it at once."""
-        until = time.monotonic() + FAREWELL_S
-        for held in self.life.held():
-            if not (held.fenced or self.life.forsaken or time.monotonic() > until):
-                self._release(held, self.life.ending or "drained")
+    def _await_stop(self, hung: HeldTask) -> None:
+        """Release the other tasks and wait for the orchestrator to end this pod: a stuck process cannot be killed."""
+        self._journal.log("host_hung", task=hung.id, attempt=hung.attempt)
+        for held in self.state.held():
+            if held is not hung:
+                self._release(held, f"task {hung.id} is stuck, and its process cannot be ended")
+        while not self.state.ending:
+            self.state.pause(BLOCKED_PAUSE_S)
 
-    def _release(self, held: Held, reason: str) -> bool:
-        """Hand a task back, as if never begun; whether that was heard. If not, its lease will run out."""
+    def _release_all(self) -> None:
+        """Release all held tasks, so that another worker can claim them at once."""
+        until = time.monotonic() + FLUSH_S
+        for held in self.state.held():
+            if not (held.fenced or self.state.unreachable or time.monotonic() > until):
+                self._release(held, self.state.ending or "drained")
+
+    def _release(self, held: HeldTask, reason: str) -> bool:
+        """Release a task as if it had never begun. Return whether the call was answered.
+
+        Without an answer, the lease expires.
+        """
         args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": reason}
         try:
-            answer = self._rpc.call(protocol.RELEASE, args, deadline_s=FAREWELL_CALL_S)
+            answer = self._rpc.call(protocol.RELEASE, args, deadline_s=FLUSH_CALL_S)
         except (Unreachable, Refused) as error:
             self._journal.log("task_unreleased", task=held.id, attempt=held.attempt, why=str(error))
             return False
         self._journal.log("task_released", task=held.id, attempt=held.attempt, outcome=answer.get("outcome"))
-        self.life.let_go(held)
+        self.state.drop(held)
         return True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """JSON lines to and from the agent; any thread may speak, one listens."""
+    """JSON lines to and from the agent. Any thread may send; one thread listens."""
 
     def __init__(self, source: socket.socket) -> None:
         self._socket = source
@@ -48,7 +48,7 @@ class Channel:
             del self._replies[seq]
 
     def listen(self, terminate: threading.Event) -> None:
-        """Until the agent has gone; then end this whole session."""
+        """Read messages until the agent has ended, then end this whole session."""
         with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)

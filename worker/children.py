@@ -1,4 +1,4 @@
-"""One handler host, seen from the agent: a child in its own session, spoken to in JSON lines over a socket pair."""
+"""One handler host, seen from the agent: a child process in its own session. A socket pair carries JSON lines."""
 
 from __future__ import annotations
 
@@ -11,37 +11,52 @@ import subprocess
 import sys
 
 from . import messages, processes
+from .cgroup import Cgroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .agent_state import AgentState
     from .config import Config, RunDir
     from .journal import Journal
-    from .life import Life
 
-MAX_LINE_BYTES = 64 << 20  # of one message; more is a host gone mad
-SHOWN_BYTES = 200  # of a message that is ignored
-KILL_GRACE_S = 2.0  # between TERM and KILL
-EXIT_WAIT_S = 2.0  # for a child whose socket has closed to be gone
+MAX_LINE_BYTES = 64 << 20  # bytes of one message; a host that sends more is ended
+SHOWN_BYTES = 200  # bytes of an ignored message that go into the log
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+KILL_GRACE_S = 2.0  # seconds between TERM and KILL
+EXIT_WAIT_S = 2.0  # seconds for the exit of a child whose socket is closed
 
 
-class Child:
-    """A running handler host; `closed` once it has let go of the socket."""
+def _defaults(root: str) -> dict[str, str]:
+    """Return variables for handlers; those of the image and of WORKER_ENV override them.
+
+    Libraries start a thread for each processor of the host, of which the pod has a slice.
+    """
+    found = {"PYTHONUNBUFFERED": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    cpus = Cgroup(root).cpus()
+    if cpus is not None:
+        found |= dict.fromkeys(THREADS, str(max(1, int(cpus))))
+    return found
+
+
+class HandlerHost:
+    """A running handler host. `closed` is true once its end of the socket is closed."""
 
     def __init__(
         self, config: Config, run: RunDir, pyz: str, journal: Journal, code_dir: str | None, *, number: int, own: bool
     ) -> None:
-        """Start one: the user's interpreter for Python handlers, the agent's (`own`) for commands. Raises OSError."""
+        """Start a host with the user's interpreter, or with the agent's (`own`) for commands. Raises OSError."""
         self._run, self._journal = run, journal
-        self._has_misspoken = False
+        self._has_ignored_one = False
         self.mark = f"{run.path}#{number}#"
         self.closed = False
+        self.left: set[int] = set()  # pids that even SIGKILL did not end
         self._buffer = b""
         self._socket, theirs = socket.socketpair()
         python = [sys.executable, "-I"] if own else [config.python]
         path = os.pathsep.join(filter(None, [code_dir, config.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
-        env = {**os.environ, **config.env, "PYTHONUNBUFFERED": "1", processes.MARK: self.mark}
+        env = {**_defaults(config.system_root), **os.environ, **config.env, processes.MARK: self.mark}
         if path:
             env["PYTHONPATH"] = path
         try:
@@ -57,42 +72,45 @@ class Child:
         finally:
             theirs.close()
         self.pid = self._process.pid
-        with contextlib.suppress(OSError):  # on a full disk the mark in its environment still tells whose it is
+        with contextlib.suppress(OSError):  # on a full disk, the mark in its environment still identifies it
             os.makedirs(run.at("sessions"), exist_ok=True)
             run.write(os.path.join("sessions", str(self.pid)), processes.start_time(self.pid) or "")
 
     def send(self, message: dict[str, Any]) -> None:
-        """Say something; a child that no longer listens is noticed by `receive`."""
+        """Send a message. `receive` notices a child that has closed the socket."""
         self._socket.settimeout(10.0)
         try:
             self._socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         except OSError:
             self.closed = True
 
-    def receive(self, timeout_s: float, life: Life) -> list[dict[str, Any]]:
-        """What the child has said; empty after `timeout_s`, at a wake-up, or when it has gone (`closed`)."""
+    def receive(self, timeout_s: float, state: AgentState) -> list[dict[str, Any]]:
+        """Return the child's messages.
+
+        An empty list after `timeout_s`, at a wake-up, or if the child has ended (`closed`).
+        """
         if not self.closed:
-            ready = select.select([self._socket.fileno(), life.wake_fd], [], [], max(0.0, timeout_s))[0]
-            if life.wake_fd in ready:
-                life.drain_wake()
+            ready = select.select([self._socket.fileno(), state.wake_fd], [], [], max(0.0, timeout_s))[0]
+            if state.wake_fd in ready:
+                state.drain_wake()
             if self._socket.fileno() in ready:
                 self._read()
             elif self._process.poll() is not None:
-                self.closed = True  # its own children may still hold the other end
+                self.closed = True  # its children may still hold the other end open
         *lines, self._buffer = self._buffer.split(b"\n")
         try:
             return [message for line in lines for message in self._taken(line)]
-        except (ValueError, RecursionError):  # the handler wrote to a descriptor that is not its own
+        except (ValueError, RecursionError):  # the handler wrote to the socket itself
             self.closed = True
             return []
 
     def _taken(self, line: bytes) -> list[dict[str, Any]]:
-        """The message of a line; none if it is not one that a host sends, and the first of those is logged."""
+        """Return the message of a line; [] if no host would send it. The first such line is logged."""
         message = json.loads(line)
         if messages.is_known(message):
             return [message]
-        if not self._has_misspoken:
-            self._has_misspoken = True
+        if not self._has_ignored_one:
+            self._has_ignored_one = True
             shown = line[:SHOWN_BYTES].decode("utf-8", "replace")
             self._journal.log("message_ignored", pid=self.pid, message=shown)
         return []
@@ -106,21 +124,21 @@ class Child:
         self.closed = not more or len(self._buffer) > MAX_LINE_BYTES
 
     def terminate(self) -> None:
-        """Ask it, and only it, to end."""
+        """Ask the host to end, but not the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def end(self, grace_s: float = KILL_GRACE_S) -> int | None:
-        """End the child and all it started; its exit status, None if there is none."""
+        """End the child and all processes that it started. Return its exit status, or None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self.closed:
-                self._process.wait(EXIT_WAIT_S)  # it is ending by itself: its own status is the better evidence
+                self._process.wait(EXIT_WAIT_S)  # it is ending by itself: its own exit status says more
         status = self._process.poll()
         if status is None:
             processes.signal_all({self.pid}, self.pid, 15)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace_s)
-        processes.end(self.pid, self.mark, 0.0)
+        self.left = processes.end(self.pid, self.mark, 0.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_WAIT_S)
         self._socket.close()

@@ -1,7 +1,8 @@
-"""Handlers that are commands (`cmd:./nightly.sh --fast`), and the worker program of a user's own."""
+"""Handlers that are commands (`cmd:./nightly.sh --fast`), and a user's own worker program."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -9,7 +10,7 @@ import subprocess
 import threading
 
 from .output import OUT
-from .transfers import TransferError
+from .transfer_errors import TransferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
 
     from .task import Task
 
-LAST_LINE_BYTES = 1 << 20  # of stdout that may be a JSON object of result data
-MAX_OUTPUTS = 2_000  # files that a command leaves; each is a request to the store and a line of the result
-LINGER_S = 1.0  # for output of a command that has ended while a child of it keeps the pipe open
+LAST_LINE_BYTES = 1 << 20  # bytes of the last line of stdout, which may be a JSON object of result data
+PROGRESS = b"progress:"  # begins a line of stdout that reports progress
+PROGRESS_BYTES = 1_000  # bytes of such a line, and of the file `progress`
+PROGRESS_FILE_S = 1.0  # seconds between two reads of this file
+LINGER_S = 1.0  # seconds for the rest of the output of an ended command whose child still holds the pipe open
 
 
 def run(command: str, task: Task) -> dict[str, Any]:
-    """Run a command on one task: the task on stdin, ./output/ uploaded afterwards, last line of stdout as result."""
+    """Run a command on one task: the task is on stdin, ./output/ is uploaded, the last line of stdout is the result."""
     os.makedirs("output", exist_ok=True)
     given = {
         "id": task.id,
         "task_type": task.type,
         "attempt": task.attempt,
         "params": task.params,
+        "traceparent": task.traceparent,
         "dependencies": [
             {"id": one.id, "task_type": one.task_type, "output_location": one.output_location,
              "result_data": one.result_data} for one in task.dependencies
@@ -40,35 +44,24 @@ def run(command: str, task: Task) -> dict[str, Any]:
         file.seek(0)
         ended = subprocess.Popen(argv(command), stdin=file, stdout=subprocess.PIPE)
     last: list[bytes] = []
-    assert ended.stdout is not None  # noqa: S101 for the type checker: it was asked for
-    copying = threading.Thread(target=_copy, args=(ended.stdout, last), daemon=True)
+    assert ended.stdout is not None  # noqa: S101 for the type checker: stdout=PIPE sets it
+    copying = threading.Thread(target=_copy, args=(ended.stdout, last, task), daemon=True)
     copying.start()
+    over = threading.Event()
+    threading.Thread(target=_read_progress, args=(task, over), daemon=True).start()
     status = ended.wait()  # no timeout: the agent ends this process when the task's time is up
+    over.set()
     copying.join(LINGER_S)
     if status != 0:
         return {"op": "failed", "status": status, "type": "CommandFailed", "message": f"status {status}"}
-    for path in _outputs(os.path.realpath(task.dir)):
-        task.upload(path, os.path.relpath(path, "output"))
+    if os.path.islink("output"):
+        raise TransferError("output is a link that leaves the task's folder: copy the files instead")
+    task.upload_folder("output")
     return task.ended(_result(last))
 
 
-def _outputs(home: str) -> list[str]:
-    """The files in ./output/, folder by folder. TransferError for too many, or a link to a place outside `home`."""
-    found: list[str] = []
-    for folder, folders, names in os.walk("output"):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for name in (*names, *links):
-            path = os.path.join(folder, name)
-            if not os.path.realpath(path).startswith(home + os.sep):
-                raise TransferError(f"{path} is a link that leaves the task's folder: copy the file instead")
-            if len(found) == MAX_OUTPUTS:
-                raise TransferError(f"the command left more than {MAX_OUTPUTS} files in output/: pack them into one")
-            found.append(path)
-    return sorted(found, key=os.path.split)
-
-
 def program(request: dict[str, Any], terminate: threading.Event) -> dict[str, Any]:
-    """Run the user's own worker program to its end."""
+    """Run the user's own worker program until it ends."""
     ended = subprocess.Popen(
         ["/bin/sh", "-c", request["command"]], env={**os.environ, **request["env"]}, stdin=subprocess.DEVNULL
     )
@@ -83,20 +76,46 @@ def program(request: dict[str, Any], terminate: threading.Event) -> dict[str, An
 
 
 def argv(command: str) -> list[str]:
-    """The command's words; one that begins with ./ and is in the user's code means that file, wherever it runs."""
+    """Split the command into words. A word ./NAME becomes the path of NAME in the user's code, if the file exists."""
     code_dir = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[0]
     words = []
     for word in shlex.split(command):
-        there = os.path.join(code_dir, word[2:]) if code_dir and word.startswith("./") else ""
-        words.append(there if there and os.path.exists(there) else word)
+        path = os.path.join(code_dir, word[2:]) if code_dir and word.startswith("./") else ""
+        words.append(path if path and os.path.exists(path) else word)
     return words
 
 
-def _copy(source: IO[bytes], last: list[bytes]) -> None:
-    """Standard output line by line into the log, remembering the last line."""
+def _read_progress(task: Task, over: threading.Event) -> None:
+    """Report what the command writes to the file `progress`, at each change of the file."""
+    path, seen = os.path.join(task.dir, "progress"), None
+    while not over.wait(PROGRESS_FILE_S):
+        with contextlib.suppress(OSError):  # the file is missing or not a regular file
+            changed = os.stat(path).st_mtime_ns
+            if changed != seen:
+                with open(path, "rb") as file:
+                    _report(file.read(PROGRESS_BYTES), task)
+            seen = changed
+
+
+def _report(text: bytes, task: Task) -> None:
+    """Report progress: a number from 0 to 1 and a message, both optional."""
+    words = text.decode("utf-8", "replace").split(maxsplit=1)
+    try:
+        fraction = float(words[0])
+    except (IndexError, ValueError):
+        fraction = -1.0
+    known = 0 <= fraction <= 1  # json.dumps would write NaN, which is not JSON
+    message = " ".join(words[known:]).strip()
+    task.progress(fraction if known else None, message or None)
+
+
+def _copy(source: IO[bytes], last: list[bytes], task: Task) -> None:
+    """Copy standard output line by line into the log, and keep the last line."""
     for line in iter(lambda: source.readline(LAST_LINE_BYTES), b""):
-        OUT.write(line)  # never raises: a pipe that nobody drains would block the command for good
-        if line.strip():
+        OUT.write(line)  # never raises: a pipe without a reader would block the command
+        if line.startswith(PROGRESS):
+            _report(line[len(PROGRESS) :][:PROGRESS_BYTES], task)
+        elif line.strip():
             last[:] = [line]
 
 

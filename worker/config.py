@@ -1,4 +1,4 @@
-"""config.json of one launch, read once."""
+"""The configuration of one launch (config.json), and its run directory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-AGENT_FILE, LOCK_FILE, DONE_FILE, STOPPED_FILE = "agent.json", "agent.lock", "done.json", "stopped"  # of a launch
+AGENT_FILE, LOCK_FILE, DONE_FILE, STOPPED_FILE = (
+    "agent.json",
+    "agent.lock",
+    "done.json",
+    "stopped",
+)  # of a launch
+BIRTH_FILE = "birth.json"  # the boot id and the OOM counter when the agent began
 REQUIRED = ("worker_id", "nonce", "api_url", "token")
 
 
 class BadConfig(Exception):
-    """The configuration cannot be used; the text says what is wrong, never with a value."""
+    """The configuration cannot be used. The text names the setting and never contains a value."""
 
 
 class Config:
-    """The settings of one launch; the defaults are those of spec/lifecycle.md."""
+    """The settings of one launch."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         missing = [name for name in REQUIRED if not isinstance(given.get(name), str) or not given[name]]
@@ -30,9 +36,9 @@ class Config:
         self.worker_id: str = given["worker_id"]
         self.nonce: str = given["nonce"]
         self.api_url: str = given["api_url"].rstrip("/")
-        self.api_key: str | None = given.get("api_key")  # public: which project is meant, where that must be said
-        self.token: str = given["token"]  # replaced by each renewal, as is the key: whoever calls reads it anew
-        self.renewal_key: str | None = given.get("renewal_key")  # opens the next token; None: this one is not renewed
+        self.api_key: str | None = given.get("api_key")  # public: Supabase uses it to select the project
+        self.token: str = given["token"]  # each renewal replaces the token and the key, so callers must not keep a copy
+        self.renewal_key: str | None = given.get("renewal_key")  # decrypts the next token; None: no renewal
         self.handlers: dict[str, str] = dict(given.get("handlers") or {})
         self.user_code: str | None = given.get("user_code")
         self.python: str = given.get("python") or "python3"
@@ -45,11 +51,13 @@ class Config:
         self.batch = max(1, int(given.get("batch") or 1))
         self.default_timeout_s = float(given.get("default_timeout_s") or 3600)
         self.env: dict[str, str] = {str(name): str(value) for name, value in (given.get("env") or {}).items()}
-        self.system_root: str = given.get("system_root") or "/"  # where /sys and /proc are read from; tests set it
+        self.store_probe: dict[str, Any] | None = given.get("store_probe")  # {put, headers, content, get}
+        self.system_root: str = given.get("system_root") or "/"  # prefix of /sys, /proc and /etc; tests set it
+        self.monitor_s = float(given.get("monitor_s") or 15)  # between readings of the pod; tests set it
 
 
 def parse(text: str) -> Config:
-    """Raises BadConfig."""
+    """Parse config.json. Raises BadConfig."""
     try:
         given = json.loads(text)
     except ValueError as error:
@@ -63,7 +71,7 @@ def parse(text: str) -> Config:
 
 
 class RunDir:
-    """Where the things of one launch lie; absolute, because handlers change directory."""
+    """The directory of one launch. Its path is absolute, because handlers change the current directory."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -75,7 +83,7 @@ class RunDir:
         return self.at("logs", f"{stream}.log")
 
     def write(self, name: str, content: str) -> None:
-        """Write a file whole, 0600: a reader finds all of it or none."""
+        """Write a file atomically with mode 0600."""
         path = self.at(name)
         try:
             fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,22 +1,24 @@
-"""How an attempt ended: its exit class, from exit status, the cgroup's OOM counter and the log (guards U3, U10)."""
+"""How an attempt ended: its exit class, from the exit status, the cgroup's OOM counter and the log (guards U3, U10)."""
 
 from __future__ import annotations
 
-import os
 import signal
+
+from .cgroup import Cgroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 VRAM_WORDS = "CUDA out of memory"
-SHELL_SIGNAL = 128  # a shell's exit status for a child that a signal ended is this plus the signal's number
+SHELL_SIGNAL = 128  # plus a signal's number: a shell's exit status for a child that this signal ended
 
 
 class Outcome:
     """The end of one attempt: a result, a failure, or neither.
 
-    `dropped`: fenced. `stopped`: to be handed back. `unserved`: to be handed back, because a service was away too long.
+    `dropped`: it was fenced. `stopped`: the agent must release it. `unserved`: the agent must release it, because a
+    service was unavailable for too long. `hung`: it was stuck, and its processes cannot be ended.
     """
 
     def __init__(
@@ -38,77 +40,51 @@ class Outcome:
 def failed(
     code: str, message: str, exit_class: str, *, point: str = "Processing", retryable: bool = True, **detail: Any
 ) -> Outcome:
-    """A failure as `worker_fail` takes it."""
+    """Return a failure in the format of `worker_fail`."""
     failure = {"code": code, "message": message, "point": point, "exit_class": exit_class, "retryable": retryable}
     return Outcome("failed", failure={**failure, "detail": {name: text for name, text in detail.items() if text}})
 
 
 def cancelled(when: str) -> Outcome:
-    """The end of an attempt that somebody asked to end."""
+    """Return the outcome of an attempt that was cancelled."""
     return failed("CANCELLED", f"cancelled {when}", "cancelled", retryable=False)
 
 
+def stuck(still_s: float) -> Outcome:
+    """Return the outcome of an attempt without a sign of life."""
+    nothing = "no report, no output, no change of its files, no processor or GPU time"
+    why = f"no sign of life for {still_s:.0f} s: {nothing}"
+    if still_s < 1:
+        why = "it ran for more than twice its timeout_s: from then on signs of life do not count"
+    return failed("TASK_STUCK", why, "timeout")
+
+
 def of_process(status: int | None, oom_kills: int | None, log: str) -> tuple[str, str, str]:
-    """(exit class, code, message) of a handler's process that ended without an answer; status None means unknown."""
+    """Return (exit class, code, message) of a handler's process that ended without an answer. None: unknown status."""
     number = _signal(status)
     if oom_kills:
-        return "oom", "OOM", f"the memory limit's OOM killer struck {oom_kills} time(s) while the handler ran"
+        return "oom", "OOM", f"the OOM killer of the memory limit ended {oom_kills} process(es) while the handler ran"
     if VRAM_WORDS in log:
         return "vram_oom", "VRAM_OOM", "the GPU's memory was too small: CUDA out of memory"
     if number is not None:
         return "signal", "SIGNAL", f"the handler's process was ended by {_name(number)}"
     if status is None:
-        return "lost", "LOST", "the handler's process let go of the agent without ending"
+        return "lost", "LOST", "the handler's process closed its connection to the agent without ending"
     return "exception", "EXIT_STATUS", f"the handler's process ended with status {status}"
 
 
 def of_exception(kind: str, message: str, oom_kills: int | None, log: str) -> tuple[str, str, str]:
-    """(exit class, code, message) of a handler that raised."""
-    if oom_kills:  # a child of the handler's was taken, and the handler noticed
-        return "oom", "OOM", f"{kind}: {message} (the memory limit's OOM killer struck {oom_kills} time(s))"
+    """Return (exit class, code, message) of a handler that raised an exception."""
+    if oom_kills:  # the OOM killer ended a child of the handler, and the handler noticed
+        return "oom", "OOM", f"{kind}: {message} (the OOM killer of the memory limit ended {oom_kills} process(es))"
     if VRAM_WORDS in message or VRAM_WORDS in log:
         return "vram_oom", "VRAM_OOM", f"{kind}: {message}"
     return "exception", "HANDLER_ERROR", f"{kind}: {message}"
 
 
 def oom_kills(root: str) -> int | None:
-    """Processes that the OOM killer has ended in our memory cgroup, v2 or v1; None where that cannot be read."""
-    own = _own_cgroups(root)
-    for place, name in (
-        (own.get(""), "memory.events"),
-        ("", "memory.events"),
-        (own.get("memory"), "memory.oom_control"),
-        ("", "memory.oom_control"),
-    ):
-        if place is None:
-            continue
-        top = "sys/fs/cgroup" if name == "memory.events" else "sys/fs/cgroup/memory"
-        for key, value in _pairs(os.path.join(root, top, place.lstrip("/"), name)):
-            if key == "oom_kill" and value.isdigit():
-                return int(value)
-    return None
-
-
-def _own_cgroups(root: str) -> dict[str, str]:
-    """Controller -> our path; "" is the unified hierarchy."""
-    found = {}
-    for line in _lines(os.path.join(root, "proc/self/cgroup")):
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            found[controller] = path
-    return found
-
-
-def _pairs(path: str) -> list[tuple[str, str]]:
-    return [(words[0], words[1]) for words in map(str.split, _lines(path)) if len(words) == 2]  # noqa: PLR2004
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:  # unknown is an answer of its own
-        return []
+    """Return how many processes the OOM killer has ended in our memory cgroup (v2 or v1), or None if unreadable."""
+    return Cgroup(root).oom_kills()
 
 
 def _signal(status: int | None) -> int | None:

@@ -1,7 +1,7 @@
-"""The handler host: the child process in which handlers run. It stays, so that what a module loads is loaded once.
+"""The handler host: the child process in which handlers run. It stays warm, so a module loads its model once.
 
-stdout and stderr are logs/handler.log; the agent is spoken to over a socket, and when that closes the agent is gone:
-then the host ends with everything it started, rather than compute for nobody.
+stdout and stderr go to logs/handler.log. Messages to the agent go over a socket. If the socket closes, the agent has
+ended, and the host ends with all processes that it started.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-RESULT_BYTES = 1 << 20  # of a result's JSON; the orchestrator takes no more
-MESSAGE_CHARS = 16_000  # of an error's text, its middle left out
-TRACEBACK_CHARS = 2_000  # of a failed handler's, innermost end
-OOM_SCORE = "500"  # the kernel should take the handler before the agent that reports it
+RESULT_BYTES = 1 << 20  # bytes of a result's JSON: the limit of the orchestrator
+MESSAGE_CHARS = 16_000  # characters of an error's text; its middle is cut
+TRACEBACK_CHARS = 2_000  # characters of a traceback: its innermost end
+TRACE = "TRACEPARENT"  # environment variable of the running task's handler and of the processes that it starts
+OOM_SCORE = "500"  # the OOM killer should end the handler before the agent that reports it
 
 
 class Cancelled(BaseException):
-    """Raised in the handler's main thread when it must end; not an Exception, so that few handlers swallow it."""
+    """Raised in the handler's main thread when it must end. Not an Exception, so that few handlers catch it."""
 
 
 def serve(fd: int) -> int:
-    """Run what the agent asks for, one after the other; returns when told to end."""
+    """Run the agent's requests one after the other until the agent ends the host."""
     host = os.getpid()
     output.take_over()
     channel, terminate = Channel(socket.socket(fileno=fd)), threading.Event()
@@ -42,7 +43,7 @@ def serve(fd: int) -> int:
         score.write(OOM_SCORE)
 
     def on_term(number: int, _: object) -> None:
-        if os.getpid() != host:  # forked by the handler: it never asked for our manners
+        if os.getpid() != host:  # in a process that the handler forked: the default behaviour
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -53,20 +54,23 @@ def serve(fd: int) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         threading.Thread(target=channel.listen, args=(terminate,), name="agent", daemon=True).start()
         while True:
-            request = channel.requests.get()  # no timeout: the listener ends the process when the agent has gone
+            request = channel.requests.get()  # no timeout: the listener ends the process when the agent has ended
             channel.send(_run(request, channel, terminate))
     except Cancelled:
-        return 143  # 128 + SIGTERM, as a shell would say
+        return 143  # 128 + SIGTERM, as in a shell
 
 
 def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) -> dict[str, Any]:
-    """The last message about one request."""
-    from . import commands  # noqa: PLC0415 pathlib and subprocess, when there is something to run
+    """Run one request and return its last message."""
+    from . import commands  # noqa: PLC0415 imports pathlib and subprocess, so only when there is a task
     from .task import Task  # noqa: PLC0415
 
     if request["op"] == "program":
         return commands.program(request, terminate)
     task = Task(request, channel)
+    os.environ.pop(TRACE, None)
+    if task.traceparent:
+        os.environ[TRACE] = task.traceparent
     note(f"task {task.id} attempt {task.attempt} begins: {request['handler']}")
     try:
         os.chdir(task.dir)
@@ -80,7 +84,7 @@ def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) 
         task.cancelled = True
         note(f"task {task.id} attempt {task.attempt} cancelled")
         raise
-    except BaseException as error:  # noqa: BLE001 a handler's, SystemExit included: it is the task that failed, not the host
+    except BaseException as error:  # noqa: BLE001 any error of a handler, SystemExit too: the task failed, not the host
         traceback.print_exc()
         last = _failure(error)
     finally:
@@ -100,31 +104,29 @@ def _function(handler: str) -> Any:
 
 
 def _check_result(last: dict[str, Any]) -> None:
-    """Raise ResultRefused for a result that nobody would take: the agent does not even try."""
+    """Raise ResultRefused for a result that the orchestrator would refuse, so that the agent does not send it."""
     from . import messages  # noqa: PLC0415
-    from .transfers import ResultRefused  # noqa: PLC0415
+    from .transfer_errors import ResultRefused  # noqa: PLC0415
 
     text = json.dumps(last.get("result_data"), separators=(",", ":"), ensure_ascii=False)
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > RESULT_BYTES:
-        raise ResultRefused(
-            f"the result has {size} bytes, at most {RESULT_BYTES} are taken: store it as an output file"
-        )
+        raise ResultRefused(f"the result has {size} bytes, more than {RESULT_BYTES}: store it as an output file")
     if messages.is_deep(last):
         raise ResultRefused(f"the result nests deeper than {messages.MAX_DEPTH} levels")
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    from .transfers import TransferError  # noqa: PLC0415
+    from .transfer_errors import TransferError  # noqa: PLC0415
 
-    said = str(error)
-    if len(said) > MESSAGE_CHARS:
-        said = f"{said[: MESSAGE_CHARS // 2]} … {said[-MESSAGE_CHARS // 2 :]}"
+    message = str(error)
+    if len(message) > MESSAGE_CHARS:
+        message = f"{message[: MESSAGE_CHARS // 2]} … {message[-MESSAGE_CHARS // 2 :]}"
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {
         "op": "failed",
         "type": type(error).__name__,
-        "message": said,
+        "message": message,
         "traceback": text[-TRACEBACK_CHARS:],
         "retryable": bool(getattr(error, "retryable", True)),
         "point": "Completion" if isinstance(error, TransferError) else "Processing",
@@ -134,5 +136,5 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def note(text: str) -> None:
-    """A line of our own in handler.log."""
+    """Write a line of the host itself to handler.log."""
     output.ERR.write(f"--- {text}\n".encode("utf-8", "replace"))

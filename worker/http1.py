@@ -1,6 +1,6 @@
-"""One kept-alive HTTP/1.1 connection: POST and the answer, under a deadline.
+"""One kept-alive HTTP/1.1 connection: POST and the answer, with a deadline.
 
-http.client would do, but loading it (with email and ssl) costs more than all the rest of the agent's start.
+http.client is not used, because its import (with email and ssl) takes longer than the rest of the agent's start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .life import Life
+    from .agent_state import AgentState
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 64 << 20
@@ -22,33 +22,33 @@ NO_CONTENT, NOT_MODIFIED = 204, 304
 
 
 class Unreachable(Exception):
-    """No clear answer: it may or may not have been done."""
+    """There was no clear answer: the call may have had its effect or not."""
 
 
 class Interrupted(Exception):
-    """The agent has something better to do than wait for this answer; it may or may not have been done."""
+    """The agent stopped waiting for the answer. The call may have had its effect or not."""
 
 
-class Patience:
-    """Waits for an answer as long as `over` says False, asking it at every wake-up."""
+class InterruptibleWait:
+    """Waits for an answer while `over` returns False. It calls `over` at every wake-up."""
 
-    def __init__(self, life: Life, over: Callable[[], bool]) -> None:
-        self._life, self._over = life, over
+    def __init__(self, state: AgentState, over: Callable[[], bool]) -> None:
+        self._state, self._over = state, over
 
     def wait_readable(self, source: socket.socket, deadline: float) -> None:
-        """Until the first byte is here. Raises Interrupted, TimeoutError."""
+        """Wait for the first byte. Raises Interrupted, TimeoutError."""
         while not self._over():
-            ready = select.select([source.fileno(), self._life.wake_fd], [], [], _left(deadline))[0]
+            ready = select.select([source.fileno(), self._state.wake_fd], [], [], _left(deadline))[0]
             if source.fileno() in ready:
                 return
             if not ready:
                 raise TimeoutError("no answer in time")
-            self._life.drain_wake()
+            self._state.drain_wake()
         raise Interrupted
 
 
-class Connection:
-    """To one server; made when needed, made again when broken. Belongs to one thread."""
+class HttpConnection:
+    """A connection to one server, opened when needed and reopened after a failure. Used by one thread."""
 
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
@@ -64,9 +64,9 @@ class Connection:
         self._used = False
 
     def post(
-        self, path: str, headers: str, body: bytes, deadline: float, patience: Patience | None = None
+        self, path: str, headers: str, body: bytes, deadline: float, patience: InterruptibleWait | None = None
     ) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises Unreachable, or Interrupted when `patience` is over."""
+        """Return the answer's status and body. Raises Unreachable, or Interrupted when `patience` ends."""
         head = f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         while True:
@@ -76,7 +76,7 @@ class Connection:
             except (OSError, ValueError) as error:
                 untouched = self._socket is not None and not self._used
                 self.close()
-                # A server may end an idle connection just as we write: that is no sign of trouble.
+                # A server may close an idle connection at the moment of the write; this is no failure.
                 if not (reused and untouched):
                     raise Unreachable(f"{type(error).__name__}: {error}") from None
             except Interrupted:
@@ -88,7 +88,7 @@ class Connection:
             self._socket.close()
             self._socket = None
 
-    def _exchange(self, request: bytes, deadline: float, patience: Patience | None) -> tuple[int, bytes]:
+    def _exchange(self, request: bytes, deadline: float, patience: InterruptibleWait | None) -> tuple[int, bytes]:
         self._used = False
         if self._socket is None:
             self._socket = self._connect(deadline)
@@ -110,7 +110,7 @@ class Connection:
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls:
-                import ssl  # noqa: PLC0415 10 ms that plain HTTP need not pay
+                import ssl  # noqa: PLC0415 10 ms that plain HTTP does not need
 
                 made = ssl.create_default_context().wrap_socket(made, server_hostname=self._host)
         except BaseException:
@@ -125,10 +125,10 @@ class _Answer:
     def __init__(self, source: socket.socket, deadline: float) -> None:
         self._source, self._deadline = source, deadline
         self._buffer = b""
-        self.began = False  # whether any byte came
+        self.began = False  # whether a byte has arrived
 
     def read(self) -> tuple[int, bytes, bool]:
-        """(status, body, whether the connection can be used again). Raises OSError, ValueError."""
+        """Return (status, body, whether the connection can be reused). Raises OSError, ValueError."""
         status = 100
         while 100 <= status < 200:  # noqa: PLR2004 interim answers
             lines = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")

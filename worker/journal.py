@@ -1,4 +1,4 @@
-"""logs/agent.log: one JSON object a line, each written whole by one append: any prefix of the file is readable."""
+"""logs/agent.log: one JSON object per line. Each line is one append, so every prefix of the file is readable."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import os
 import re
 import time
 
-TYPE_CHECKING = False  # typing itself is not imported on the pod: it would be a tenth of the start-up time
+TYPE_CHECKING = False  # typing is not imported on the pod: it would take a tenth of the start-up time
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
 MAX_LINE = 64_000  # characters of one line of the log
-MAX_TEXT = 8_000  # characters of one text that leaves this machine in a failure report
+MAX_TEXT = 8_000  # characters of one text in a failure report
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
-MIN_SECRET = 6  # characters; shorter values would blot out ordinary words
+MIN_SECRET = 6  # characters; a shorter value would also redact ordinary words
 
 
 class Journal:
-    """Appends events; every text passes through `clean` first."""
+    """Appends events. `clean` removes secrets from every text first."""
 
     def __init__(self, path: str, secrets: Iterable[str]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._lost = 0  # lines that a full disk did not take, told by the next one that it takes
-        self._end_of_torn = b""  # ends a line of which the disk took only the beginning
+        self._lost = 0  # lines that were lost because of a full disk; the next written line reports them
+        self._end_of_torn = b""  # ends a line that was written only in part
         self._secrets = sorted({text for text in secrets if len(text) >= MIN_SECRET}, key=len, reverse=True)
         self._renewed: tuple[str, ...] = ()
 
@@ -42,15 +42,15 @@ class Journal:
         if taken == len(data):
             self._lost, self._end_of_torn = 0, b""
         else:
-            self._lost += 1  # an agent that cannot write its log can still save the work
+            self._lost += 1  # an agent that cannot write its log can still complete its tasks
             self._end_of_torn = b"\n" if taken else self._end_of_torn
 
     def hide(self, token: str) -> None:
-        """Hide a renewed token too, and the one before it, which is still valid for a while."""
+        """Redact a renewed token too. The previous token stays redacted, because it is still valid for a while."""
         self._renewed = (token, *self._renewed[:1])
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
-        """The text without configured secrets, NULs and lone surrogates, its middle left out beyond `limit`."""
+        """Return the text without secrets, NULs and lone surrogates. Its middle is cut if it exceeds `limit`."""
         text = self._without_secrets(text)
         text = text.encode("utf-8", "replace").decode().replace("\0", "�")
         if len(text) > limit:
@@ -59,7 +59,7 @@ class Journal:
         return text
 
     def clean_result(self, value: Any) -> Any:
-        """A handler's result, complete, without configured secrets: through PostgREST nobody redacts it after us."""
+        """Return a handler's complete result without secrets. Over PostgREST, no later stage redacts it."""
         if isinstance(value, str):
             return self._without_secrets(value)
         if isinstance(value, dict):
@@ -73,6 +73,6 @@ class Journal:
 
 
 def secret_values(token: str, env: dict[str, str], *commands: str | None) -> list[str]:
-    """What must never be written anywhere: the token, settings whose name says so, passwords in the commands' URLs."""
+    """Return all secrets: the token, settings with a secret's name, passwords in the commands' URLs."""
     named = [value for name, value in env.items() if any(word in name.upper() for word in SECRET_WORDS)]
     return [token, *named, *re.findall(r"://[^\s/:@]*:([^\s/@]+)@", "\n".join(filter(None, commands)))]

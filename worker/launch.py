@@ -1,7 +1,7 @@
-"""`start`: turn a configuration on stdin into a detached agent, once.
+"""`start`: read a configuration from stdin and start one detached agent.
 
-The agent holds an exclusive lock on <run dir>/agent.lock from before its birth until its end, so that however often
-and however concurrently `start` is called for a launch, one agent runs; who finds the lock taken prints its line.
+The agent holds an exclusive lock on <run dir>/agent.lock from the fork until its end. So one agent runs, however many
+`start` calls of a launch run at the same time. A `start` that finds the lock taken prints the running agent's identity.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ import sys
 import time
 
 from . import processes
-from .config import AGENT_FILE, DONE_FILE, LOCK_FILE, STOPPED_FILE, BadConfig, Config, RunDir, parse
+from .cgroup import Cgroup, boot_id
+from .config import AGENT_FILE, BIRTH_FILE, DONE_FILE, LOCK_FILE, STOPPED_FILE, BadConfig, Config, RunDir, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 SETUP_TIMEOUT_S = 1_800.0
-START_WAIT_S = 60.0  # for another `start` of the same launch to get its agent going
+START_WAIT_S = 60.0  # for another `start` of the same launch to start its agent
 TAIL_BYTES = 2_000  # of system.log, in an error
+# The pod is used for this fleet alone, so pip may change its system Python (PEP 668). Without pip's notice about its
+# version, its last line is the reason of a failure. The image's environment and WORKER_ENV take precedence.
+PIP_ON_A_POD = {
+    "PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
+}  # fmt: skip
 
 
 class StartError(Exception):
-    """The agent was not started; `code` is one of the orchestrator's failure codes."""
+    """The agent was not started. `code` is one of the orchestrator's failure codes."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -35,30 +41,30 @@ class StartError(Exception):
 
 
 def start(run_dir: str) -> int:
-    """Start the agent unless it runs; print its line, or why there is none."""
+    """Start the agent unless it runs. Print its identity, or the error."""
     try:
-        line = _start(RunDir(run_dir), os.path.abspath(sys.argv[0]))
+        identity = _start(RunDir(run_dir), os.path.abspath(sys.argv[0]))
     except StartError as error:
         print(json.dumps({"error": str(error), "code": error.code}))
         return 1
     except BadConfig as error:
         print(json.dumps({"error": str(error), "code": "BAD_CONFIG"}))
         return 1
-    except OSError as error:  # no space, read-only file system, not our directory
+    except OSError as error:  # no space, a read-only file system, or no permission
         print(json.dumps({"error": f"{error.strerror}: {error.filename}", "code": "EXEC_FAILED"}))
         return 1
-    print(json.dumps(line), flush=True)
+    print(json.dumps(identity), flush=True)
     return 0
 
 
 def running(run: RunDir) -> dict[str, Any] | None:
-    """The line of the launch's agent, None unless it is alive."""
+    """Return the identity of the launch's agent, or None if it does not run."""
     try:
         with open(run.at(AGENT_FILE), encoding="utf-8") as file:
-            line: dict[str, Any] = json.load(file)
+            identity: dict[str, Any] = json.load(file)
     except (FileNotFoundError, ValueError):
         return None
-    return line if processes.alive(line["pid"], line["start_time"]) else None
+    return identity if processes.alive(identity["pid"], identity["start_time"]) else None
 
 
 def _start(run: RunDir, pyz: str) -> dict[str, Any]:
@@ -66,12 +72,12 @@ def _start(run: RunDir, pyz: str) -> dict[str, Any]:
     os.makedirs(run.at("logs"), mode=0o700, exist_ok=True)
     lock = _lock(run)
     if lock is None:
-        line = running(run)
-        if line is None:
-            raise StartError("NO_PROCESS", f"another start of this launch got no agent going in {START_WAIT_S:.0f} s")
-        return line
+        identity = running(run)
+        if identity is None:
+            raise StartError("NO_PROCESS", f"another start of this launch started no agent within {START_WAIT_S:.0f} s")
+        return identity
     if os.path.exists(run.at(STOPPED_FILE)):
-        raise StartError("NO_PROCESS", "this launch was stopped: another one has another nonce")
+        raise StartError("NO_PROCESS", "this launch was stopped for good: a new launch needs a new nonce")
     if not text.strip() and os.path.exists(run.at("config.json")):
         with open(run.at("config.json"), encoding="utf-8") as file:
             text = file.read()
@@ -91,7 +97,7 @@ def _start(run: RunDir, pyz: str) -> dict[str, Any]:
 
 
 def _lock(run: RunDir) -> int | None:
-    """The locked descriptor; None when an agent of this launch runs already, or START_WAIT_S is over."""
+    """Return the locked descriptor; None if an agent of this launch runs, or after START_WAIT_S."""
     lock = os.open(run.at(LOCK_FILE), os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + START_WAIT_S
     while _taken(lock):
@@ -111,7 +117,7 @@ def _taken(lock: int) -> bool:
 
 
 def _checked(path: str, pattern: str) -> str:
-    """The file's sha256, which must be the one in its name."""
+    """Return the file's SHA-256, which must equal the one in its name."""
     if not os.path.exists(path):
         raise StartError("STALE_CODE", f"{os.path.basename(path)} is not on this pod")
     digest = hashlib.sha256()
@@ -125,7 +131,7 @@ def _checked(path: str, pattern: str) -> str:
 
 
 def _fork(config: Config, run: RunDir, pyz: str, code_sha: str, lock: int) -> dict[str, Any]:
-    """Fork the agent into a session of its own and wait for its line."""
+    """Fork the agent into its own session and wait for its identity."""
     readable, writable = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
@@ -133,43 +139,49 @@ def _fork(config: Config, run: RunDir, pyz: str, code_sha: str, lock: int) -> di
         os.close(readable)
         _become_agent(config, run, pyz, code_sha, writable)
     os.close(writable)
-    os.close(lock)  # the agent's copy keeps it
+    os.close(lock)  # the agent's copy keeps the lock
     with os.fdopen(readable, encoding="utf-8") as pipe:
         text = pipe.read()
     if not text:
         raise StartError("NO_PROCESS", f"the agent ended at once: {tail(run.log('system'))}")
-    line: dict[str, Any] = json.loads(text)
-    return line
+    identity: dict[str, Any] = json.loads(text)
+    return identity
 
 
 def _become_agent(config: Config, run: RunDir, pyz: str, code_sha: str, writable: int) -> None:
-    """The rest of the child's life; never returns."""
+    """Run the agent in the forked child. Never returns."""
     status = 1
     try:
         os.setsid()
         _redirect(run.log("system"))
-        line = {
+        identity = {
             "pid": os.getpid(),
             "start_time": processes.start_time(os.getpid()),
             "code_sha256": code_sha,
             "python": ".".join(map(str, sys.version_info[:3])),
         }
-        run.write(AGENT_FILE, json.dumps(line))
+        run.write(AGENT_FILE, json.dumps(identity))
         run.write("agent.pid", f"{os.getpid()}\n")
-        if os.path.exists(run.at(STOPPED_FILE)):  # a `stop` since saw no agent yet; one from now on sees this one
+        run.write(BIRTH_FILE, json.dumps(birth_marks(config.system_root)))
+        if os.path.exists(run.at(STOPPED_FILE)):  # a `stop` before this line saw no agent; a later one sees it
             return
-        os.write(writable, json.dumps(line).encode())
+        os.write(writable, json.dumps(identity).encode())
         os.close(writable)
-        from .agent import live  # noqa: PLC0415 `start` is answered while the agent still loads
+        from .agent import run_agent  # noqa: PLC0415 `start` answers while the agent still loads
 
-        status = live(config, run, pyz, line)
-    except BaseException:  # noqa: BLE001 the last frame of a process: whatever it was goes to system.log
+        status = run_agent(config, run, pyz, identity)
+    except BaseException:  # noqa: BLE001 the last frame of a process: every error goes to system.log
         import traceback  # noqa: PLC0415
 
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(status)  # without the parent's clean-up
+
+
+def birth_marks(root: str) -> dict[str, Any]:
+    """Return the state of the host from which `stop` can derive how an agent ended without a record (guards U3)."""
+    return {"root": root, "boot_id": boot_id(root), "oom_kills": Cgroup(root).oom_kills()}
 
 
 def _redirect(log: str) -> None:
@@ -182,7 +194,7 @@ def _redirect(log: str) -> None:
 
 
 def _set_up(config: Config, run: RunDir, code_dir: str) -> None:
-    """Run the set-up command once per pod, command and user code; its output goes to system.log."""
+    """Run the set-up command once per pod, command and user code. Its output goes to system.log."""
     import subprocess  # noqa: PLC0415 most launches have no set-up command
 
     from .journal import Journal, secret_values  # noqa: PLC0415
@@ -195,7 +207,7 @@ def _set_up(config: Config, run: RunDir, code_dir: str) -> None:
         return
     folder = unpack(code_dir, config.user_code) or run.path
     mark = f"{run.path}#setup#"
-    env = {**os.environ, **config.env, processes.MARK: mark}
+    env = {**PIP_ON_A_POD, **os.environ, **config.env, processes.MARK: mark}
     journal = Journal(run.log("agent"), secret_values(config.token, config.env, command))
     journal.log("setup_started")
     with open(run.log("system"), "ab", buffering=0) as log:
@@ -217,7 +229,7 @@ def _set_up(config: Config, run: RunDir, code_dir: str) -> None:
 
 
 def tail(path: str) -> str:
-    """The last TAIL_BYTES of a log."""
+    """Return the last TAIL_BYTES of a log."""
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - TAIL_BYTES))
         return file.read().decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""What a handler host may say to its agent: a handler can write to that socket too, so that nothing else is taken."""
+"""The messages that an agent accepts from its handler host. All are checked: a handler can write to the socket too."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_DEPTH = 320  # of lists and objects in each other; the agent walks a result with Python's own stack
+MAX_DEPTH = 320  # levels of nested lists and objects; the agent walks a result recursively
 MAX_SINCE_CHARS = 40
 NONE = type(None)
-# By `op`: the fields that it must have, and of which types. A service is None once its transfer has ended.
+# By `op`: the required fields with their types. `service` is None once its transfer has ended.
 REQUIRED: dict[str, dict[str, tuple[type, ...]]] = {
     "progress": {"task": (str,), "fraction": (int, float, NONE), "message": (object,)},
     "service": {
         "task": (str,), "seq": (int,), "service": (str, NONE), "why": (str,), "tries": (int,), "since": (str,),
     },
     "grants": {"seq": (int,), "items": (list,)},
+    "stored": {"task": (str,), "key": (str,), "files": (int,), "bytes": (int,), "sent": (int,)},
     "done": {"output_location": (str, NONE), "result_data": (dict, NONE)},
     "failed": {"type": (str,), "message": (str,)},
     "ended": {"status": (int, NONE)},
@@ -29,7 +30,7 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
 
 
 def is_known(message: Any) -> bool:
-    """Whether this is a message that the agent can take in."""
+    """Whether the agent accepts this message."""
     op = message.get("op") if isinstance(message, dict) else None
     required = REQUIRED.get(op) if isinstance(op, str) else None
     if required is None or is_deep(message):
@@ -44,7 +45,7 @@ def is_known(message: Any) -> bool:
 
 
 def is_deep(value: Any) -> bool:
-    """Whether lists and objects lie in each other beyond MAX_DEPTH."""
+    """Whether lists and objects are nested deeper than MAX_DEPTH."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

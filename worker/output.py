@@ -1,7 +1,7 @@
-"""Standard output and error of a handler host: a full disk loses lines, and nothing else.
+"""Standard output and error of a handler host. A full disk loses lines, and nothing else.
 
-A handler that prints must not fail because its log cannot grow, and a command must not block because nobody reads its
-pipe. What the disk does not take is dropped and counted; the count is written into the log once there is room.
+A handler that prints must not fail because its log cannot grow, and a command must not block because its pipe has no
+reader. Output that does not fit on the disk is dropped and counted. The log gets the count once there is room.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Output(io.RawIOBase):
-    """Writes to one descriptor; never raises because of what the disk says."""
+class HandlerOutput(io.RawIOBase):
+    """Writes to one descriptor. It never raises an error of the disk."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
-        self._untold = 0  # bytes dropped since the log last said so
+        self._unreported = 0  # dropped bytes that the log does not report yet
         self._dropped = 0
 
     def writable(self) -> bool:
@@ -35,36 +35,36 @@ class Output(io.RawIOBase):
 
     def write(self, content: Any) -> int:
         data = bytes(content)
-        if self._untold:
-            told = f"\n--- {self._untold} bytes of output were dropped: the disk was full\n".encode()
-            if self._put(told) == len(told):
-                self._untold = 0
-        left = len(data) - (0 if self._untold else self._put(data))
-        self._untold += left
+        if self._unreported:
+            notice = f"\n--- {self._unreported} bytes of output were dropped: the disk was full\n".encode()
+            if self._put(notice) == len(notice):
+                self._unreported = 0
+        left = len(data) - (0 if self._unreported else self._put(data))
+        self._unreported += left
         self._dropped += left
         return len(data)
 
     def take_dropped(self) -> int:
-        """How many bytes were dropped since this was last asked."""
+        """Return how many bytes were dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
     def _put(self, data: bytes) -> int:
-        """Bytes that the descriptor took."""
+        """Return how many bytes were written."""
         done = 0
         try:
             while done < len(data):
                 done += os.write(self._fd, data[done:])
-        except OSError:  # ENOSPC, EDQUOT, EFBIG, EIO: none of them is the handler's failure
+        except OSError:  # ENOSPC, EDQUOT, EFBIG, EIO: the handler is not at fault
             pass
         return done
 
 
-OUT, ERR = Output(1), Output(2)
+OUT, ERR = HandlerOutput(1), HandlerOutput(2)
 
 
 def take_over() -> None:
-    """Let everything that Python prints in this process go through OUT and ERR."""
+    """Make Python's output in this process go through OUT and ERR."""
     encoding = sys.stdout.encoding or "utf-8"
     for name, raw in (("stdout", OUT), ("stderr", ERR)):
         binary: Any = raw  # unbuffered, as with `python -u`: a crash loses no line
@@ -72,5 +72,5 @@ def take_over() -> None:
 
 
 def take_dropped() -> int:
-    """Bytes of both that were dropped since this was last asked."""
+    """Return how many bytes OUT and ERR dropped since the last call."""
     return OUT.take_dropped() + ERR.take_dropped()

@@ -1,7 +1,7 @@
-"""The dead-man's last act: ask the provider to stop this pod, so that a GPU whose orchestrator is gone costs no more.
+"""The dead-man's switch asks the provider to stop this pod, so that a pod without an orchestrator costs nothing more.
 
-RunPod puts the pod's id and a key that may act on this pod alone into the container's environment; a login over SSH has
-them only in /etc/rp_environment. Where there is no key, the pod stays as it is and the log says so.
+RunPod puts the pod's id, and a key that can act on this pod only, into the container's environment. An SSH session
+finds them only in /etc/rp_environment. Without a key, the pod keeps running, and the log says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import shlex
 import time
 
-from .http1 import Connection, Unreachable
+from .http1 import HttpConnection, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 PROVIDER_URL = "https://api.runpod.io"
 NAMES = ("RUNPOD_POD_ID", "RUNPOD_API_KEY", "RUNPOD_API_BASE_URL")
-TRIES = 150  # with the pauses between them half a day: there is nothing else to do, and each hour costs money
+TRIES = 150  # with their pauses half a day: the agent has nothing else to do, and each hour costs money
 PAUSE_MAX_S = 300.0
 CALL_S = 10.0
 ENVIRONMENT_BYTES = 256 << 10  # of /etc/rp_environment
 
 
 def stop_pod(root: str, journal: Journal) -> bool:
-    """Ask until the provider has understood, for half a day at most; whether it agreed."""
+    """Repeat the request until the provider answers, for at most half a day. Return whether it agreed."""
     given = pod_environment(root)
     pod_id, key = given.get("RUNPOD_POD_ID", ""), given.get("RUNPOD_API_KEY", "")
     if not key or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pod_id):
         journal.log("pod_not_stopped", why="there is no RUNPOD_POD_ID with a RUNPOD_API_KEY on this pod")
         return False
-    provider = Connection((given.get("RUNPOD_API_BASE_URL") or PROVIDER_URL).rstrip("/"))
-    headers = (  # without a User-Agent the provider's front answers 403, whatever the key
+    provider = HttpConnection((given.get("RUNPOD_API_BASE_URL") or PROVIDER_URL).rstrip("/"))
+    headers = (  # without a User-Agent, the provider answers 403 to every key
         f"Authorization: Bearer {key}\r\n"
         "Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: orchestrator-worker\r\n"
     )
@@ -48,7 +48,7 @@ def stop_pod(root: str, journal: Journal) -> bool:
             if 200 <= status < 300:  # noqa: PLR2004 what HTTP calls success
                 journal.log("pod_stop_asked", pod=pod_id, tries=tries)
                 return True
-            why, final = f"HTTP {status}", status < 500 and status != 429  # noqa: PLR2004 the server's trouble, or haste
+            why, final = f"HTTP {status}", status < 500 and status != 429  # noqa: PLR2004 a failure of the server, or a rate limit
         journal.log("pod_not_stopped", pod=pod_id, tries=tries, why=why)
         if final:
             return False
@@ -57,12 +57,12 @@ def stop_pod(root: str, journal: Journal) -> bool:
 
 
 def pause_s(tries: int) -> float:
-    """After the n-th try in vain; what cut this pod off from everybody may have cut it off from the provider too."""
+    """Return the pause after n failed tries. The cause of the outage may affect the provider too."""
     return min(PAUSE_MAX_S, 0.25 * 2.0 ** min(tries - 1, 20))
 
 
 def pod_environment(root: str) -> dict[str, str]:
-    """What the provider told this pod about itself: in our own environment, else in the file it leaves for logins."""
+    """Return the provider's variables of this pod: from the environment, or from the file for SSH sessions."""
     found: dict[str, str] = {}
     try:
         with open(os.path.join(root, "etc/rp_environment"), encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""A worker program of the user's own instead of the agent's loop: started, seen alive, reported when it ends."""
+"""A user's own worker program (WORKER_START_COMMAND), which replaces the agent's loop. The agent supervises it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from . import exits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .agent_state import AgentState
     from .config import Config, RunDir
     from .journal import Journal
-    from .life import Life
     from .runner import Runner
 
 POLL_S = 0.5
 
 
-def supervise(config: Config, run: RunDir, life: Life, journal: Journal, runner: Runner) -> str:
-    """Run the program until it ends or is no longer wanted; says which. Its claims and completions are its own."""
+def supervise(config: Config, run: RunDir, state: AgentState, journal: Journal, runner: Runner) -> str:
+    """Run the program until it ends or must end. Return the reason. The program itself claims and completes tasks."""
     run.write("token", config.token)
     child = runner.spawn(own=True)
     child.send({
@@ -26,13 +26,13 @@ def supervise(config: Config, run: RunDir, life: Life, journal: Journal, runner:
         },
     })  # fmt: skip
     journal.log("program_started", pid=child.pid)
-    life.health["program"] = {"running": True}
+    state.health["program"] = {"running": True}
     asked = False
-    while not life.ending:
-        if life.draining and not asked:
-            child.send({"op": "terminate"})  # it may finish what it holds; `stop` will not wait
+    while not state.ending:
+        if state.draining and not asked:
+            child.send({"op": "terminate"})  # the program may finish its tasks; `stop` does not wait for them
             asked = True
-        last = [message for message in child.receive(POLL_S, life) if message["op"] == "ended"]
+        last = [message for message in child.receive(POLL_S, state) if message["op"] == "ended"]
         if last or child.closed:
             status = last[0]["status"] if last else child.end()
             child.end()
@@ -40,9 +40,9 @@ def supervise(config: Config, run: RunDir, life: Life, journal: Journal, runner:
                 exit_class, text = None, "the program ended"
             else:
                 exit_class, _, text = exits.of_process(status, None, "")
-            life.health["program"] = {"running": False, "status": status, "exit_class": exit_class}
+            state.health["program"] = {"running": False, "status": status, "exit_class": exit_class}
             journal.log("program_ended", status=status, exit_class=exit_class, message=text)
             return "drained" if asked else text
     child.end()
-    life.health["program"] = {"running": False, "status": None, "exit_class": None}
-    return life.ending
+    state.health["program"] = {"running": False, "status": None, "exit_class": None}
+    return state.ending

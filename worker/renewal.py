@@ -1,8 +1,8 @@
-"""The renewal of the worker's token, from half of its life on.
+"""The renewal of the worker's token, which begins after half of its lifetime.
 
-The answer is sealed with a key that the launch's configuration brought: over PostgREST it lies in the database for a
-moment, which must hold nothing that opens something. Each answer brings the key for the next one, so that the
-orchestrator's own secrets can be replaced while a worker lives.
+The answer is encrypted with a key from the launch's configuration. Over PostgREST, the answer is in the database for a
+moment, and the database must hold no usable secret. Each answer contains the key for the next one, so the
+orchestrator's own secrets can be replaced while a worker runs.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from .journal import Journal
     from .rpc import Rpc
 
-RETRY_S = 30.0  # after a failure; a worker has half of its token's life for it
+RETRY_S = 30.0  # after a failure; a worker has half of its token's lifetime for retries
 SALT_BYTES, TAG_BYTES = 16, 32
-MAX_SEALED = 8  # answers that are tried: one for each key that the orchestrator knows
+MAX_SEALED = 8  # encrypted texts that are tried: one for each key of the orchestrator
 MAX_SEALED_CHARS = 16_384
 
 
 class Renewal:
-    """Belongs to the heartbeat's thread. A configuration without a renewal key is never renewed."""
+    """Used by the heartbeat's thread. Without a renewal key, the token is never renewed."""
 
     def __init__(self, config: Config, run: RunDir, journal: Journal, rpc: Rpc) -> None:
         self._config, self._run, self._journal, self._rpc = config, run, journal, rpc
         self._due_at = self._due()
 
     def renew_if_due(self) -> None:
-        """Ask once, if it is time; a failure is logged and the next call after RETRY_S asks again."""
+        """Ask once if a renewal is due. A failure is logged; the next try is after RETRY_S."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
         self._due_at = time.monotonic() + RETRY_S
         try:
             answer = self._rpc.call(protocol.RENEW, {}, deadline_s=CALL_S)
         except NotYet:
-            self._due_at = 0.0  # the leader has been asked: the next heartbeat asks for its answer
+            self._due_at = 0.0  # the leader must answer first: ask again with the next heartbeat
         except (Unreachable, Refused) as error:
             self._journal.log("token_not_renewed", why=str(error))
         else:
@@ -66,18 +66,18 @@ class Renewal:
             with open(self._run.at("config.json"), encoding="utf-8") as file:
                 given = json.load(file)
             self._run.write("config.json", json.dumps({**given, **opened}))
-        except (OSError, ValueError) as error:  # a full disk: the running agent has its token
+        except (OSError, ValueError) as error:  # a full disk: the running agent has the token in memory
             self._journal.log("token_not_stored", why=type(error).__name__)
         self._journal.log("token_renewed")
 
     def _due(self) -> float | None:
-        """On the monotonic clock: the pod's own date may be wrong."""
+        """Return when the renewal is due, on the monotonic clock: the pod's date may be wrong."""
         life_s = lifetime_s(self._config.token) if self._config.renewal_key else None
         return None if life_s is None else time.monotonic() + life_s / 2
 
 
 def lifetime_s(token: str) -> float | None:
-    """How long a token lives from its issue on; None if it does not say."""
+    """Return the lifetime of a token from its issue, or None if the token does not state it."""
     try:
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
@@ -87,7 +87,7 @@ def lifetime_s(token: str) -> float | None:
 
 
 def unseal(key: str, sealed: str) -> dict[str, str] | None:
-    """{token, renewal_key}; None if it was sealed with another key, or changed on its way."""
+    """Decrypt {token, renewal_key}. Return None if the text was changed, or encrypted with another key."""
     try:
         raw = base64.urlsafe_b64decode(sealed[:MAX_SEALED_CHARS])
         secret = bytes.fromhex(key)

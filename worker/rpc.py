@@ -1,4 +1,7 @@
-"""The worker RPC: one call, its answer or its refusal. Which calls to repeat is the caller's business; all may be."""
+"""The worker RPC: one call with its answer or its refusal. Callers decide which calls to repeat.
+
+Every call may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,25 @@ import json
 import time
 
 from . import protocol
-from .http1 import Connection, Patience, Unreachable
+from .http1 import HttpConnection, InterruptibleWait, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .agent_state import AgentState
     from .config import Config
-    from .life import Life
 
-AGAIN_S = 0.5  # at most, between asking for something that is being looked into
+AGAIN_S = 0.5  # seconds, at most, between two calls while the orchestrator has not answered yet
+REFUSED_S = 8.0  # … while the database refuses a result
 OK, ACCEPTED = 200, 202
-CALL_S = 10.0  # deadline of one call, apart from a claim's own wait
-REFUSALS = {400, 403, 409, 413, 422}  # statuses that say something about the call; all others are about the server
+CALL_S = 10.0  # seconds for one call, without a claim's own wait
+REFUSALS = {400, 403, 409, 413, 422}  # statuses about the call; all others are about the server
 
 
 class Refused(Exception):
-    """The other side understood and declined; a `final` refusal holds for everything this worker may ever ask."""
+    """The server understood the call and refused it. A `final` refusal applies to every call of this worker."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -32,19 +36,26 @@ class Refused(Exception):
 
 
 class NotYet(Unreachable):
-    """Heard, and nothing is done yet: the orchestrator must look first. Ask the same again soon."""
+    """The call arrived and has no result yet. Repeat the call, after `most_s` seconds at most.
+
+    Without a reason, the orchestrator must act first. The reason names what refuses a result in the database.
+    """
+
+    def __init__(self, function: str, why: str | None) -> None:
+        super().__init__(why or f"{function} waits for the leader")
+        self.most_s = REFUSED_S if why else AGAIN_S
 
 
-class StoreAway(Unreachable):
-    """Heard, and the store does not answer the orchestrator: it cannot say whether the output is there. Ask again."""
+class StoreUnavailable(Unreachable):
+    """The call arrived, but the store does not answer the orchestrator, so the output is unknown. Repeat the call."""
 
 
 class Rpc:
-    """One thread's line to the orchestrator."""
+    """One thread's connection to the orchestrator."""
 
-    def __init__(self, config: Config, life: Life) -> None:
-        self._connection = Connection(config.api_url)
-        self._life = life
+    def __init__(self, config: Config, state: AgentState) -> None:
+        self._connection = HttpConnection(config.api_url)
+        self._state = state
         self._who = {"p_worker_id": config.worker_id, "p_nonce": config.nonce}
         key = f"apikey: {config.api_key}\r\n" if config.api_key else ""
         self._config = config
@@ -60,33 +71,33 @@ class Rpc:
         deadline_s: float = CALL_S,
         unless: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The answer. Raises Unreachable, NotYet, Refused; Interrupted when `unless` becomes true before it comes."""
+        """Return the answer. Raises Unreachable, NotYet, Refused, or Interrupted if `unless` becomes true first."""
         body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
         headers = f"Authorization: Bearer {self._config.token}\r\n{self._headers}"
         try:
             status, content = self._connection.post(
                 f"/rest/v1/rpc/{function}", headers, body, time.monotonic() + deadline_s,
-                Patience(self._life, unless) if unless else None,
+                InterruptibleWait(self._state, unless) if unless else None,
             )  # fmt: skip
             answer = _object(status, content)
         except Unreachable:
-            self._life.unheard()
+            self._state.note_no_answer()
             raise
         if status in {OK, ACCEPTED}:
-            self._life.heard()
+            self._state.note_answer()
             if status == ACCEPTED:
-                raise NotYet(f"{function} is being looked into")
+                raise NotYet(function, answer.get("why"))
             return answer
         code = str(answer.get("code") or "")
         final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}
         if final or (status in REFUSALS and code):
-            self._life.heard()
+            self._state.note_answer()
             raise Refused(code, str(answer.get("message") or ""))
         why = f"HTTP {status} {code}: {answer.get('message')}"
         if code == protocol.OUTPUT_UNKNOWN:
-            self._life.heard()
-            raise StoreAway(why)
-        self._life.unheard()
+            self._state.note_answer()
+            raise StoreUnavailable(why)
+        self._state.note_no_answer()
         raise Unreachable(why)
 
     def close(self) -> None:
@@ -104,5 +115,5 @@ def _object(status: int, content: bytes) -> dict[str, Any]:
 
 
 def backoff_s(tries: int) -> float:
-    """Seconds to wait after the n-th failure in a row: 0.25, 0.5, 1, 2, 4, then always 8."""
+    """Return the seconds to wait after n failures in a row: 0.25, 0.5, 1, 2, 4, then always 8."""
     return min(8.0, 0.25 * 2.0 ** min(tries - 1, 10))

@@ -1,7 +1,7 @@
-"""Runs one task in the handler host it belongs to, and says how it ended.
+"""Runs one task in its handler host and returns how it ended.
 
-A host stays warm between tasks, so that what a handler's module loads (a model) is loaded once. After a timeout, a
-cancellation, an exhausted GPU or a death the host and everything it started are gone, and the next task gets a new one.
+A host stays warm between tasks, so a handler's module loads its model once. After a timeout, a cancellation, exhausted
+GPU memory or a crash, the host and all its processes are ended, and the next task gets a new host.
 """
 
 from __future__ import annotations
@@ -12,44 +12,58 @@ import shutil
 import time
 
 from . import exits, protocol
-from .children import KILL_GRACE_S, Child
+from .children import KILL_GRACE_S, HandlerHost
+from .code_check import CodeChanged, CodeCheck
 from .exits import Outcome, failed
+from .findings import many_small_files
 from .http1 import Interrupted, Unreachable
 from .rpc import AGAIN_S, NotYet, Refused, Rpc
+from .signs import SignsOfLife
 from .usercode import unpack
-from .waits import Waits
+from .waits import ServiceWaits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .agent_state import AgentState, HeldTask
     from .config import Config, RunDir
+    from .finding_list import FindingList
     from .journal import Journal
-    from .life import Held, Life
 
-MAX_WARM = 4  # hosts kept at once; the one used longest ago goes first
-KILL_CANCELLED_S = 1.0  # between TERM and KILL of a cancelled task
-POLL_S = 0.5  # between looks at a child that says nothing
-LOG_TAIL_BYTES = 64 << 10  # of the attempt's own log that is searched for causes
-DETAIL_CHARS = 2_000  # of it that goes into the failure report
+MAX_WARM = 4  # hosts kept at once; the least recently used one is ended first
+KILL_CANCELLED_S = 1.0  # seconds between TERM and KILL of a cancelled task
+POLL_S = 0.5  # seconds between checks of a host that sends nothing
+LOG_TAIL_BYTES = 64 << 10  # bytes of the attempt's log that are searched for causes
+DETAIL_CHARS = 2_000  # bytes of the log in the failure report
 PROGRESS_CHARS = 500
 COMMAND = "cmd:"
 
 
 class Runner:
-    """Belongs to the agent's main thread."""
+    """Used only by the agent's main thread."""
 
     def __init__(
-        self, config: Config, run: RunDir, pyz: str, life: Life, journal: Journal, rpc: Rpc, beside: Callable[[], float]
+        self,
+        config: Config,
+        run: RunDir,
+        pyz: str,
+        state: AgentState,
+        journal: Journal,
+        rpc: Rpc,
+        send_due: Callable[[], float],
+        findings: FindingList,
     ) -> None:
-        """`beside` is called again and again while a task runs; it says within how many seconds the next time."""
+        """`send_due` is called repeatedly while a task runs; it returns the seconds until its next call."""
         self._config, self._run, self._pyz = config, run, pyz
-        self._life, self._journal, self._rpc, self._beside = life, journal, rpc, beside
-        self._warm: dict[str, Child] = {}  # by module, in order of last use
+        self._state, self._journal, self._rpc, self._send_due = state, journal, rpc, send_due
+        self._warm: dict[str, HandlerHost] = {}  # by module, in order of last use
         self._started = 0
+        self._findings, self._code = findings, CodeCheck(config, pyz)
+        self._files: list[tuple[int, int]] = []  # files that the running task stored: their number and bytes
 
-    def run(self, held: Held) -> Outcome:
+    def run(self, held: HeldTask) -> Outcome:
         """Run the task to its end."""
         handler = self._config.handlers.get(held.task["task_type"])
         if handler is None:
@@ -61,56 +75,70 @@ class Runner:
         try:
             os.makedirs(folder)
             child = self._child(key)
+        except CodeChanged as error:
+            return Outcome("unserved", why=f"CODE_CHANGED: {error}")
         except OSError as error:  # no such interpreter, or no space
             return failed("HANDLER_NOT_STARTED", f"{type(error).__name__}: {error}", "exception")
-        self._life.running = held
+        self._state.still_s = 0.0
+        self._state.running = held
         try:
             outcome = self._attempt(child, held, handler, folder)
         finally:
-            self._life.running = None
+            self._state.running = None
+            self._judge_files()
             shutil.rmtree(folder, ignore_errors=True)
         if child.closed:
             self._warm.pop(key, None)
         return outcome
+
+    @property
+    def hosts(self) -> int:
+        """Return the number of live handler hosts."""
+        return len(self._warm)
 
     def close(self) -> None:
         """End every host."""
         while self._warm:
             self._warm.popitem()[1].end()
 
-    def spawn(self, *, own: bool) -> Child:
-        """A new host. Raises OSError."""
+    def spawn(self, *, own: bool) -> HandlerHost:
+        """Start a new host. Raises OSError, and CodeChanged if the code on the disk is not the code that was sent."""
         self._started += 1
         code_dir = unpack(os.path.dirname(self._pyz), self._config.user_code)
-        child = Child(self._config, self._run, self._pyz, self._journal, code_dir, number=self._started, own=own)
+        changed = self._code.findings()
+        self._findings.update("code", changed)
+        if changed:
+            raise CodeChanged(changed[0].evidence)
+        child = HandlerHost(self._config, self._run, self._pyz, self._journal, code_dir, number=self._started, own=own)
         self._journal.log("host_started", pid=child.pid)
         return child
 
-    def _child(self, key: str) -> Child:
+    def _child(self, key: str) -> HandlerHost:
         child = self._warm.pop(key, None)
         while len(self._warm) >= MAX_WARM:
             self._warm.pop(next(iter(self._warm))).end()
         if child:
-            child.receive(0.0, self._life)  # has it ended since?
+            child.receive(0.0, self._state)  # whether it has ended since then
         if child is None or child.closed:
             child = self.spawn(own=key == COMMAND)
         self._warm[key] = child
         return child
 
-    def _attempt(self, child: Child, held: Held, handler: str, folder: str) -> Outcome:
+    def _attempt(self, child: HandlerHost, held: HeldTask, handler: str, folder: str) -> Outcome:
         log_from, kills = self._log_bytes(), exits.oom_kills(self._config.system_root)
         timeout_s = float(held.task.get("timeout_s") or self._config.default_timeout_s)
         child.send({
             "op": "run", "handler": handler, "task": held.task, "dir": folder, "patience_s": self._config.deadman_s,
         })  # fmt: skip
-        waits = Waits(held, self._life, self._journal)
+        waits = ServiceWaits(held, self._state, self._journal)
+        signs = SignsOfLife(self._state, self._config, self._run, folder, child.pid, child.mark)
         try:
-            message, outcome = self._attend(child, held, waits, timeout_s)
+            message, outcome = self._attend(child, held, waits, signs, timeout_s)
         finally:
             waits.end()
         if outcome is not None:
             child.end(KILL_CANCELLED_S if held.cancelled else KILL_GRACE_S)
-            return outcome
+            return Outcome("hung") if held.stuck and child.left else outcome
         self._note_dropped(held, message or {})
         if message and message["op"] == "done":
             return Outcome("done", location=message["output_location"], result=message["result_data"])
@@ -124,34 +152,34 @@ class Runner:
         else:
             exit_class, code, text = exits.of_exception(message["type"], message["message"], fresh_kills, log)
         if exit_class in {"oom", "vram_oom"}:
-            child.end()  # what it holds of the memory goes with it
-        told = message or {}
+            child.end()  # to free the memory that it still holds
+        if exit_class == "vram_oom":
+            self._state.vram_oom_s = time.monotonic()
+        failure = message or {}
         return failed(
-            told.get("code") or code, text, exit_class,
-            point=told.get("point", "Processing"), retryable=told.get("retryable", True),
-            type=told.get("type"), traceback=told.get("traceback"), log=log[-DETAIL_CHARS:], status=status,
+            failure.get("code") or code, text, exit_class,
+            point=failure.get("point", "Processing"), retryable=failure.get("retryable", True),
+            type=failure.get("type"), traceback=failure.get("traceback"), log=log[-DETAIL_CHARS:], status=status,
         )  # fmt: skip
 
     def _attend(
-        self, child: Child, held: Held, waits: Waits, timeout_s: float
+        self, child: HandlerHost, held: HeldTask, waits: ServiceWaits, signs: SignsOfLife, timeout_s: float
     ) -> tuple[dict[str, Any] | None, Outcome | None]:
         """Serve the child until its last message (None: it died), or until the attempt must end (the outcome).
 
-        What it waits for outside the pod does not count towards `timeout_s`.
+        The time for which it waits for a service outside the pod does not count towards `timeout_s`.
         """
         began = time.monotonic()
         while True:
-            left_s = began + timeout_s + waits.stood_s() - time.monotonic()
-            if held.fenced:
-                return None, Outcome("dropped")
-            if self._life.ending:
-                return None, Outcome("stopped")
-            if held.cancelled:
-                return None, exits.cancelled("on request")
-            if left_s <= 0:
-                return None, failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
-            for message in child.receive(min(POLL_S, left_s, self._beside()), self._life):
-                if message["op"] in {"progress", "service"}:
+            left_s = began + timeout_s + waits.paused_s() - time.monotonic()
+            outcome = self._must_end(held)
+            if left_s <= 0 and outcome is None:
+                outcome = failed("TIMEOUT", f"no end within {timeout_s:g} s", "timeout")
+            if outcome is not None:
+                return None, outcome
+            signs.look()
+            for message in child.receive(min(POLL_S, left_s, self._send_due()), self._state):
+                if message["op"] in {"progress", "service", "stored"}:
                     self._note(message, held, waits)
                 elif message["op"] == "grants":
                     child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
@@ -160,14 +188,37 @@ class Runner:
             if child.closed:
                 return None, None
 
-    def _note(self, message: dict[str, Any], held: Held, waits: Waits) -> None:
-        """Take in what the child says of its progress or of its transfers."""
+    def _must_end(self, held: HeldTask) -> Outcome | None:
+        """Return the outcome of the attempt if it must end now."""
+        if held.fenced:
+            return Outcome("dropped")
+        if self._state.ending:
+            return Outcome("stopped")
+        if held.cancelled:
+            return exits.cancelled("on request")
+        return exits.stuck(self._state.still_s) if held.stuck else None
+
+    def _note(self, message: dict[str, Any], held: HeldTask, waits: ServiceWaits) -> None:
+        """Take a message of the host about its progress or its transfers."""
         if message["task"] != held.id:
-            return  # a thread that an earlier task left behind
+            return  # the message comes from a thread of an earlier task
+        self._state.still_s = 0.0  # a repeated value is a report too
         if message["op"] == "service":
-            waits.told(message)
+            waits.note_transfer(message)
+        elif message["op"] == "stored":  # the byte ledger
+            ledger = {name: message[name] for name in ("key", "files", "bytes", "sent")}
+            self._journal.log("output_stored", task=held.id, attempt=held.attempt, **ledger)
+            self._files.append((message["files"], message["bytes"]))
         else:
-            waits.progressed(self._progress(message))
+            waits.note_progress(self._progress(message))
+
+    def _judge_files(self) -> None:
+        """Warn about a task with many small files, until a task stores fewer or larger ones."""
+        files, size = sum(count for count, _ in self._files), sum(size for _, size in self._files)
+        self._files.clear()
+        if files:
+            found = many_small_files(files, size, time.monotonic())
+            self._findings.update("files", [found] if found else [])
 
     def _progress(self, message: dict[str, Any]) -> dict[str, Any]:
         text = message["message"]
@@ -177,9 +228,9 @@ class Runner:
         return {"fraction": float(fraction) if known else None, "message": clean}
 
     def _grants(self, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """One try, so that a cancellation is never far away; the child asks again."""
+        """Ask once, so that a cancellation never waits long. The host repeats its question."""
         try:
-            answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, unless=self._life.interrupting)
+            answer = self._rpc.call(protocol.GRANTS, {"p_items": items}, unless=self._state.must_interrupt)
         except NotYet:
             return {"error": "the orchestrator has not answered yet", "final": False, "again_s": AGAIN_S}
         except (Unreachable, Interrupted) as error:
@@ -188,11 +239,11 @@ class Runner:
             return {"error": str(error), "final": True}
         return {name: answer.get(name) or [] for name in ("items", "refused", "replaced")}
 
-    def _note_dropped(self, held: Held, message: dict[str, Any]) -> None:
-        """Declare output that a full disk did not take: in the log, and in each heartbeat from then on."""
+    def _note_dropped(self, held: HeldTask, message: dict[str, Any]) -> None:
+        """Declare output that was dropped because of a full disk: in the log, and in each later heartbeat."""
         dropped = message.get("dropped_bytes")
         if dropped:
-            self._life.health["output_dropped_bytes"] = self._life.health.get("output_dropped_bytes", 0) + dropped
+            self._state.health["output_dropped_bytes"] = self._state.health.get("output_dropped_bytes", 0) + dropped
             self._journal.log("output_dropped", task=held.id, attempt=held.attempt, bytes=dropped)
 
     def _log_bytes(self) -> int:

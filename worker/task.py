@@ -1,25 +1,31 @@
-"""What a handler gets: `def handler(params, task)`; it returns None, an output location, or a dict of result data."""
+"""The task object of a handler `def handler(params, task)`. It returns None, an output location, or a dict of data."""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 from . import transfers
+from .dependencies import Dependency
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from typing import Any
 
     from .channel import Channel
 
-PROGRESS_EVERY_S = 0.2  # reports in between are left out: a handler may report each step without thinking
+MAX_LISTED = 2_000  # outputs in the result; the gateway takes 20,000 JSON values
+LIST_BYTES = 512 << 10  # of that list; a result may have 1 MiB
+LIST_NAME = ".outputs.jsonl"
+PROGRESS_EVERY_S = 0.2  # reports in between are dropped, so a handler may report every step
 
 
 class Task:
-    """One claimed task, in the handler's process."""
+    """One claimed task in the handler's process."""
 
     def __init__(self, request: dict[str, Any], channel: Channel) -> None:
         given = request["task"]
@@ -27,18 +33,21 @@ class Task:
         self.type: str = given["task_type"]
         self.attempt: int = given["attempt"]
         self.params: Any = given.get("params")
-        self.dir = Path(request["dir"])  # the current directory too; removed afterwards
+        self.traceparent: str | None = given.get("traceparent")  # the trace that it is a part of; also in $TRACEPARENT
+        self.dir = Path(request["dir"])  # also the current directory; removed after the task
         self.cancelled = False
-        self.outputs: list[dict[str, Any]] = []  # what was uploaded: name, location, bytes
-        self._door = transfers.Door(channel, self.id, self.dir, patience_s=request["patience_s"])
+        self.outputs: list[dict[str, Any]] = []  # uploaded: name, location, bytes; of a tar file, files too
+        self._transfers = transfers.Transfers(channel, self.id, self.dir, patience_s=request["patience_s"])
         self._prefix: str = given["output_prefix"]
-        self.dependencies = [Dependency(one, self) for one in given.get("dependencies") or ()]
+        self.dependencies = [
+            Dependency(one, self.dir, self._transfers.get_all) for one in given.get("dependencies") or ()
+        ]
         self._channel = channel
         self._lock = threading.Lock()
         self._progress_at = float("-inf")
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
-        """Say how far it is, 0 to 1; what nobody reports for long is taken for stuck."""
+        """Report progress, 0 to 1. A task without reports for a long time counts as stuck."""
         with self._lock:
             now = time.monotonic()
             if now - self._progress_at < PROGRESS_EVERY_S and (fraction is None or fraction < 1):
@@ -48,16 +57,38 @@ class Task:
         self._channel.send({"op": "progress", "task": self.id, "fraction": fraction, "message": message})
 
     def upload(self, path: str | os.PathLike[str], name: str | None = None) -> str:
-        """Store a file among the task's outputs; returns its location. Raises TransferError."""
+        """Store a file as an output of the task and return its location. Raises TransferError."""
         source = Path(path)
-        name = name or source.name
-        location, size = self._door.put(self._prefix + name, source)
+        return self._upload([(name or source.name, source)])[0]
+
+    def upload_folder(self, folder: str | os.PathLike[str], name: str = "") -> list[str]:
+        """Store the files of a folder, under `name`/, and return the locations. Raises TransferError.
+
+        Several files are on their way at a time. More than 10,000 files are stored as tar files of about 256 MB.
+        """
+        from . import folders  # noqa: PLC0415 tarfile is loaded only if it is needed
+
+        start = f"{name.strip('/')}/" if name.strip("/") else ""
+        single, groups = folders.split(folders.files_below(os.fspath(folder), os.fspath(self.dir)))
+        locations = self._upload([(start + os.path.relpath(path, folder), Path(path)) for path in single])
+        with tempfile.TemporaryDirectory(dir=self.dir) as scratch:
+            for shard in folders.packed(groups, os.fspath(folder), Path(scratch)):
+                locations += self._upload([(start + shard.path.name, shard.path)], shard.files)
+        return locations
+
+    def _upload(self, files: list[tuple[str, Path]], content: int | None = None) -> list[str]:
+        """Store files by name. `content` is the number of files in them."""
+        if not files:
+            return []
+        stored = self._transfers.put_all([(self._prefix + name, source) for name, source in files], content)
+        packed = {} if content is None else {"files": content}
         with self._lock:
-            self.outputs.append({"name": name, "location": location, "bytes": size})
-        return location
+            for (name, _), (location, size) in zip(files, stored):
+                self.outputs.append({"name": name, "location": location, "bytes": size, **packed})
+        return [location for location, _ in stored]
 
     def ended(self, returned: Any) -> dict[str, Any]:
-        """The last message to the agent, for what the handler returned."""
+        """Return the last message to the agent for the value that the handler returned."""
         location, result = None, None
         if isinstance(returned, str):
             location = returned
@@ -67,30 +98,20 @@ class Task:
         elif returned is not None:
             raise TypeError(f"a handler returns None, an output location or a dict, not {type(returned).__name__}")
         if self.outputs:
-            result = {"outputs": self.outputs, **(result or {})}
             location = location or self.outputs[0]["location"]
+            result = {**self._listed(), **(result or {})}
         return {"op": "done", "output_location": location, "result_data": result}
 
-    def download(self, location: str, of: str, target: Path) -> Path:
-        """Fetch what task `of` left at `location`. Raises TransferError."""
-        self._door.get(location, of, target)
-        return target
-
-
-class Dependency:
-    """An earlier task that this one depends on, with what it left behind."""
-
-    def __init__(self, given: dict[str, Any], task: Task) -> None:
-        self.id: str = given["id"]
-        self.task_type: str | None = given.get("task_type")
-        self.output_location: str | None = given.get("output_location")
-        self.result_data: Any = given.get("result_data")
-        self._task = task
-
-    def download(self, to: str | os.PathLike[str] | None = None) -> Path:
-        """Fetch its output, by default to <task dir>/<id>-<name>. Raises TransferError."""
-        if not self.output_location:
-            raise transfers.TransferError(f"the task {self.id} left no output to download")
-        name = self.output_location.rpartition("/")[2] or "output"
-        target = Path(to) if to is not None else self._task.dir / f"{self.id}-{name}"
-        return self._task.download(self.output_location, self.id, target)
+    def _listed(self) -> dict[str, Any]:
+        """Return the list of outputs for the result. A long list is stored as a file of JSON lines."""
+        outputs = self.outputs
+        if len(outputs) <= MAX_LISTED and len(json.dumps(outputs)) <= LIST_BYTES:
+            return {"outputs": outputs}
+        path = self.dir / LIST_NAME
+        path.write_text("".join(json.dumps(one) + "\n" for one in outputs))
+        location, _ = self._transfers.put(self._prefix + LIST_NAME, path)
+        return {
+            "outputs_list": location,
+            "outputs_count": len(outputs),
+            "outputs_bytes": sum(o["bytes"] for o in outputs),
+        }

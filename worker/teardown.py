@@ -1,4 +1,4 @@
-"""`stop` and `probe`: the agent of one launch, seen and ended from outside."""
+"""`stop` and `probe`: end the agent of one launch, or report its state."""
 
 from __future__ import annotations
 
@@ -9,54 +9,93 @@ import signal
 import time
 
 from . import processes
-from .config import DONE_FILE, STOPPED_FILE, RunDir
-from .launch import running
+from .config import BIRTH_FILE, DONE_FILE, STOPPED_FILE, RunDir
+from .launch import birth_marks, running
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def stop(run_dir: str, grace_s: float) -> int:
-    """TERM the agent, give it `grace_s` to hand back what it holds, then end all that is left of the launch.
+    """Send TERM to the agent, give it `grace_s` to release its tasks, then end all processes of the launch.
 
-    For good: a `start` of it that is still on its way starts nothing.
+    A later `start` of the same launch starts nothing.
     """
     run = RunDir(run_dir)
-    with contextlib.suppress(OSError):  # on a full disk it is ended all the same
+    identity = running(run)
+    how = None if identity else _exit_class(run)
+    with contextlib.suppress(OSError):  # a full disk must not prevent the stop
         os.makedirs(run.path, mode=0o700, exist_ok=True)
         run.write(STOPPED_FILE, "")
-    line = running(run)
-    if line:
+    identity = identity or running(run)  # a `start` may have taken the lock first
+    if identity:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(line["pid"], signal.SIGTERM)
+            os.kill(identity["pid"], signal.SIGTERM)
         until = time.monotonic() + grace_s
-        while processes.alive(line["pid"], line["start_time"]) and time.monotonic() < until:
+        while processes.alive(identity["pid"], identity["start_time"]) and time.monotonic() < until:
             time.sleep(processes.POLL_S)
-        if processes.alive(line["pid"], line["start_time"]):
+        if processes.alive(identity["pid"], identity["start_time"]):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(line["pid"], signal.SIGKILL)
+                os.kill(identity["pid"], signal.SIGKILL)
     left = processes.end(None, f"{run.path}#", 0.0)
     for session in _sessions(run):
         left |= processes.end(session, f"{run.path}#", 0.0)
-    if line:
+    if identity:
         until = time.monotonic() + processes.KILL_WAIT_S
-        while processes.alive(line["pid"], line["start_time"]) and time.monotonic() < until:
+        while processes.alive(identity["pid"], identity["start_time"]) and time.monotonic() < until:
             time.sleep(processes.POLL_S)
-        left |= {line["pid"]} if processes.alive(line["pid"], line["start_time"]) else set()
-    print(json.dumps({"stopped": not left, **({"alive": sorted(left)} if left else {})}))
+        left |= {identity["pid"]} if processes.alive(identity["pid"], identity["start_time"]) else set()
+    alive = {"alive": sorted(left)} if left else {}
+    print(json.dumps({"stopped": not left, **alive, **({"exit": how} if how else {})}))
     return 1 if left else 0
 
 
 def probe(run_dir: str) -> int:
-    """Print the running agent's line, or that there is none and how it ended."""
+    """Print the running agent's identity, or how the agent ended."""
     run = RunDir(run_dir)
-    line = running(run)
-    done = None
+    identity = running(run)
+    print(json.dumps({"alive": identity is not None, **(identity or {}), "done": _done(run)}))
+    return 0 if identity else 1
+
+
+def _done(run: RunDir) -> Any:
+    """Return the record that the agent wrote at its end; None without one."""
     with contextlib.suppress(OSError, ValueError), open(run.at(DONE_FILE), encoding="utf-8") as file:
-        done = json.load(file)
-    print(json.dumps({"alive": line is not None, **(line or {}), "done": done}))
-    return 0 if line else 1
+        return json.load(file)
+    return None
+
+
+def _exit_class(run: RunDir) -> str | None:
+    """Return how an agent ended that wrote no record of its end. A later stop returns the same."""
+    done, how = _done(run), None
+    if done is None:
+        how = _judge(run)
+    elif isinstance(done, dict):
+        how = done.get("exit")
+    if done is None and how:
+        with contextlib.suppress(OSError):
+            run.write(DONE_FILE, json.dumps({"reason": "it left no word", "exit": how}))
+    return how
+
+
+def _judge(run: RunDir) -> str | None:
+    """Return REBOOT, OOM, MANUAL (an earlier stop of ours), or UNKNOWN; None if there was no agent."""
+    try:
+        with open(run.at(BIRTH_FILE), encoding="utf-8") as file:
+            before = json.load(file)
+        now = birth_marks(before["root"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if None not in {before["boot_id"], now["boot_id"]} and before["boot_id"] != now["boot_id"]:
+        return "REBOOT"
+    if None not in {before["oom_kills"], now["oom_kills"]} and now["oom_kills"] > before["oom_kills"]:
+        return "OOM"
+    return "MANUAL" if os.path.exists(run.at(STOPPED_FILE)) else "UNKNOWN"
 
 
 def _sessions(run: RunDir) -> list[int]:
-    """Sessions of handlers that the agent noted, unless their number has been given to another process since."""
+    """Return the sessions that the agent recorded, without those whose pid belongs to another process now."""
     found = []
     try:
         names = os.listdir(run.at("sessions"))
@@ -64,7 +103,7 @@ def _sessions(run: RunDir) -> list[int]:
         return []
     for name in names:
         if not name.isdigit():
-            continue  # what a write that a full disk cut short has left behind
+            continue  # the rest of a write that a full disk cut short
         try:
             with open(run.at("sessions", name), encoding="utf-8") as file:
                 started = file.read() or None

@@ -1,4 +1,4 @@
-"""The user's code on the pod: user-<sha256>.zip unpacked beside itself, once, by whoever needs it first."""
+"""The user's code on the pod: user-<sha256>.zip, unpacked once into the directory of the archive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def unpack(code_dir: str, sha: str | None) -> str | None:
-    """The directory with the user's code, unpacked if it was not; None when there is no user code."""
+    """Unpack the user's code if necessary, and return its directory. None if there is no user code."""
     if sha is None:
         return None
     target = os.path.join(code_dir, f"user-{sha}")
@@ -22,10 +22,10 @@ def unpack(code_dir: str, sha: str | None) -> str | None:
             for entry in archive.infolist():
                 path = archive.extract(entry, fresh)
                 if entry.external_attr >> 16 & 0o111 and not entry.is_dir():
-                    os.chmod(path, 0o755)  # noqa: S103 zipfile forgets it, and a cmd: handler must stay executable
+                    os.chmod(path, 0o755)  # noqa: S103 zipfile drops the mode, and a cmd: handler must be executable
         os.rename(fresh, target)
     except OSError:
-        shutil.rmtree(fresh, ignore_errors=True)  # half of it on a full disk is room that others need
-        if not os.path.isdir(target):  # otherwise another process was quicker
+        shutil.rmtree(fresh, ignore_errors=True)  # a partial copy would keep space of a full disk
+        if not os.path.isdir(target):  # otherwise another process has unpacked it first
             raise
     return target
