@@ -1,10 +1,10 @@
-"""What is wrong with what the operator configured: all of it at once, each with what, why and how to mend it."""
+"""The errors of the configuration, all at once, each with what, why and the fix."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Problem(NamedTuple):
+class SettingProblem(NamedTuple):
     """One thing that cannot be used as it is."""
 
     what: str
@@ -25,6 +25,6 @@ def shown(value: object, most_chars: int = SHOWN_CHARS) -> str:
 class SettingsError(Exception):
     """The configuration cannot be used; `problems` lists everything that is wrong with it."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[SettingProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(f"{p.what}: {p.why}" for p in self.problems))

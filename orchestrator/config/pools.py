@@ -1,4 +1,4 @@
-"""POOLS_FILE: pools beside the default one, and what holds for a type of task, in TOML.
+"""POOLS_FILE: additional pools and settings of task types, in TOML.
 
     [pools.training]
     task_types = ["finetune"]              # tasks of these types go to this pool
@@ -12,7 +12,7 @@
     timeout_s = 7200
     max_attempts = 2
 
-A pool's keys are the environment's names in lower case without RUNPOD_; what is left out is as in the environment, and
+docs/settings.md names the setting that each key overrides. A key that is left out has the environment's value, and
 [pools.default] changes the default pool itself.
 """
 
@@ -22,77 +22,59 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from orchestrator.config.errors import PATH_CHARS, Problem, SettingsError, shown
+from orchestrator.config.errors import PATH_CHARS, SettingProblem, SettingsError, shown
+from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
+from orchestrator.config.setting import settings_of
 from orchestrator.core.model import ID_PATTERN, Offer, Pool, TaskType
 
-Count = Annotated[int, Field(ge=0, le=10_000)]
-Batch = Annotated[int, Field(ge=1, le=100)]  # what worker_claim hands out at most
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 EXAMPLE = "orchestrator/config/pools.py has an example"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(min_length=1)]
-SAME_NAME = {
-    "image": "image",
-    "storage_name": "volume_name",
-    "volume_mount_path": "volume_mount_path",
-    "container_disk_gb": "disk_gb",
-    "min_memory_gb": "min_memory_gb",
-    "min_vcpu": "min_vcpu",
+OVERRIDES = tuple(
+    one for section in (Scaling, Machines, WorkerPrograms) for one in settings_of(section) if one.pool_key
+)
+FIELDS = {str(one.pool_key): one.pool_field for one in OVERRIDES if one.pool_field} | {
     "gpu_count": "gpu_count",
-    "min_active_gpus": "min_active",
-    "max_active_gpus": "max_active",
-    "tasks_per_gpu_threshold": "tasks_per_gpu",
-    "machines_to_keep_idle": "keep_idle",
-    "gpu_idle_timeout_sec": "idle_timeout_s",
-    "gpu_overcapacity_idle_timeout_sec": "overcapacity_idle_timeout_s",
-    "worker_tasks_per_claim": "batch",
     "worker_handlers": "handlers",
     "worker_env": "env",
 }  # key -> field of Pool
 
 
-class PoolEntry(BaseModel):
-    """One [pools.<name>]; None: as in the environment."""
+class PoolKeys(BaseModel):
+    """The keys of [pools.<name>] that mean something else than in the environment; None: as in the environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task_types: Names | None = None
-    gpu_types: Names | None = None
-    data_centers: tuple[str, ...] | None = None
-    cloud: Literal["SECURE", "COMMUNITY"] | None = None
-    image: str | None = None
-    storage_name: str | None = None
-    volume_mount_path: str | None = None
-    container_disk_gb: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    min_memory_gb: Annotated[int, Field(ge=1, le=4_096)] | None = None
-    min_vcpu: Annotated[int, Field(ge=1, le=512)] | None = None
     gpu_count: Annotated[int, Field(ge=1, le=8)] | None = None
-    min_active_gpus: Count | None = None
-    max_active_gpus: Count | None = None
-    tasks_per_gpu_threshold: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    machines_to_keep_idle: Count | None = None
-    gpu_idle_timeout_sec: Seconds | None = None
-    gpu_overcapacity_idle_timeout_sec: Seconds | None = None
-    worker_tasks_per_claim: Batch | None = None
     worker_handlers: tuple[str, ...] | None = None  # task types: a part of WORKER_HANDLERS
     worker_env: tuple[str, ...] | None = None  # names: a part of WORKER_ENV; [] for none
 
     def pool(self, name: str, base: Pool) -> Pool:
         """The base pool with what is said here."""
-        said = {SAME_NAME[key]: value for key, value in self if key in SAME_NAME and value is not None}
-        return replace(base, name=name, offers=self._offers(base), **said)
+        given = {key: value for key, value in self if value is not None}
+        same = {FIELDS[key]: value for key, value in given.items() if key in FIELDS}
+        return replace(base, name=name, offers=_offers(given, base), **same)
 
-    def _offers(self, base: Pool) -> tuple[Offer, ...]:
-        if self.gpu_types is None and self.data_centers is None and self.cloud is None:
-            return base.offers
-        types = self.gpu_types or tuple(dict.fromkeys(offer.gpu_type for offer in base.offers))
-        known = tuple(dict.fromkeys(offer.data_center for offer in base.offers))
-        centers = known if self.data_centers is None else self.data_centers or (None,)
-        cloud = self.cloud or base.offers[0].cloud
-        return tuple(Offer(gpu, center, cloud) for gpu in types for center in centers)
+
+def _offers(given: Mapping[str, Any], base: Pool) -> tuple[Offer, ...]:
+    if not given.keys() & {"gpu_types", "data_centers", "cloud"}:
+        return base.offers
+    types = given.get("gpu_types", tuple(dict.fromkeys(offer.gpu_type for offer in base.offers)))
+    centers = given.get("data_centers", tuple(dict.fromkeys(offer.data_center for offer in base.offers))) or (None,)
+    cloud = given.get("cloud", base.offers[0].cloud)
+    return tuple(Offer(gpu, center, cloud) for gpu in types for center in centers)
+
+
+if TYPE_CHECKING:
+    PoolEntry = PoolKeys
+else:
+    copied = [one for one in OVERRIDES if one.pool_key not in PoolKeys.model_fields]
+    fields = {one.pool_key: (one.field.rebuild_annotation() | None, None) for one in copied}
+    PoolEntry = create_model("PoolEntry", __base__=PoolKeys, **fields)
 
 
 class TypeEntry(BaseModel):
@@ -133,11 +115,13 @@ def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tupl
         file = PoolsFile.model_validate(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
         why = f"{shown(str(path), PATH_CHARS)}: {error.strerror or error}"
-        raise SettingsError([Problem("POOLS_FILE cannot be read", why, "give the path of a TOML file")]) from error
+        raise SettingsError(
+            [SettingProblem("POOLS_FILE cannot be read", why, "give the path of a TOML file")]
+        ) from error
     except ValidationError as error:
         raise SettingsError([_problem(dict(item)) for item in error.errors()]) from None
     except (ValueError, RecursionError) as error:  # TOML or UTF-8, or nested without end
-        raise SettingsError([Problem("POOLS_FILE is not TOML", f"{path}: {error}", EXAMPLE)]) from None
+        raise SettingsError([SettingProblem("POOLS_FILE is not TOML", f"{path}: {error}", EXAMPLE)]) from None
     pools = file.all_pools(default)
     problems = [*_contradictions(pools), *_claimed_twice(file)]
     if problems:
@@ -145,32 +129,32 @@ def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tupl
     return pools, file.all_types()
 
 
-def _contradictions(pools: Iterable[Pool]) -> Iterable[Problem]:
+def _contradictions(pools: Iterable[Pool]) -> Iterable[SettingProblem]:
     for pool in pools:
         where = f"POOLS_FILE [pools.{pool.name}]"
         if not ID_PATTERN.fullmatch(pool.name):
             fix = "letters, digits, '-' and '_' only, at most 63"
-            yield Problem(f"{where} cannot be used", f"{pool.name!r} is not a name for a pool", fix)
+            yield SettingProblem(f"{where} cannot be used", f"{pool.name!r} is not a name for a pool", fix)
         if pool.max_active and pool.min_active > pool.max_active:
             why = f"min_active_gpus {pool.min_active} is more than max_active_gpus {pool.max_active}"
-            yield Problem(f"{where} contradicts itself", why, "lower min_active_gpus")
+            yield SettingProblem(f"{where} contradicts itself", why, "lower min_active_gpus")
 
 
-def _claimed_twice(file: PoolsFile) -> Iterable[Problem]:
+def _claimed_twice(file: PoolsFile) -> Iterable[SettingProblem]:
     counted = Counter(kind for pool in file.pools.values() for kind in set(pool.task_types or ()))
     for kind, times in sorted(counted.items()):
         if times > 1:
             names = ", ".join(sorted(name for name, pool in file.pools.items() if kind in (pool.task_types or ())))
             why = f"pools {names} all take it"
-            yield Problem(f"POOLS_FILE: task type {kind!r} has no single pool", why, "leave it in one of them")
+            yield SettingProblem(f"POOLS_FILE: task type {kind!r} has no single pool", why, "leave it in one of them")
 
 
-def _problem(item: Mapping[str, Any]) -> Problem:
+def _problem(item: Mapping[str, Any]) -> SettingProblem:
     where = ".".join(map(str, item["loc"]))
     if item["type"] == "extra_forbidden":
         known = [*PoolEntry.model_fields, *TypeEntry.model_fields, *PoolsFile.model_fields]
         near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         fix = f"rename it {near[0]}" if near else f"remove it, or take one of {', '.join(sorted(known))}"
-        return Problem(f"POOLS_FILE: {where} is not a setting", "nothing reads it", fix)
+        return SettingProblem(f"POOLS_FILE: {where} is not a setting", "nothing reads it", fix)
     why = f"{shown(item.get('input'))}: {item['msg']}"
-    return Problem(f"POOLS_FILE: {where} cannot be used", why, EXAMPLE)
+    return SettingProblem(f"POOLS_FILE: {where} cannot be used", why, EXAMPLE)

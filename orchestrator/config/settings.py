@@ -1,27 +1,17 @@
-"""Every setting: its name, type and default, and what follows from it. environment.py reads them."""
+"""All settings together, and what follows from them. environment.py reads them."""
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+import urllib.parse
+from typing import TYPE_CHECKING
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orchestrator.config.pools import Batch, Count, Seconds, read_pools
-from orchestrator.config.types import (
-    Conninfo,
-    Deadlines,
-    Dollars,
-    FleetId,
-    GpuTypes,
-    Handlers,
-    Names,
-    Url,
-    conninfo_passwords,
-    in_digits,
-    is_number,
-    unquoted,
-)
+from orchestrator.config.connection_settings import Messages, Needed, Places, Telemetry
+from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
+from orchestrator.config.pools import read_pools
+from orchestrator.config.setting import settings_of
+from orchestrator.config.types import conninfo_passwords, in_digits, is_number, unquoted
 from orchestrator.core.model import Offer, Policy, Pool
 from orchestrator.observability.redaction import SECRET_NAMES, passwords
 
@@ -30,85 +20,13 @@ if TYPE_CHECKING:
     from orchestrator.worker_tokens import Key
 
 
-class Settings(BaseSettings):
-    """What the environment says, validated; defaults are those of spec'd operators' environments."""
+SECTIONS = (Needed, Places, Scaling, Machines, WorkerPrograms, Messages, Telemetry)
+
+
+class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, Needed, BaseSettings):
+    """What the environment says, validated."""
 
     model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", frozen=True, env_ignore_empty=True)
-
-    # Where things are
-    database_url: Conninfo | None = None
-    supabase_url: Url | None = None
-    supabase_service_role_key: SecretStr | None = None
-    supabase_publishable_key: str | None = Field(
-        None, validation_alias=AliasChoices("SUPABASE_PUBLISHABLE_KEY", "SUPABASE_ANON_KEY")
-    )
-    runpod_api_key: SecretStr | None = None
-    runpod_api_base_url: Url = "https://api.runpod.io"
-    runpod_ssh_public_key: str | None = None
-    runpod_ssh_private_key: SecretStr | None = None
-    aws_access_key_id: str | None = None
-    aws_secret_access_key: SecretStr | None = None
-    aws_region: str = Field("us-east-1", validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
-    s3_endpoint_url: Url | None = None
-    s3_bucket: str | None = None
-    s3_prefix: str = ""
-    fleet_id: FleetId = "default"
-    host: str = "0.0.0.0"  # noqa: S104  a container's only door; what is behind it checks tokens
-    port: Annotated[int, Field(ge=0, le=65_535)] = 8080
-    trusted_proxy_hops: Annotated[int, Field(ge=0, le=8)] | None = None
-    railway_public_domain: str | None = None
-    railway_git_commit_sha: str | None = None
-    metrics_token: SecretStr | None = None
-    admin_token: SecretStr | None = None
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-
-    # How many
-    min_active_gpus: Count = 0
-    max_active_gpus: Count = 2
-    tasks_per_gpu_threshold: Annotated[int, Field(ge=1, le=100_000)] = 3
-    machines_to_keep_idle: Count = 0
-    gpu_idle_timeout_sec: Seconds = 600
-    gpu_overcapacity_idle_timeout_sec: Seconds = 30
-    spawning_grace_period_sec: Seconds = 180
-    scale_down_grace_period_sec: Seconds = 60
-    orchestrator_poll_sec: Seconds = 30
-    spawning_timeout_sec: Seconds = 900
-    bringup_deadlines: Deadlines = ()
-    graceful_shutdown_timeout_sec: Seconds = 600
-    task_stuck_timeout_sec: Seconds = 1200
-    heartbeat_timeout_sec: Seconds = 60
-    max_worker_failure_rate: Annotated[float, Field(ge=0, le=1)] = 0.8
-    failure_window_minutes: Annotated[float, Field(gt=0, le=1_440)] = 5
-    min_workers_for_rate_check: Annotated[int, Field(ge=1, le=100)] = 5
-    worker_max_consecutive_failures: Annotated[int, Field(ge=1, le=100)] = 5
-    max_hourly_cost_usd: Dollars | None = None
-    daily_budget_usd: Dollars | None = None
-
-    # What
-    pools_file: Path | None = None
-    runpod_gpu_type: GpuTypes = ("NVIDIA GeForce RTX 4090",)
-    runpod_data_centers: Names = ()
-    runpod_cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
-    runpod_worker_image: str = "runpod/pytorch:2.4.0-py3.11-cuda12.4.1-devel-ubuntu22.04"
-    runpod_storage_name: str | None = None
-    runpod_volume_mount_path: str = "/workspace"
-    runpod_container_disk_gb: Annotated[int, Field(ge=1, le=10_000)] = 50
-    runpod_min_memory_gb: Annotated[int, Field(ge=1, le=4_096)] = 32
-    runpod_min_vcpu: Annotated[int, Field(ge=1, le=512)] = 8
-
-    # The worker
-    worker_api_url: Url | None = None
-    worker_jwt_secret: SecretStr | None = None
-    worker_jwt_secret_previous: SecretStr | None = None
-    worker_jwt_signing_key: SecretStr | None = None
-    worker_code_dir: Path | None = None
-    worker_handlers: Handlers = ()
-    worker_tasks_per_claim: Batch = 1
-    worker_setup_command: str | None = None
-    worker_env: Names = ()
-    worker_python: str = "python3"
-    worker_start_command: str | None = None
-    deadman_timeout_sec: Seconds = 900
 
     @field_validator("*", mode="before")
     @classmethod
@@ -134,11 +52,6 @@ class Settings(BaseSettings):
     def handler_env(self) -> dict[str, str]:
         """The variables that WORKER_ENV names, as far as they are set."""
         return {name: os.environ[name] for name in self.worker_env if name in os.environ}
-
-    @property
-    def metrics_tokens(self) -> tuple[str, ...]:
-        """What opens /metrics."""
-        return tuple(t.get_secret_value() for t in (self.metrics_token, self.admin_token) if t)
 
     @property
     def pods_use_supabase(self) -> bool:
@@ -170,20 +83,8 @@ class Settings(BaseSettings):
         return Pool(
             name="default",
             offers=tuple(Offer(gpu, dc, self.runpod_cloud) for gpu in self.runpod_gpu_type for dc in centers),
-            image=self.runpod_worker_image,
             gpu_count=1,
-            disk_gb=self.runpod_container_disk_gb,
-            min_memory_gb=self.runpod_min_memory_gb,
-            min_vcpu=self.runpod_min_vcpu,
-            volume_name=self.runpod_storage_name,
-            volume_mount_path=self.runpod_volume_mount_path,
-            min_active=self.min_active_gpus,
-            max_active=self.max_active_gpus,
-            tasks_per_gpu=self.tasks_per_gpu_threshold,
-            keep_idle=self.machines_to_keep_idle,
-            idle_timeout_s=self.gpu_idle_timeout_sec,
-            overcapacity_idle_timeout_s=self.gpu_overcapacity_idle_timeout_sec,
-            batch=self.worker_tasks_per_claim,
+            **{one.pool_field: getattr(self, one.name) for one in settings_of(Settings) if one.pool_field},
         )
 
     def policy(self) -> Policy:
@@ -214,6 +115,9 @@ class Settings(BaseSettings):
         found = [value for name, value in self.handler_env.items() if SECRET_NAMES.search(name)]
         if self.database_url:
             found += conninfo_passwords(self.database_url.get_secret_value())
+        if self.alert_webhook_url:  # an answer can quote the path, which has the token
+            parts = urllib.parse.urlsplit(self.alert_webhook_url.get_secret_value())
+            found += [parts.path, parts.query]
         for name in type(self).model_fields:
             value = getattr(self, name)
             text = value.get_secret_value() if isinstance(value, SecretStr) else value

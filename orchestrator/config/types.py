@@ -1,26 +1,31 @@
 """How settings are spelled: what the text of a variable must be like, and what it becomes."""
 
+import ipaddress
 import re
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
+from datetime import time
 from types import UnionType
 from typing import Annotated, Union, get_args, get_origin
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
 from orchestrator.config.errors import shown
-from orchestrator.config.pools import Seconds
+from orchestrator.config.weak_secrets import is_readable_on_the_way
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage
 
 STAGES = tuple(
     stage for stage in STAGE_SPECS if stage not in {Stage.INTENT, Stage.POD_CREATED}
-)  # what a climb may take
+)  # what a bring-up may take
 QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1", re.DOTALL)
 URL_CHARACTERS = re.compile(r"[A-Za-z0-9\-._~:/@!$&'()*+,;=%\[\]]*")  # RFC 3986, without what follows a path
+CLOCK = r"((?:[01]\d|2[0-3]):[0-5]\d)"
+QUIET_TIMES = re.compile(rf"{CLOCK}-{CLOCK}(?: +([A-Za-z0-9_+/-]{{1,60}}))?", re.ASCII)
 NUMBER = re.compile(r"-?(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?|0+(?:\.0+)?", re.ASCII)  # no -0
 URL_START = re.compile(r"postgres(?:ql)?://")
 # As written, in a URL's query and among libpq's pairs: there with a backslash before what means something else.
@@ -35,6 +40,15 @@ def unquoted(value: object) -> object:
 
 def _split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    for one in value:
+        try:
+            ipaddress.ip_network(one)
+        except ValueError:
+            raise ValueError(f"{shown(one)} is no network such as 10.1.0.0/16, or has bits beyond its prefix") from None
+    return value
 
 
 def _some_gpu(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -132,8 +146,38 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _alert_url(value: SecretStr) -> SecretStr:
+    """Its path is a secret, so no complaint quotes it."""
+    try:
+        parts = urllib.parse.urlsplit(value.get_secret_value())
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("its host or port cannot be read") from None
+    if parts.scheme not in {"http", "https"} or not host or parts.username is not None:
+        raise ValueError("must be a URL that begins with https:// and names a host, without a user")
+    if is_readable_on_the_way(value.get_secret_value()):
+        raise ValueError("must begin with https://, or everybody on the way can read it")
+    return value
+
+
+def _quiet_times(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = QUIET_TIMES.fullmatch(value.strip())
+    if found is None:
+        raise ValueError(f"{shown(value)} is not 22:00-07:00 or 22:00-07:00 Europe/Berlin")
+    begin, end, zone = time.fromisoformat(found[1]), time.fromisoformat(found[2]), found[3] or "UTC"
+    if begin == end:
+        raise ValueError("its begin is its end")
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{shown(zone)} is no time zone of this machine") from None
+    return begin, end, zone
+
+
 def in_digits(value: object) -> object:
-    """A number's text, if it is written as everybody writes numbers: Python reads 1_000 and more besides."""
+    """Check that a number is written in the usual form: Python also reads 1_000 and others."""
     if isinstance(value, str) and not NUMBER.fullmatch(value.strip()):
         raise ValueError("is not a number in digits, such as 3 or 0.5")
     return value
@@ -145,11 +189,17 @@ def is_number(kind: object) -> bool:
     return kind in {int, float} or (either and any(map(is_number, get_args(kind))))
 
 
+Count = Annotated[int, Field(ge=0, le=10_000)]
+Batch = Annotated[int, Field(ge=1, le=100)]  # what worker_claim hands out at most
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_networks)]
 GpuTypes = Annotated[Names, AfterValidator(_some_gpu)]
 Handlers = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_handlers)]  # task type, what does it
 Deadlines = Annotated[tuple[tuple[str, Seconds], ...], NoDecode, BeforeValidator(_deadlines)]  # stage, seconds
 FleetId = Annotated[str, AfterValidator(_fleet)]
 Conninfo = Annotated[SecretStr, AfterValidator(_conninfo)]
 Url = Annotated[str, AfterValidator(_url)]  # without a slash at its end
+AlertUrl = Annotated[SecretStr, AfterValidator(_alert_url)]
+QuietTimes = Annotated[tuple[time, time, str], NoDecode, BeforeValidator(_quiet_times)]  # begin, end, time zone

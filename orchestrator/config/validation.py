@@ -1,9 +1,10 @@
-"""What settings must agree on, and what each part of the product needs of them; each problem with its mend."""
+"""Contradictions between settings, and the settings that each part needs. Each problem has its fix."""
 
 import os
 from collections.abc import Callable, Mapping
 
-from orchestrator.config.errors import PATH_CHARS, Problem, SettingsError, shown
+from orchestrator.config.errors import PATH_CHARS, SettingProblem, SettingsError, shown
+from orchestrator.config.handler_check import handler_problems
 from orchestrator.config.settings import Settings
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
 
@@ -13,30 +14,35 @@ MIN_BYTES = {
     "WORKER_JWT_SECRET": MIN_SECRET_BYTES,
     "WORKER_JWT_SECRET_PREVIOUS": MIN_SECRET_BYTES,
     "METRICS_TOKEN": MIN_TOKEN_BYTES,
-    "ADMIN_TOKEN": MIN_TOKEN_BYTES,
+    "ADMIN_TOKEN": MIN_SECRET_BYTES,
+    "VIEWER_TOKEN": MIN_SECRET_BYTES,
+    "WEBHOOK_SECRET": MIN_SECRET_BYTES,
+    "WEBHOOK_SECRET_PREVIOUS": MIN_SECRET_BYTES,
 }
 ENCRYPTED = ("WORKER_API_URL", "SUPABASE_URL", "S3_ENDPOINT_URL", "RUNPOD_API_BASE_URL")
 PROJECTS_OWN = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
 PUBLIC_KEY = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"
 
 
-def contradictions(settings: Settings) -> list[Problem]:
+def contradictions(settings: Settings) -> list[SettingProblem]:
     """Settings that are valid each, and cannot hold together."""
     problems = []
     if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
         why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
-        problems.append(Problem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
+        problems.append(SettingProblem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
     if settings.deadman_timeout_sec <= settings.heartbeat_timeout_sec:
         silent_s = settings.heartbeat_timeout_sec
         why = f"{settings.deadman_timeout_sec:g} s is not more than HEARTBEAT_TIMEOUT_SEC={silent_s:g}"
         fix = "raise DEADMAN_TIMEOUT_SEC, or workers end themselves before anybody misses them"
-        problems.append(Problem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
+        problems.append(SettingProblem("DEADMAN_TIMEOUT_SEC contradicts HEARTBEAT_TIMEOUT_SEC", why, fix))
     if settings.worker_code_dir is not None and not os.path.isdir(settings.worker_code_dir):  # noqa: PTH112  Path raises for long names
         why = f"{shown(str(settings.worker_code_dir), PATH_CHARS)} is not a directory"
-        problems.append(Problem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers"))
+        problems.append(
+            SettingProblem("WORKER_CODE_DIR cannot be used", why, "give the directory that holds your handlers")
+        )
     if settings.worker_start_command and settings.worker_handlers:
         why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
-        problems.append(Problem("two kinds of worker are set", why, "unset one of the two"))
+        problems.append(SettingProblem("two kinds of worker are set", why, "unset one of the two"))
     try:
         problems += _beyond(settings)
     except SettingsError as error:
@@ -44,8 +50,8 @@ def contradictions(settings: Settings) -> list[Problem]:
     return problems
 
 
-def _beyond(settings: Settings) -> list[Problem]:
-    """What a pool is to get and nobody gets. Raises SettingsError where POOLS_FILE cannot be used."""
+def _beyond(settings: Settings) -> list[SettingProblem]:
+    """Return what a pool should get and no worker gets. Raises SettingsError if POOLS_FILE cannot be used."""
     known = {"worker_handlers": {name for name, _ in settings.worker_handlers}, "worker_env": set(settings.worker_env)}
     problems = []
     for pool in settings.policy().pools:
@@ -53,27 +59,27 @@ def _beyond(settings: Settings) -> list[Problem]:
             if beyond := sorted(set(named or ()) - known[key]):
                 what = f"POOLS_FILE [pools.{pool.name}] {key} names {beyond[0]!r}"
                 why = f"{key.upper()} does not have it, and a pool gets a part of that"
-                problems.append(Problem(what, why, f"add it to {key.upper()}, or remove it from the pool"))
+                problems.append(SettingProblem(what, why, f"add it to {key.upper()}, or remove it from the pool"))
     return problems
 
 
-def _unset(settings: Settings, names: Mapping[str, str]) -> list[Problem]:
+def _unset(settings: Settings, names: Mapping[str, str]) -> list[SettingProblem]:
     missing = [name for name in names if not getattr(settings, name.lower())]
-    return [Problem(f"{name} is missing", "it is not set in the environment", names[name]) for name in missing]
+    return [SettingProblem(f"{name} is missing", "it is not set in the environment", names[name]) for name in missing]
 
 
-def _missing_database(settings: Settings) -> list[Problem]:
+def _missing_database(settings: Settings) -> list[SettingProblem]:
     if settings.database_url or (settings.supabase_url and settings.supabase_service_role_key):
         return []
     if settings.supabase_url:
         why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
         fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
-        return [Problem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
+        return [SettingProblem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
     fix = "set DATABASE_URL=postgresql://… (PostgreSQL 15 or newer), or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
-    return [Problem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+    return [SettingProblem("no database is given", "DATABASE_URL is not set in the environment", fix)]
 
 
-def _missing_shell(settings: Settings) -> list[Problem]:
+def _missing_shell(settings: Settings) -> list[SettingProblem]:
     names = {
         "RUNPOD_SSH_PUBLIC_KEY": 'set RUNPOD_SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)"',
         "RUNPOD_SSH_PRIVATE_KEY": 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"',
@@ -86,11 +92,11 @@ def _missing_shell(settings: Settings) -> list[Problem]:
         settings.login_pair()
     except BadKey as error:
         name = "RUNPOD_SSH_PUBLIC_KEY" if error.cause == "bad_public_key" else "RUNPOD_SSH_PRIVATE_KEY"
-        return [Problem(f"{name} cannot be used", str(error), error.fix)]
+        return [SettingProblem(f"{name} cannot be used", str(error), error.fix)]
     return []
 
 
-def _guessable(settings: Settings, fix: str) -> list[Problem]:
+def _guessable(settings: Settings, fix: str) -> list[SettingProblem]:
     """Secrets that open something of ours and could be guessed."""
     problems = []
     for name, min_bytes in MIN_BYTES.items():
@@ -98,58 +104,62 @@ def _guessable(settings: Settings, fix: str) -> list[Problem]:
         why = weakness(secret.get_secret_value(), min_bytes) if secret else None
         if why:
             how = fix if name == "WORKER_JWT_SECRET" else f'set {name}="$(openssl rand -hex 32)", or unset it'
-            problems.append(Problem(f"{name} is too weak", why, how))
+            problems.append(SettingProblem(f"{name} is too weak", why, how))
     return problems
 
 
-def _readable(settings: Settings) -> list[Problem]:
+def _readable(settings: Settings) -> list[SettingProblem]:
     """Addresses to which tokens, keys and tasks would go unencrypted."""
     given = {name: getattr(settings, name.lower()) for name in ENCRYPTED}
     why = "http:// outside of this machine: whoever is on the way reads tokens, keys and tasks"
     return [
-        Problem(f"{name} is not encrypted", why, f"set {name}=https://…")
+        SettingProblem(f"{name} is not encrypted", why, f"set {name}=https://…")
         for name, url in given.items()
         if url and is_readable_on_the_way(url)
     ]
 
 
-def _missing_gateway(settings: Settings) -> list[Problem]:
+def _missing_gateway(settings: Settings) -> list[SettingProblem]:
     fix = 'set WORKER_JWT_SECRET="$(openssl rand -hex 32)", the same on every replica'
     if settings.supabase_url:
         fix = PROJECTS_OWN
     problems = []
     if not (settings.worker_jwt_secret or settings.worker_jwt_signing_key):
         why = "neither WORKER_JWT_SECRET nor WORKER_JWT_SIGNING_KEY is set in the environment"
-        problems.append(Problem("WORKER_JWT_SECRET is missing", why, fix))
+        problems.append(SettingProblem("WORKER_JWT_SECRET is missing", why, fix))
     problems += _guessable(settings, fix)
     problems += _readable(settings)
     try:
         settings.token_keys()
     except ValueError as error:
         how = "make one with `supabase gen signing-key --algorithm ES256` and import it in the project's JWT settings"
-        problems.append(Problem("WORKER_JWT_SIGNING_KEY cannot be used", str(error), how))
+        problems.append(SettingProblem("WORKER_JWT_SIGNING_KEY cannot be used", str(error), how))
     if settings.pods_use_supabase and not settings.supabase_publishable_key:
         why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
-        problems.append(Problem("SUPABASE_PUBLISHABLE_KEY is missing", why, PUBLIC_KEY))
+        problems.append(SettingProblem("SUPABASE_PUBLISHABLE_KEY is missing", why, PUBLIC_KEY))
     if not (settings.database_url or settings.pods_use_supabase) and settings.supabase_url:
         why = "without DATABASE_URL this service has no gateway for pods: they speak to SUPABASE_URL"
-        problems.append(Problem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL"))
+        problems.append(
+            SettingProblem("WORKER_API_URL cannot be used", why, "unset WORKER_API_URL, or set DATABASE_URL")
+        )
     for name in settings.worker_env:
         if name.lower() in type(settings).model_fields:
             why = "it is the orchestrator's own, and pods are given none of these"
-            problems.append(Problem(f"WORKER_ENV cannot name {name}", why, "give handlers a variable of another name"))
+            problems.append(
+                SettingProblem(f"WORKER_ENV cannot name {name}", why, "give handlers a variable of another name")
+            )
         elif name not in settings.handler_env:
             why = "WORKER_ENV names it for the handlers, and it is not set"
-            problems.append(Problem(f"{name} is missing", why, f"set {name}, or take it out of WORKER_ENV"))
+            problems.append(SettingProblem(f"{name} is missing", why, f"set {name}, or take it out of WORKER_ENV"))
     if not settings.worker_url:
         why = "neither WORKER_API_URL nor RAILWAY_PUBLIC_DOMAIN is set, so pods could not reach the worker RPC"
         problems.append(
-            Problem("WORKER_API_URL is missing", why, "set WORKER_API_URL=https://<this service's public name>")
+            SettingProblem("WORKER_API_URL is missing", why, "set WORKER_API_URL=https://<this service's public name>")
         )
     return problems
 
 
-MISSING: Mapping[str, Callable[[Settings], list[Problem]]] = {
+MISSING: Mapping[str, Callable[[Settings], list[SettingProblem]]] = {
     "database": _missing_database,
     "cloud": lambda s: _unset(s, {"RUNPOD_API_KEY": "set RUNPOD_API_KEY=rpa_… (RunPod console, Settings, API keys)"}),
     "shell": _missing_shell,
@@ -162,7 +172,9 @@ MISSING: Mapping[str, Callable[[Settings], list[Problem]]] = {
         },
     ),
     "gateway": _missing_gateway,
+    "handlers": lambda s: [one.problem for one in handler_problems(s) if one.is_certain],
 }
+TO_RUN = tuple(MISSING)  # the parts that `run` and `once` need
 
 
 def require(settings: Settings, *parts: str) -> Settings:

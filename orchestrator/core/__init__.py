@@ -1,1 +1,1 @@
-"""Pure decisions about the fleet: nothing in here waits, reads a clock, an environment or a random number, or logs."""
+"""Pure decisions about the fleet. This package does no I/O, reads no clock or environment, and writes no log."""

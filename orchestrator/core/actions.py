@@ -1,7 +1,7 @@
-"""What a plan consists of: a closed union of frozen dataclasses.
+"""The actions of a plan: a closed union of frozen dataclasses.
 
-Each names the worker or pod it is about and why; execute.py carries each out with compare-and-set against the states
-named here, so that a plan made from an old snapshot does nothing rather than the wrong thing.
+Each action names its worker or pod and the reason. execute.py executes it with compare-and-set against the states in
+the action, so an action of an outdated plan has no effect.
 """
 
 import re
@@ -23,12 +23,12 @@ class Spawn:
     pool: str
     offer: Offer
     reason: str
-    usd_per_hour: float | None = None  # the offer's price, as far as it is known: what is reserved
+    usd_per_hour: float | None = None  # the offer's price, if known: the amount that is reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Ask the provider for the pod of an intent that exists already (an operator's, or one refused elsewhere)."""
+    """Ask the provider for the pod of a recorded intent (an operator's request, or a retry after a refusal)."""
 
     worker_id: str
     pool: str
@@ -39,25 +39,25 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Give a pod that bears a live intent's id to its row: the reply to the create call was lost."""
+    """Assign a pod that has a live intent's id to the intent's row: the reply to the create call was lost."""
 
     worker_id: str
     pod_id: str
     reason: str
     usd_per_hour: float | None = None
-    billed_s: float = 0  # for so long it may have cost money unseen: since it was asked for
+    billed_s: float = 0  # seconds since the create call, for which the pod may have cost money
 
 
 @dataclass(frozen=True, slots=True)
 class ContinueBringUp:
-    """Make sure that the bring-up of a spawning worker with a pod is under way in this process."""
+    """Start the bring-up of a spawning worker with a pod, unless it runs in this process already."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Write down whom a worker waits for, when that has changed."""
+    """Record whom a worker waits for, if that has changed."""
 
     worker_id: str
     from_state: State
@@ -69,7 +69,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class UpdateAddress:
-    """Write down where the provider's list shows SSH to a worker's pod now; a restart gives a pod other ports."""
+    """Record the pod's SSH address as the provider's list shows it. A restart changes the ports of a pod."""
 
     worker_id: str
     from_state: State
@@ -80,7 +80,7 @@ class UpdateAddress:
 
 @dataclass(frozen=True, slots=True)
 class SetActivity:
-    """Move a worker that runs its own program between active and idle, by what it holds."""
+    """Move a worker that runs its own program between active and idle, according to its tasks."""
 
     worker_id: str
     from_state: State
@@ -90,16 +90,17 @@ class SetActivity:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Move a live worker to terminating: it takes no new task from this statement on."""
+    """Move a live worker to terminating: from this statement on, it gets no new task."""
 
     worker_id: str
     from_state: State
     cause: ExitCause
     code: FailureCode | None
     reason: str
-    # When a list last showed a pod that is missing, or where none of ours did, first did not: it cost money until then
-    # at most, and a budget is kept by what may have been spent.
+    # For a missing pod: when a list last showed it, or when the first list lacked it. It cost money until then at most,
+    # and the budget counts the most that may have been spent.
     listed_at: datetime | None = None
+    blames_host: bool = True  # whether a code that blames the host or the place may count against it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,9 @@ class Flush:
     """Stop the agent of a terminating worker and ship the rest of its logs."""
 
     worker_id: str
-    reachable: bool  # False: the pod is gone; declare what was not shipped
+    reachable: bool  # False: the pod is gone; declare the unshipped logs as lost
     reason: str
-    final: bool = False  # on to the delete, whatever comes of it
+    final: bool = False  # continue with the delete, also after a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class MarkTerminated:
-    """Move a terminating worker whose pod is proven absent to terminated."""
+    """Move a terminating worker to terminated: RunPod confirms that its pod is gone."""
 
     worker_id: str
     reason: str
@@ -139,13 +140,15 @@ class DeleteOrphan:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """Requeue the tasks whose lease ran out, the attempt counted."""
+    """Requeue the tasks whose lease has expired. The attempt counts."""
 
     reason: str
-    over_s: float = 0  # for at least so long: meanwhile nobody could have renewed one
+    # the leases must have expired for at least so many seconds, because no agent could renew one meanwhile
+    over_s: float = 0
 
 
-Effect = Spawn | Create | Flush | Delete | MarkTerminated | DeleteOrphan  # what takes the world, once it is written
+# actions with a call to the outside world, after the row is written
+Effect = Spawn | Create | Flush | Delete | MarkTerminated | DeleteOrphan
 Action = Effect | Adopt | ContinueBringUp | UpdateAddress | Wait | SetActivity | Terminate | Rescue
 
 
@@ -156,23 +159,23 @@ def kind_of(action: type[Action]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """Why one pool is the size it is: the decision row."""
+    """The decision row of one pool: its size and the reasons."""
 
     pool: str
     rule: str  # the formula with its numbers
     target: int
-    inputs: dict[str, object]
-    blocked: tuple[Blocked, ...]  # what is wanted and not done, and why
+    inputs: dict[str, object]  # decision_text.py makes a sentence of them
+    blocked: tuple[Blocked, ...]  # wanted actions that are blocked, and the reasons
 
     @property
     def retry_at(self) -> datetime | None:
-        """When the first of what is blocked may go on."""
+        """Return when the first blocked action may continue."""
         return min((reason.until for reason in self.blocked if reason.count and reason.until), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The outcome of one tick's thinking."""
+    """The result of one tick's planning."""
 
     actions: tuple[Action, ...]
     decisions: tuple[PoolDecision, ...]

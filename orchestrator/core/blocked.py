@@ -1,10 +1,10 @@
-"""Blocked reasons: what a pool wants and does not get, and why, as data.
+"""Blocked reasons as data: what a pool wants and does not get, and why.
 
 The planner returns `Blocked(kind, count, unit, detail, until)`, the decision row stores it as JSON, and the
-explanations read it back. `Kind` is the catalogue: who must act on a reason of that kind, what happens then, the fix,
-and the words. The words are put together only where a reason is shown: `text` and `line`. No code reads them.
+explanations read it back. `BlockedReason` is the catalogue: who must act, what happens then, the fix
+and the sentence. The sentence is composed only for display (`text` and `line`). No code parses it.
 
-A reason of a new kind needs a member of `Kind`, and a `Blocked(...)` in the planner.
+A reason of a new kind needs a member of `BlockedReason`, and a `Blocked(...)` in the planner.
 """
 
 from collections.abc import Mapping
@@ -16,119 +16,129 @@ from typing import Any
 from orchestrator.core.meanings import (
     BUDGET,
     CAPACITY,
+    NOBODY,
     OPERATOR,
     ORCHESTRATOR,
     PROVIDER,
     Explained,
     Meaning,
 )
+from orchestrator.core.plurals import counted
 
 SPAWNS, INTENTS, WORKERS, TASKS = "spawn", "recorded worker", "worker", "task"  # units of `count`
 ONE_THAT_FAILED = "python -m orchestrator list --all, then explain one that failed"
 ROOM = "workers are started once it has room; a day's begins at 00:00 UTC"
 MORE_MONEY = "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h"
+HOUR = (
+    "the workers cost ${running_usd:.2f}/h and {gpu_type} costs ${rate_usd:.2f}/h: "
+    "more than MAX_HOURLY_COST_USD={limit_usd:g}"
+)
 DAY = (
-    "${spent_usd:.2f} spent today + ${committed_usd:.2f} committed + ${needed_usd:.2f} for {gpu_type} "
-    "> DAILY_BUDGET_USD={limit_usd:g}"
+    "${spent_usd:.2f} are spent today, ${committed_usd:.2f} are committed and {gpu_type} needs ${needed_usd:.2f}: "
+    "more than DAILY_BUDGET_USD={limit_usd:g}"
 )
 LIST_FIX = "see RUNPOD_API_KEY and RunPod's status; the list is requested again at each tick"
 
 
 @dataclass(frozen=True, slots=True)
-class KindRow(Meaning):
+class BlockedRow(Meaning):
     """One kind of reason. `means` describes the kind; `words` are the parts of the sentence about one reason.
 
-    A part names facts of `detail` in braces. A part of which a fact is missing is left out.
+    A part names facts of `detail` in braces. A part is left out if one of its facts is missing.
     """
 
     words: tuple[str, ...]
 
 
-class Kind(Explained):
+class BlockedReason(Explained):
     """Why something is blocked. The values are stored in `decisions.blocked`."""
 
-    row: KindRow
+    row: BlockedRow
 
     # fmt: off
-    PAUSED = "paused", KindRow(
+    PAUSED = "paused", BlockedRow(
         "An operator paused spawning.", OPERATOR, "workers are started again", "python -m orchestrator resume",
         words=("paused ({reason})",))
-    STORE_AWAY = "store_away", KindRow(
+    CONCURRENCY = "concurrency", BlockedRow(
+        "Tasks wait until their concurrency key or their type has room.",
+        NOBODY, "each is ready as soon as a running task of the key or type ends", "python -m orchestrator limits list",
+        words=("they wait for a concurrency key or a limit of their type",))
+    STORE_AWAY = "store_away", BlockedRow(
         "The object store does not answer.",
         PROVIDER, "workers claim and start again once it answers; running tasks keep their results",
         "see the store's status; python -m orchestrator doctor",
         words=("the store is away since {since}: {error}", "{waiting} of {ready} workers wait for it"))
-    STORE_REFUSES = "store_refuses", KindRow(
+    STORE_REFUSES = "store_refuses", BlockedRow(
         "The object store refuses our calls.",
         OPERATOR, "workers claim and start again once it takes objects",
         "python -m orchestrator doctor; correct S3_BUCKET, S3_ENDPOINT_URL or the AWS keys",
         words=("the store is away since {since}: {error}",))
-    NO_POD_LIST = "no_pod_list", KindRow(
+    NO_POD_LIST = "no_pod_list", BlockedRow(
         "RunPod's pod list is unavailable.", PROVIDER, "the next complete list is used", LIST_FIX,
         words=("no pod is created: no list of pods from the provider ({error})",))
-    OLD_POD_LIST = "old_pod_list", KindRow(
+    OLD_POD_LIST = "old_pod_list", BlockedRow(
         "RunPod's newest pod list is old.", PROVIDER, "the next complete list is used", LIST_FIX,
         words=("decided by an old list: no list of pods since ({error})",))
-    MAX_ACTIVE = "max_active", KindRow(
+    MAX_ACTIVE = "max_active", BlockedRow(
         "The pool has as many workers as it may have.",
         OPERATOR, "nothing more is started until it is raised", "raise MAX_ACTIVE_GPUS",
         words=("MAX_ACTIVE_GPUS={limit}",))
-    HOURLY_BUDGET = "hourly_budget", KindRow(
+    HOURLY_BUDGET = "hourly_budget", BlockedRow(
         "Another worker would cost more per hour than allowed.", BUDGET, ROOM, MORE_MONEY,
-        words=("${running_usd:.2f}/h running + ${rate_usd:.2f}/h for {gpu_type} > MAX_HOURLY_COST_USD={limit_usd:g}",))
-    DAILY_BUDGET = "daily_budget", KindRow(
+        words=(HOUR,))
+    DAILY_BUDGET = "daily_budget", BlockedRow(
         "Another worker would cost more per day than allowed.", BUDGET, ROOM, MORE_MONEY,
         words=(DAY,))
-    PRICE_UNKNOWN = "price_unknown", KindRow(
+    PRICE_UNKNOWN = "price_unknown", BlockedRow(
         "A budget is set, and the price of the GPU is not known.", BUDGET, ROOM, MORE_MONEY,
         words=("a budget is set, and the price of {gpu_type} ({cloud}) is not known",))
-    HALTED = "halted", KindRow(
+    HALTED = "halted", BlockedRow(
         "RunPod refused for a reason that a person must correct.",
         OPERATOR, "one worker is tried, and the pause doubles while that is refused",
         "correct what it names: the account, RUNPOD_API_KEY, RUNPOD_WORKER_IMAGE or RUNPOD_GPU_TYPE",
         words=("halted by {code}, an operator must act", "one worker at a time after {tried_after}"))
-    BREAKER_OPEN = "breaker_open", KindRow(
+    BREAKER_OPEN = "breaker_open", BlockedRow(
         "Too many bring-ups failed.",
-        ORCHESTRATOR, "one is tried after the other, ever more rarely, until one succeeds",
+        ORCHESTRATOR, "one worker at a time is tried, with longer and longer pauses, until one succeeds",
         ONE_THAT_FAILED + "; after a correction, spawn tries one at once",
         words=("breaker open", "release {bad_release} fails its tasks on every worker",
                "{failed} of {ended} bring-ups failed within {window_min:g} min ({code})",
                "{soon_after} of them soon after promotion", "one canary at a time",
                "canary {canary} must complete a task or live long enough"))
-    UNPROVEN = "unproven", KindRow(
+    NEW_RELEASE = "new_release", BlockedRow(
         "No worker of this release was ever promoted.",
-        ORCHESTRATOR, "the next one is tried, and a success lets all go", ONE_THAT_FAILED,
-        words=("no worker of release {release} was promoted yet, a canary first",))
-    PACED = "paced", KindRow(
-        "The last worker failed.", ORCHESTRATOR, "the next one is tried, and a success lets all go", ONE_THAT_FAILED,
+        ORCHESTRATOR, "the next is tried; its success allows the others", ONE_THAT_FAILED,
+        words=("release {release} is new, so one worker is tried first",))
+    PACED = "paced", BlockedRow(
+        "The last worker failed.", ORCHESTRATOR, "the next is tried; its success allows the others", ONE_THAT_FAILED,
         words=("the last bring-up failed ({bring_up_code})",
                "the last promoted worker failed on probation ({probation_code})", "one spawn in {pace_s:g} s"))
-    OFFERS_REFUSED = "offers_refused", KindRow(
+    OFFERS_REFUSED = "offers_refused", BlockedRow(
         "RunPod refused every offer.",
-        CAPACITY, "it is asked again, with one call, then with more", "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS",
+        CAPACITY, "it is asked again with one call, then with more", "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS",
         words=("every offer was refused recently",))
-    OFFER_AVOIDED = "offer_avoided", KindRow(
+    OFFER_AVOIDED = "offer_avoided", BlockedRow(
         "Hosts failed in this place.", ORCHESTRATOR, "it is asked in its turn again", ONE_THAT_FAILED,
         words=("{offer} is tried last because hosts failed there",))
-    OFFER_OUTSIDE_VOLUME = "offer_outside_volume", KindRow(
+    OFFER_OUTSIDE_VOLUME = "offer_outside_volume", BlockedRow(
         "A network volume can be mounted in its own data centre only.",
         OPERATOR, "nothing until that is changed",
         "correct what it names: RUNPOD_STORAGE_NAME, RUNPOD_DATA_CENTERS or POOLS_FILE",
         words=("{offer} is not used: network volume {volume} is in {data_center}",))
-    NO_OFFER_AT_VOLUME = "no_offer_at_volume", KindRow(
+    NO_OFFER_AT_VOLUME = "no_offer_at_volume", BlockedRow(
         "No offer of the pool is in the data centre of its network volume.",
         OPERATOR, "nothing until that is changed",
         "correct what it names: RUNPOD_STORAGE_NAME, RUNPOD_DATA_CENTERS or POOLS_FILE",
         words=("no offer is in {data_center}, where network volume {volume} is",))
-    VOLUME_UNUSABLE = "volume_unusable", KindRow(
+    VOLUME_UNUSABLE = "volume_unusable", BlockedRow(
         "The pool's network volume cannot be used.",
         OPERATOR, "nothing until that is changed", "correct RUNPOD_STORAGE_NAME or POOLS_FILE",
         words=("{error}",))
-    POOL_UNKNOWN = "pool_unknown", KindRow(
+    POOL_UNKNOWN = "pool_unknown", BlockedRow(
         "No pool of this name is configured.",
         OPERATOR, "nothing until that is changed", "correct POOLS_FILE, or submit with another --pool",
         words=("no pool {pool!r} is configured",))
-    OTHER = "other", KindRow(
+    OTHER = "other", BlockedRow(
         "A reason that another release wrote.",
         ORCHESTRATOR, "the next tick decides", "python -m orchestrator plan", words=("{said}",))
     # fmt: on
@@ -136,22 +146,22 @@ class Kind(Explained):
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Something that is wanted and not done. `count` 0 is a remark: nothing is blocked by it alone."""
+    """A wanted action that is not done. `count` 0 marks a remark, which blocks nothing."""
 
-    kind: Kind
+    kind: BlockedReason
     count: int = 0
     unit: str = SPAWNS
     detail: Mapping[str, Any] = field(default_factory=dict)  # facts as strings and numbers, for `words`
-    until: datetime | None = None  # when it may end by itself; None: no time ends it
+    until: datetime | None = None  # when it may end by itself; None: not known
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What makes this another reason: its kind, its unit, and its facts other than numbers and times."""
+        """Identify the reason by its kind, its unit, and its facts without numbers and times."""
         words = sorted((name, value) for name, value in self.detail.items() if isinstance(value, str))
         return (self.kind, self.unit, *(word for word in words if word[0] not in TIMES))
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as it is stored in `decisions.blocked`."""
+        """Return the JSON that `decisions.blocked` stores."""
         until = self.until.isoformat() if self.until else None
         return {
             "kind": self.kind, "count": self.count, "unit": self.unit, "detail": dict(self.detail), "until": until
@@ -162,12 +172,12 @@ TIMES = frozenset({"since"})  # facts of `detail` that are a time
 
 
 def from_json(stored: object) -> Blocked:
-    """Return a reason as a decision row has it; earlier releases stored a sentence."""
+    """Read a reason from a decision row. Earlier releases stored a sentence."""
     if not isinstance(stored, Mapping):
-        return Blocked(Kind.OTHER, detail={"said": str(stored)})
+        return Blocked(BlockedReason.OTHER, detail={"said": str(stored)})
     until = stored.get("until")
     if stored["kind"] not in KINDS:  # a later release wrote it
-        return Blocked(Kind.OTHER, detail={"said": f"{stored['kind']} {dict(stored.get('detail') or {})}"})
+        return Blocked(BlockedReason.OTHER, detail={"said": f"{stored['kind']} {dict(stored.get('detail') or {})}"})
     return Blocked(
         KINDS[stored["kind"]],
         int(stored.get("count") or 0),
@@ -177,7 +187,7 @@ def from_json(stored: object) -> Blocked:
     )
 
 
-KINDS: dict[str, Kind] = {str(kind): kind for kind in Kind}
+KINDS: dict[str, BlockedReason] = {str(kind): kind for kind in BlockedReason}
 
 
 def why(reason: Blocked) -> str:
@@ -185,7 +195,7 @@ def why(reason: Blocked) -> str:
     parts = [part for part in reason.kind.row.words if _facts(part) <= reason.detail.keys()]
     try:
         return ", ".join(part.format_map(reason.detail) for part in parts) or reason.kind.row.means
-    except ValueError:  # a row that another program wrote: a text where a number belongs
+    except ValueError:  # another program wrote the row: a text instead of a number
         return f"{reason.kind.row.means} {dict(reason.detail)}"
 
 
@@ -193,11 +203,11 @@ def text(reason: Blocked) -> str:
     """Return what is blocked and why: `3 spawns blocked: paused (new image)`."""
     if not reason.count:
         return why(reason)
-    return f"{reason.count} {reason.unit}{'s' if reason.count != 1 else ''} blocked: {why(reason)}"
+    return f"{counted(reason.count, reason.unit)} blocked: {why(reason)}"
 
 
 def line(reason: Blocked) -> str:
-    """Return `text`, and until when, if that is known."""
+    """Return `text` with the end of the reason, if it is known."""
     return text(reason) + (f", until {reason.until:%H:%M:%S}" if reason.until else "")
 
 

@@ -1,34 +1,39 @@
-"""Money: what a worker reserves, whether another one fits, and who goes when there is none left.
+"""Money: what a worker reserves, whether another one fits, and which workers end when the budget is used up.
 
-A worker reserves what ending it in good order may still cost: its price for as long as draining, flushing and deleting
-may take. So spent + committed (the reservations of all live workers) is the worst case at every moment: when it
-reaches DAILY_BUDGET_USD every worker is drained, and what that costs is within the budget. A new worker must fit with
-room for a bring-up on top, or it would be drained before it did anything. The database checks the same sums in the
-statement that records an intent; here they say why nothing is spawned.
+A worker reserves the cost of ending it: its price for the time that draining, flushing and deleting may take. So spent
++ committed (the reservations of all live workers) is the worst case at every moment. When it reaches DAILY_BUDGET_USD,
+every worker is drained, and the cost of this stays within the budget. A new worker must fit with its bring-up on top,
+or it would be drained before it completes a task. The statement that records an intent checks the same sums in the
+database; here they explain why nothing is spawned.
+
+A pod may cost more than the catalogue says. Then its price counts for the next pods of its offer: otherwise they would
+be created and drained again without end, and each would cost money.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from orchestrator.core.actions import Terminate
-from orchestrator.core.blocked import Blocked, Kind
+from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import Stage, State
 
-SLACK_S = 180.0  # until a tick has seen it, and until the provider has carried out a delete
-ORDER = (State.SPAWNING, State.IDLE, State.ACTIVE)  # who goes first when an hour costs too much
+SLACK_S = 180.0  # for the tick to notice, and for the provider to complete a delete
+ORDER = (State.SPAWNING, State.IDLE, State.ACTIVE)  # which workers end first when the hourly cost is too high
 HOUR_S = 3600.0
+PRICE_SEEN_S = 600.0  # for so long the price of an ended pod counts: one dear host must not stop the fleet for longer
 
 
 def wind_down_s(policy: Policy) -> float:
-    """The longest that a worker bills from the decision to end it."""
+    """Return the longest time for which a worker costs money after the decision to end it."""
     return policy.drain_grace_s + policy.flush_deadline_s + SLACK_S
 
 
 def reservation(usd_per_hour: float | None, policy: Policy) -> dict[str, object]:
-    """The fields of an intent, or of a move, that reserve a worker's money and name the budget it must fit into."""
+    """Return the fields of an intent or a move that reserve a worker's money and name its budget."""
     rate = usd_per_hour or 0.0
     limits = {"hourly_usd": policy.hourly_budget_usd, "daily_usd": policy.daily_budget_usd}
     return {
@@ -39,42 +44,45 @@ def reservation(usd_per_hour: float | None, policy: Policy) -> dict[str, object]
 
 
 def rented(usd_per_hour: float | None, policy: Policy) -> dict[str, Any]:
-    """The same of a pod that is there: what it may cost is a fact, whatever the budget; nothing without a price."""
+    """Return the same fields for an existing pod, which costs money whatever the budget. {} without a price."""
     if usd_per_hour is None:
         return {}
     return reservation(usd_per_hour, policy) | {"price_usd_per_hour": usd_per_hour, "budget": None}
 
 
 class BudgetRoom:
-    """What may still be committed in this tick; what is taken counts at once."""
+    """The money that may still be committed in this tick. A reservation counts at once."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
-        self._policy, self._prices = policy, snapshot.prices
+        self._policy, self._prices, self._seen = policy, snapshot.prices, _seen_prices(snapshot)
         self._hourly_usd = snapshot.spent.hourly_usd
         self._today_usd, self._committed_usd = snapshot.spent.today_usd, snapshot.spent.committed_usd
 
     def price(self, pool: Pool, offer: Offer) -> float | None:
-        """Dollars an hour of one worker."""
-        of_one = self._prices.get(f"{offer.gpu_type}|{offer.cloud}")
-        return None if of_one is None else of_one * pool.gpu_count
+        """Return the dollars per hour of one worker: by the catalogue, or what the offer's last pod cost if more."""
+        known = (self._prices.get(f"{offer.gpu_type}|{offer.cloud}"), self._seen.get(offer.key))
+        return max((of_one * pool.gpu_count for of_one in known if of_one is not None), default=None)
 
     def refusal(self, pool: Pool, offer: Offer, own: Worker | None = None) -> Blocked | None:
-        """Why the budgets do not allow this offer, with the arithmetic; `own` has a reservation that this replaces."""
+        """Return why the budgets do not allow this offer, with the sums.
+
+        `own` has a reservation that this one replaces.
+        """
         hourly, daily = self._policy.hourly_budget_usd, self._policy.daily_budget_usd
         if hourly is None and daily is None:
             return None
         rate = self.price(pool, offer)
         if rate is None:
-            return Blocked(Kind.PRICE_UNKNOWN, detail={"gpu_type": offer.gpu_type, "cloud": offer.cloud})
+            return Blocked(BlockedReason.PRICE_UNKNOWN, detail={"gpu_type": offer.gpu_type, "cloud": offer.cloud})
         running = self._hourly_usd - (own.reserved_usd_per_hour if own else 0)
         if hourly is not None and running + rate > hourly:
             detail = {"running_usd": running, "rate_usd": rate, "gpu_type": offer.gpu_type, "limit_usd": hourly}
-            return Blocked(Kind.HOURLY_BUDGET, detail=detail)
+            return Blocked(BlockedReason.HOURLY_BUDGET, detail=detail)
         committed = self._committed_usd - (own.reserved_usd if own else 0)
         room = rate * (wind_down_s(self._policy) + self._policy.spawning_timeout_s) / HOUR_S
         if daily is not None and self._today_usd + committed + room > daily:
             spent = {"spent_usd": self._today_usd, "committed_usd": committed, "needed_usd": room}
-            return Blocked(Kind.DAILY_BUDGET, detail={**spent, "gpu_type": offer.gpu_type, "limit_usd": daily})
+            return Blocked(BlockedReason.DAILY_BUDGET, detail={**spent, "gpu_type": offer.gpu_type, "limit_usd": daily})
         return None
 
     def take(self, pool: Pool, offer: Offer, own: Worker | None = None) -> None:
@@ -84,8 +92,21 @@ class BudgetRoom:
         self._committed_usd += rate * wind_down_s(self._policy) / HOUR_S - (own.reserved_usd if own else 0)
 
 
+def _seen_prices(snapshot: Snapshot) -> Mapping[str, float]:
+    """Return the dollars per hour of one GPU of each offer: of its dearest live pod, or of the last one that ended."""
+    since = snapshot.now - timedelta(seconds=PRICE_SEEN_S)
+    ended = (one for one in snapshot.ended if one.at > since)
+    seen = [(one.at, one.usd_per_gpu_hour, one.offer) for one in ended if one.usd_per_gpu_hour is not None]
+    seen += [
+        (snapshot.now, w.price_usd_per_hour / w.gpu_count, w.metadata.offer)
+        for w in snapshot.workers
+        if w.price_usd_per_hour is not None and w.gpu_count
+    ]
+    return {offer: usd for _, usd, offer in sorted(seen, key=lambda one: one[:2]) if offer is not None}
+
+
 def plan(snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> list[Terminate]:
-    """Drain everybody when the day's budget is used up, and the newest when an hour costs more than it may."""
+    """Drain all workers when the day's budget is used up, or the newest ones when the hourly cost is too high."""
     others = leaving | snapshot.in_flight
     here = [w for w in snapshot.workers if w.state in ORDER and w.id not in others]
     here.sort(key=lambda w: (-ORDER.index(w.state), w.created_at), reverse=True)

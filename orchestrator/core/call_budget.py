@@ -1,9 +1,9 @@
-"""How many calls the provider's account still allows, and who may make them: pure arithmetic over the reply headers.
+"""The provider's rate limits: how many calls the account allows, and which calls may use them. Pure arithmetic.
 
-RunPod counts the calls of an account in windows (minute, hour, day) and tells with each reply what is left. All
-processes and environments of the account share it. Urgent calls may use a window up; the others leave a part of it:
-without lists nothing is known about pods, and a delete that waits costs money. No reply holds a kind of call for longer
-than its bound: then one call tries, and its answer decides anew.
+RunPod counts the calls of an account in windows (minute, hour, day). The headers of each reply say how many are left.
+All processes and environments of the account share the windows. Urgent calls may use up a window; other calls leave a
+part of it, because without lists nothing is known about pods, and a late delete costs money. A reply can delay a kind
+of call only up to a bound. After it, one call is tried, and its reply decides again.
 """
 
 import re
@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-RETRY_AFTER_S = 10.0  # of a 429 that does not say when to come back
+RETRY_AFTER_S = 10.0  # after a 429 without a Retry-After header
 TOO_MANY = 429  # HTTP status
 MAX_WAIT_S = 86_400.0  # the longest window
-LISTS_SHARE = 0.8  # of what is left of a window: at this pace lists never use it up
+LISTS_SHARE = 0.8  # of the rest of a window: at this pace, lists never use it up
 MAX_HEADER_CHARACTERS = 1_024
 MEMBER = re.compile(r'"([a-z]{1,16})"((?:;[a-z]=\d{1,9}){1,4})')
 
 
 class Priority(IntEnum):
-    """What a call is for, the most urgent first."""
+    """The purpose of a call, the most urgent first."""
 
     LIST = 0
     DELETE = 1
@@ -29,13 +29,13 @@ class Priority(IntEnum):
 
 
 LEAVES = {Priority.LIST: 0.0, Priority.DELETE: 0.05, Priority.CREATE: 0.15, Priority.OTHER: 0.4}  # of the quota
-# Between two calls of a kind that the provider's replies hold back, at most; a pod that is not deleted costs money.
+# The longest delay between two calls of a kind, whatever the replies say: a pod that is not deleted costs money.
 HOLDS_S = {Priority.LIST: 300.0, Priority.DELETE: 60.0, Priority.CREATE: 300.0, Priority.OTHER: 300.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One window of the account, on the clock of whoever asks."""
+    """One window of the account, on the caller's clock."""
 
     quota: int
     length_s: float
@@ -44,11 +44,11 @@ class Window:
 
 
 def windows(headers: Mapping[str, str], now_s: float) -> dict[str, Window]:
-    """Read `RateLimit-Policy` ("minute";q=60;w=60) and `RateLimit` ("minute";r=12;t=30); {} if they say nothing."""
+    """Read `RateLimit-Policy` ("minute";q=60;w=60) and `RateLimit` ("minute";r=12;t=30); {} if they are missing."""
     policy, state = _members(headers.get("RateLimit-Policy")), _members(headers.get("RateLimit"))
     found = {}
-    for name, said in policy.items():
-        quota, length_s = said.get("q", 0), float(said.get("w", 0))
+    for name, item in policy.items():
+        quota, length_s = item.get("q", 0), float(item.get("w", 0))
         if quota <= 0 or not 0 < length_s <= MAX_WAIT_S:
             continue
         now = state.get(name, {})
@@ -59,31 +59,31 @@ def windows(headers: Mapping[str, str], now_s: float) -> dict[str, Window]:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:
-    """Read `Retry-After` in seconds; a bounded default where it is missing or a date."""
-    said = headers.get("Retry-After", "").strip()
-    return min(float(said), MAX_WAIT_S) if re.fullmatch(r"\d{1,9}", said) else RETRY_AFTER_S
+    """Read `Retry-After` in seconds; a bounded default if it is missing or a date."""
+    wait = headers.get("Retry-After", "").strip()
+    return min(float(wait), MAX_WAIT_S) if re.fullmatch(r"\d{1,9}", wait) else RETRY_AFTER_S
 
 
 def _members(header: str | None) -> dict[str, dict[str, int]]:
     text = (header or "")[:MAX_HEADER_CHARACTERS]
     return {
-        name: {key: int(value) for key, value in (part.split("=") for part in said.strip(";").split(";"))}
-        for name, said in MEMBER.findall(text)
+        name: {key: int(value) for key, value in (part.split("=") for part in item.strip(";").split(";"))}
+        for name, item in MEMBER.findall(text)
     }
 
 
 class CallBudget:
-    """The calls of one process. Until the first reply nothing is known, and nothing is held back."""
+    """The calls of one process. Before the first reply nothing is known, and no call is delayed."""
 
     def __init__(self) -> None:
         self._windows: dict[str, Window] = {}
         self._closed_until_s = float("-inf")
         self._unanswered = 0
-        self._held: dict[Priority, float] = {}  # since when, or since its last call that went out all the same
-        self._is_tried = False  # whether a call went out although a reply said to wait
+        self._held: dict[Priority, float] = {}  # since when it is delayed, or since its last call that was tried anyway
+        self._is_tried = False  # whether a call was tried although a reply said to wait
 
     def take(self, priority: Priority, now_s: float) -> None:
-        """Count a call that goes out now."""
+        """Count a call that is sent now."""
         self._unanswered += 1
         self._windows = {name: replace(one, left=one.left - 1) for name, one in self._windows.items()}
         if priority in self._held and self._asked_s(priority, now_s) > 0:
@@ -91,15 +91,15 @@ class CallBudget:
             self._is_tried = True
 
     def answered(self, status: int | None, headers: Mapping[str, str], now_s: float) -> None:
-        """Learn from a reply; with no status the call ended without one."""
+        """Take the headers of a reply. Without a status, the call ended without a reply."""
         self._unanswered = max(0, self._unanswered - 1)
-        # What is still under way is not among what the provider has counted.
-        told = windows(headers, now_s)
+        # The provider has not counted the calls that are still in progress.
+        stated = windows(headers, now_s)
         if self._is_tried and status is not None:
             self._is_tried = False
-            if status != TOO_MANY:  # it was served: what earlier replies said does not hold any more
+            if status != TOO_MANY:  # it was served, so the limits of earlier replies no longer apply
                 self._windows, self._closed_until_s = {}, float("-inf")
-        self._windows |= {name: replace(one, left=one.left - self._unanswered) for name, one in told.items()}
+        self._windows |= {name: replace(one, left=one.left - self._unanswered) for name, one in stated.items()}
         if status == TOO_MANY:
             self._closed_until_s = max(self._closed_until_s, now_s + retry_after_s(headers))
         for priority in Priority:
@@ -109,7 +109,7 @@ class CallBudget:
                 self._held.pop(priority, None)
 
     def wait_s(self, priority: Priority, now_s: float) -> float:
-        """Return how long a call of this priority has to wait; 0 if it may go out now."""
+        """Return the seconds for which a call of this priority must wait; 0 if it may be sent now."""
         asked_s = self._asked_s(priority, now_s)
         if asked_s <= 0:
             self._held.pop(priority, None)
@@ -118,7 +118,7 @@ class CallBudget:
         return max(0.0, min(asked_s, held_s + HOLDS_S[priority] - now_s))
 
     def _asked_s(self, priority: Priority, now_s: float) -> float:
-        """How long the provider's replies ask a call of this priority to wait."""
+        """Return the seconds for which the provider's replies ask a call of this priority to wait."""
         share = LEAVES[priority]
         used_up = (w.resets_at_s - now_s for w in self._now(now_s) if w.left <= int(w.quota * share))
         return max(0.0, self._closed_until_s - now_s, *used_up)
@@ -129,7 +129,7 @@ class CallBudget:
         return min(max([0.0, *paces]), HOLDS_S[Priority.LIST])
 
     def _now(self, now_s: float) -> list[Window]:
-        """The windows, those that have reset since as new."""
+        """Return the windows; those whose time is over are full again."""
         for name, one in self._windows.items():
             if one.resets_at_s <= now_s:
                 self._windows[name] = replace(one, left=one.quota, resets_at_s=now_s + one.length_s)

@@ -1,4 +1,8 @@
-"""Why workers end: one row per exit cause. FAILURES, the causes that are failures, is derived from the rows."""
+"""Why workers end: one row per exit cause. The sets of causes are derived from the rows.
+
+FAILURES are the causes that are failures. A worker with a cause in ABRUPT does not finish its tasks: they are queued
+again at once.
+"""
 
 from dataclasses import dataclass
 
@@ -17,12 +21,15 @@ from orchestrator.core.meanings import (
     Meaning,
 )
 
+FAULTY = "its tasks are queued again, and the attempt does not count; the host is avoided for a while"
+
 
 @dataclass(frozen=True, slots=True)
 class ExitRow(Meaning):
     """One exit cause."""
 
     failed: bool  # False: the end was planned
+    drains: bool = False  # the worker finishes its tasks, although it failed
 
 
 class ExitCause(Explained):
@@ -43,9 +50,6 @@ class ExitCause(Explained):
     SHUTDOWN = "shutdown", ExitRow(
         "All workers were told to end.", NOBODY, "others are started while there is work",
         "set MAX_ACTIVE_GPUS=0, if no other should start", failed=False)
-    MAX_LIFETIME = "max_lifetime", ExitRow(
-        "It had reached the age at which workers are renewed.", NOBODY, "another is started while there is work",
-        "none needed; " + MORE, failed=False)
     BUDGET = "budget", ExitRow(
         "The budget was used up.", BUDGET, "nothing is rented until the budget allows it",
         "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h", failed=False)
@@ -58,28 +62,33 @@ class ExitCause(Explained):
         "Its heartbeats stopped.", WORKER, RESCUED, "raise HEARTBEAT_TIMEOUT_SEC if it was only slow; " + LOGS,
         failed=True)
     TASK_STUCK = "task_stuck", ExitRow(
-        "Its task made no progress.", OPERATOR, "the task is queued again; another worker is started",
+        "Its task was stuck, and its agent could not end it.", OPERATOR,
+        "the task is queued again; another worker is started",
         "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC", failed=True)
     GPU_FAULT = "gpu_fault", ExitRow(
-        "Its GPU failed.", PROVIDER, "its tasks are queued again; the host is avoided for a while", MORE, failed=True)
+        "A GPU of its machine failed.", PROVIDER, FAULTY, MORE, failed=True)
     HOST_FAULT = "host_fault", ExitRow(
-        "Its host failed.", PROVIDER, "its tasks are queued again; the host is avoided for a while", MORE, failed=True)
+        "Its machine failed, or is avoided because it failed before.", PROVIDER, FAULTY, MORE, failed=True)
     POD_LOST = "pod_lost", ExitRow(
         "RunPod lost or ended its pod.", PROVIDER, RESCUED,
         "see the account's balance in the RunPod console; " + MORE, failed=True)
     STALE_CODE = "stale_code", ExitRow(
-        "It ran other code than it should.", ORCHESTRATOR, REPLACED, MORE, failed=True)
-    AGENT_CRASHED = "agent_crashed", ExitRow(
-        "Its agent ended by itself.", WORKER, RESCUED, LOGS, failed=True)
+        "The code on its pod was changed after it was sent.", OPERATOR,
+        "it finishes its tasks; another is started while there is work",
+        "look for what writes to the code's directory: a handler, WORKER_SETUP_COMMAND or a person; " + LOGS,
+        failed=True, drains=True)
     WORKER_SICK = "worker_sick", ExitRow(
-        "Its tasks failed one after the other, but not those of other workers; or its disk was full.",
-        PROVIDER, "another is started while there is work; its tasks get one attempt back",
-        "raise WORKER_MAX_CONSECUTIVE_FAILURES if that is usual for these tasks; " + LOGS, failed=True)
+        "Its tasks failed one after the other, but not those of other workers; or its agent reported for long that the "
+        "machine must not begin a task.",
+        PROVIDER, "another is started while there is work; tasks that failed on it get one attempt back",
+        "raise WORKER_MAX_CONSECUTIVE_FAILURES if that is usual for these tasks; " + LOGS,
+        failed=True, drains=True)
     RELEASE_BAD = "release_bad", ExitRow(
-        "Tasks fail one after the other on several workers of this release.",
+        "Tasks fail one after the other on several workers of this release, or none of its workers may begin a task.",
         OPERATOR, "the breaker opens: one canary at a time until one completes a task",
         "correct the handler or the image, and deploy; " + LOGS, failed=True)
     # fmt: on
 
 
 FAILURES = frozenset(cause for cause in ExitCause if cause.row.failed)
+ABRUPT = frozenset(cause for cause in FAILURES if not cause.row.drains)

@@ -31,34 +31,35 @@ from orchestrator.core.meanings import (
 )
 from orchestrator.core.xids import XidClass, xid_class, xid_meaning
 
+LASTING = "the worker claims no tasks; after ten minutes it finishes its tasks and is replaced"
 AUTHENTICATION_FAILED, SSH_FAILED = "Authentication failed", "SSH connection failed"  # operators grep for these
 
 
 class Blames(StrEnum):
-    """Whom a failure is remembered against (core/host_strikes.py)."""
+    """What a failure counts against (core/host_strikes.py)."""
 
     NOTHING = "nothing"
-    FAULT = "fault"  # the machine is not as rented, or broken
+    FAULT = "fault"  # the machine is broken, or differs from the rented type
     SUSPICION = "suspicion"  # the machine, the image or the network
-    PLACE = "place"  # the data centre's machines of one GPU type, not this machine again
+    PLACE = "place"  # the data centre's machines of one GPU type, but not this machine again
 
 
 class Breaker(StrEnum):
     """How core/breaker.py treats a failure. All but COUNTS say nothing about image, code or hosts."""
 
     COUNTS = "counts"  # a failed bring-up
-    ACCOUNT = "account"  # refused for the whole account: no pool spawns until somebody acts
-    SPEC = "spec"  # the request was refused: its pool does not spawn until somebody acts
+    ACCOUNT = "account"  # refused for the whole account: no pool spawns until a person acts
+    SPEC = "spec"  # the request was refused: its pool does not spawn until a person acts
     OFFER = "offer"  # no pod from this offer: the offer's own cool-down delays the next try
     HOST = "host"  # the pod was given back because of its machine: the next spawn is delayed
 
 
-class PodFate(StrEnum):
-    """What a failure says about the worker's pod."""
+class PodExistence(StrEnum):
+    """Whether the worker's pod may exist after a failure."""
 
     MAY_EXIST = "may exist"
-    NEVER_CREATED = "never created"  # the provider clearly refused, or was never asked: there is no pod to look for
-    NOT_OURS = "not ours"  # another machine answers: nothing of ours is stored there
+    NEVER_CREATED = "never created"  # the provider refused, or no call was made: there is no pod
+    NOT_OURS = "not ours"  # another machine answers: it has no data of this worker
     GONE = "gone"  # the pod no longer runs
 
 
@@ -68,14 +69,14 @@ class FailureRow(Meaning):
 
     blames: Blames
     breaker: Breaker = Breaker.COUNTS
-    pod: PodFate = PodFate.MAY_EXIST
+    pod: PodExistence = PodExistence.MAY_EXIST
     phrase: str | None = None  # the log line's message contains it
     # sub-cause -> (means, fix) that are more precise than the row's
     subcauses: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class FailureCode(Explained):
-    """`workers.failure_code` and `worker_attempts.failure_code`: what went wrong, in one word.
+    """`workers.failure_code` and `worker_attempts.failure_code`: the failure, in one word.
 
     Besides the names below there is one code per NVIDIA Xid number: `FailureCode("XID_79")`.
     """
@@ -86,32 +87,32 @@ class FailureCode(Explained):
     INTENT_STALE = "INTENT_STALE", FailureRow(
         "The worker was recorded, but nobody asked the provider for its pod in time.",
         ORCHESTRATOR, REPLACED, "python -m orchestrator run",
-        Blames.NOTHING, Breaker.OFFER, PodFate.NEVER_CREATED)
+        Blames.NOTHING, Breaker.OFFER, PodExistence.NEVER_CREATED)
     NO_CAPACITY = "NO_CAPACITY", FailureRow(
         "The provider has no such GPU to rent now.",
         CAPACITY, "the next offer is asked, and this one again after its cool-down",
         "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling",
-        Blames.NOTHING, Breaker.OFFER, PodFate.NEVER_CREATED)
+        Blames.NOTHING, Breaker.OFFER, PodExistence.NEVER_CREATED)
     QUOTA = "QUOTA", FailureRow(
         "The account may not rent more: RunPod refused because of a quota or a spending limit.",
         OPERATOR, "nothing is rented until it is raised; the refused offer is tried now and then",
         "raise it in the RunPod console, or lower MAX_ACTIVE_GPUS",
-        Blames.NOTHING, Breaker.ACCOUNT, PodFate.NEVER_CREATED)
+        Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED)
     BALANCE = "BALANCE", FailureRow(
         "The RunPod account has too little money to rent a pod.",
         OPERATOR, "nothing is rented until there is money; at $0 RunPod deletes every pod",
         "add funds in the RunPod console, or set MAX_ACTIVE_GPUS=0",
-        Blames.NOTHING, Breaker.ACCOUNT, PodFate.NEVER_CREATED)
+        Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED)
     API_AUTH = "API_AUTH", FailureRow(
         "RunPod refuses our API key.",
         OPERATOR, "nothing is rented and nothing is deleted until the key is right",
         "set RUNPOD_API_KEY to a key that may read and write pods",
-        Blames.NOTHING, Breaker.ACCOUNT, PodFate.NEVER_CREATED, AUTHENTICATION_FAILED)
+        Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED, AUTHENTICATION_FAILED)
     BAD_SPEC = "BAD_SPEC", FailureRow(
         "RunPod rejected the request itself: an image, GPU type, data centre or volume that it does not know.",
         OPERATOR, "the same request would be refused again; it is tried now and then",
         "compare RUNPOD_WORKER_IMAGE, RUNPOD_GPU_TYPE, RUNPOD_DATA_CENTERS and RUNPOD_STORAGE_NAME",
-        Blames.NOTHING, Breaker.SPEC, PodFate.NEVER_CREATED)
+        Blames.NOTHING, Breaker.SPEC, PodExistence.NEVER_CREATED)
     CREATE_UNKNOWN = "CREATE_UNKNOWN", FailureRow(
         "The create call got no clear answer, and no pod of that name appeared.",
         PROVIDER, "terminate, respawn; a pod that appears late is found by its name and deleted", MORE,
@@ -120,23 +121,23 @@ class FailureCode(Explained):
         "The pod did not start: it had no runtime when the time for that was over.",
         PROVIDER, AVOIDED, "raise SPAWNING_TIMEOUT_SEC if the image is large; else none needed",
         Blames.SUSPICION)
-    IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW", FailureRow(  # the pod's own log shows that its image is still coming
+    IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW", FailureRow(  # the pod's log shows that the image is still being pulled
         "The pod is still pulling its image.",
         PROVIDER, "the deadline is extended once, then: terminate, respawn", IMAGE + "is smaller or cached at RunPod",
         Blames.NOTHING)
     POD_EXITED = "POD_EXITED", FailureRow(
         "The pod's container ended: because of the image, or because the host ended it.",
         OPERATOR, REPLACED, IMAGE + "stays up and starts sshd",
-        Blames.NOTHING, pod=PodFate.GONE)
+        Blames.NOTHING, pod=PodExistence.GONE)
     POD_ERROR = "POD_ERROR", FailureRow(
         "RunPod shows the pod in the state ERROR.",
         PROVIDER, AVOIDED, MORE,
-        Blames.SUSPICION, pod=PodFate.GONE)
+        Blames.SUSPICION, pod=PodExistence.GONE)
     POD_MISSING = "POD_MISSING", FailureRow(
-        "The pod is gone: two complete lists of RunPod do not show it, and we did not delete it.",
+        "The pod is gone: it is absent from two complete lists of RunPod, and we did not delete it.",
         PROVIDER, "its tasks are queued again; terminate, respawn",
         "see who else uses RUNPOD_API_KEY, and the account's balance",
-        Blames.NOTHING, pod=PodFate.GONE)
+        Blames.NOTHING, pod=PodExistence.GONE)
     SSH_DETAILS_MISSING = "SSH_DETAILS_MISSING", FailureRow(
         "RunPod gave the running pod no public address for SSH.",
         PROVIDER, AVOIDED, "set RUNPOD_CLOUD or RUNPOD_DATA_CENTERS to one with public addresses",
@@ -161,11 +162,11 @@ class FailureCode(Explained):
         "The machine at the pod's address cannot prove that its host key is the pod's.",
         OPERATOR, "nothing is sent to it: terminate, respawn",
         IMAGE + "has OpenSSH's sshd, with its host keys, and sha256sum; if it has, " + MORE,
-        Blames.NOTHING, pod=PodFate.NOT_OURS, phrase=SSH_FAILED)
+        Blames.NOTHING, pod=PodExistence.NOT_OURS, phrase=SSH_FAILED)
     HOST_KEY_RELAYED = "HOST_KEY_RELAYED", FailureRow(
         "Another machine between us and the pod shows a host key of its own.",
         PROVIDER, "nothing is sent to it: terminate, respawn", MORE,
-        Blames.NOTHING, pod=PodFate.NOT_OURS, phrase=SSH_FAILED)
+        Blames.NOTHING, pod=PodExistence.NOT_OURS, phrase=SSH_FAILED)
     AUTH_FAILED = "AUTH_FAILED", FailureRow(
         "The pod refuses our SSH key.",
         OPERATOR, REPLACED, PUBLIC_KEY,
@@ -188,7 +189,7 @@ class FailureCode(Explained):
     POD_MISMATCH = "POD_MISMATCH", FailureRow(
         "The machine that answers is not the pod that we rented.",
         PROVIDER, "it is never promoted: terminate, respawn", MORE,
-        Blames.NOTHING, pod=PodFate.NOT_OURS)
+        Blames.NOTHING, pod=PodExistence.NOT_OURS)
     DISK = "DISK", FailureRow(
         "The disk on which the agent works has too little room.",
         OPERATOR, REPLACED, "raise RUNPOD_CONTAINER_DISK_GB",
@@ -244,11 +245,11 @@ class FailureCode(Explained):
     SETUP_FAILED = "SETUP_FAILED", FailureRow(
         "WORKER_SETUP_COMMAND ended with an error on the pod.",
         OPERATOR, "terminate, respawn: every worker fails like this one until the command is corrected",
-        "run WORKER_SETUP_COMMAND in the image by hand; its output is in the proof",
+        "run WORKER_SETUP_COMMAND in the image by hand; its output is in the evidence",
         Blames.NOTHING)
     NO_PROCESS = "NO_PROCESS", FailureRow(
         "The worker's process is not there: it ended at once.",
-        OPERATOR, REPLACED, "read its last lines in the proof, or: " + LOGS,
+        OPERATOR, REPLACED, "read its last lines in the evidence, or: " + LOGS,
         Blames.NOTHING)
     NO_HEARTBEAT = "NO_HEARTBEAT", FailureRow(
         "SSH works, but the worker's first heartbeat does not reach the database.",
@@ -271,10 +272,63 @@ class FailureCode(Explained):
         "Its tasks failed one after the other, and no other worker ran such a task in time.",
         OPERATOR, "it is replaced; its tasks get one attempt back", LOGS,
         Blames.NOTHING)
+    NOT_CLAIMING = "NOT_CLAIMING", FailureRow(
+        "Its agent sends heartbeats, but asks for no task, although tasks wait.",
+        ORCHESTRATOR, "it is replaced, one worker of a pool at a time", LOGS,
+        Blames.NOTHING)
     DISK_FULL = "DISK_FULL", FailureRow(  # reported by the agent of a promoted worker; DISK is found by bring-up
         "The pod has too little free disk space to begin a task.",
-        OPERATOR, REPLACED, "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete what they leave",
+        OPERATOR, "it claims no tasks; an idle worker is replaced after half a minute, a busy one after ten",
+        "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete what they leave",
         Blames.NOTHING)
+    INODES_FULL = "INODES_FULL", FailureRow(
+        "The file system on which tasks run has hardly any inodes left.",
+        OPERATOR, LASTING, "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete what they leave",
+        Blames.NOTHING)
+    OOM_KILLED = "OOM_KILLED", FailureRow(
+        "The kernel ended a process of the pod because the pod's memory limit was reached.",
+        OPERATOR, LASTING, "raise RUNPOD_MIN_MEMORY_GB, or let the handler use less memory",
+        Blames.NOTHING)
+    VRAM_LOW = "VRAM_LOW", FailureRow(
+        "The GPU has less free memory than a task needed that ran out of it.",
+        OPERATOR, LASTING, "choose a GPU type with more memory in RUNPOD_GPU_TYPE, or a smaller batch in the handler",
+        Blames.NOTHING)
+    GPU_MEMORY_HELD = "GPU_MEMORY_HELD", FailureRow(
+        "GPU memory is in use, but no process of this pod uses it.",
+        PROVIDER, LASTING, MORE,
+        Blames.SUSPICION)
+    GPU_OVERHEATED = "GPU_OVERHEATED", FailureRow(
+        "A GPU has been so hot for minutes that its clock is lowered.",
+        PROVIDER, LASTING, MORE,
+        Blames.FAULT)
+    TORCH_ARCH = "TORCH_ARCH", FailureRow(
+        "The image's PyTorch has no code for the pod's GPU.",
+        OPERATOR, LASTING, IMAGE + "has a PyTorch for this GPU, or RUNPOD_GPU_TYPE to one that it supports",
+        Blames.NOTHING)
+    STORE_UNREACHED = "STORE_UNREACHED", FailureRow(
+        "The pod cannot write to the object store and read from it.",
+        OPERATOR, LASTING, "make S3_ENDPOINT_URL an address that pods can reach; python -m orchestrator doctor s3",
+        Blames.NOTHING)
+    CODE_CHANGED = "CODE_CHANGED", FailureRow(
+        "The code on the pod was changed after it was sent.",
+        OPERATOR, LASTING, "look for what writes to the code's directory; " + LOGS,
+        Blames.NOTHING)
+    GPU_LOST = "GPU_LOST", FailureRow(
+        "The driver can no longer reach a GPU of the running worker.",
+        PROVIDER, AVOIDED, MORE,
+        Blames.FAULT)
+    GPU_COUNT_DROPPED = "GPU_COUNT_DROPPED", FailureRow(
+        "The running worker has fewer GPUs than at its start.",
+        PROVIDER, AVOIDED, MORE,
+        Blames.FAULT)
+    GPU_RECOVERY = "GPU_RECOVERY", FailureRow(
+        "The driver wants a GPU to be reset, or the machine to be rebooted.",
+        PROVIDER, AVOIDED, MORE,
+        Blames.FAULT)
+    ECC_UNCORRECTED = "ECC_UNCORRECTED", FailureRow(
+        "A GPU had uncorrected memory errors while the worker ran.",
+        PROVIDER, AVOIDED, MORE,
+        Blames.FAULT)
     CONNECTION_LOST = "CONNECTION_LOST", FailureRow(
         "The SSH connection broke again and again in the middle of a stage.",
         PROVIDER, "bring-up begins again until the stage's deadline, then: terminate, respawn", MORE,
@@ -308,16 +362,16 @@ def _xid_row(number: int) -> FailureRow:
 
 
 def codes_where(**wanted: object) -> frozenset[FailureCode]:
-    """The codes whose row has these values, without the Xids."""
+    """Return the codes whose row has these values, without the Xids."""
     return frozenset(c for c in FailureCode if all(getattr(c.row, name) == value for name, value in wanted.items()))
 
 
 UNTRIED = frozenset(FailureCode) - codes_where(breaker=Breaker.COUNTS)  # say nothing about image, code or hosts
-NEVER_CREATED = codes_where(pod=PodFate.NEVER_CREATED)
-NOT_OUR_POD = codes_where(pod=PodFate.NOT_OURS)
-POD_GONE = codes_where(pod=PodFate.GONE)
+NEVER_CREATED = codes_where(pod=PodExistence.NEVER_CREATED)
+NOT_OUR_POD = codes_where(pod=PodExistence.NOT_OURS)
+POD_GONE = codes_where(pod=PodExistence.GONE)
 
-# NO_HEARTBEAT of a worker that had been promoted, by what the final snapshot of its pod showed; "": nothing.
+# The sub-causes of NO_HEARTBEAT of a promoted worker, from the final snapshot of its pod; "": not known.
 SILENCES: Mapping[str, Meaning] = MappingProxyType(
     {
         "": Meaning(
@@ -327,7 +381,7 @@ SILENCES: Mapping[str, Meaning] = MappingProxyType(
             "Its agent was killed: the process is gone and left no last record, as after signal 9.",
             OPERATOR, RESCUED, "raise RUNPOD_MIN_MEMORY_GB if the pod's memory ran out; " + LOGS),
         "ENDED": Meaning(
-            "Its agent ended by itself, or was asked to: its last record is in the proof.", WORKER, RESCUED, LOGS),
+            "Its agent ended by itself, or was asked to: its last record is in the evidence.", WORKER, RESCUED, LOGS),
         "RUNNING": Meaning(
             "Its agent's process runs, but sends no heartbeat: stopped, hanging, or cut off from WORKER_API_URL.",
             OPERATOR, RESCUED, "see that pods reach WORKER_API_URL; " + LOGS),

@@ -1,42 +1,74 @@
-"""What becomes of a worker that claims no more because its tasks fail, or because its disk is full.
+"""The end of a worker that claims no more tasks: its tasks fail, its disk is full, or it does not ask for any.
 
-After WORKER_MAX_CONSECUTIVE_FAILURES different tasks have failed in a row the database gives a worker no more tasks.
-Such a worker is no capacity, so another one is started while there is work: the second opinion.
+After WORKER_MAX_CONSECUTIVE_FAILURES different tasks in a row have failed, the database gives a worker no more tasks.
+Such a worker is no capacity, so another one is started while there is work. It gives a second opinion:
 
     another worker completes tasks of the same types       the worker is sick: replaced, its host gets a strike
     its own check fails (its agent reports a full disk)    the worker is sick: replaced
-    another worker of the release is held back as well     the release is bad: the breaker opens, no host gets a strike
-    neither, for as long as a bring-up may take            the worker is replaced, and nothing is held against its host
+    another worker of the release fails such tasks too     the release is bad: the breaker opens, no host gets a strike
+    neither, for as long as a bring-up may take            the worker is replaced, and its host gets no strike
 
-Another worker's success counts only if it began after these tasks had begun to fail. Failures that the handler calls
-permanent hold a worker back only if there is such a success: alone they say something about the inputs.
+Another worker's success counts only if it began after these tasks had begun to fail. Failures that the handler marks as
+permanent count against a worker only if there is such a success: otherwise the inputs may be the cause.
 
-Where MAX_ACTIVE_GPUS leaves no room for a second opinion, the worker is replaced at once, and its successor gives it.
-Each task that a replaced worker failed since its last success gets one attempt back, once in the task's life.
+If MAX_ACTIVE_GPUS leaves no room for a second worker, the worker is replaced at once, and its successor gives the
+second opinion. Each task that a replaced worker failed since its last success gets one attempt back, once per task.
 """
 
 from datetime import timedelta
 
+from orchestrator.core import guards
 from orchestrator.core.actions import Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import HeldBack, Policy, Snapshot, Worker
 from orchestrator.core.states import READY, State
 
-DISK_FULL_S = 30.0  # an agent that has just cleaned up reports it with its next heartbeats
-REMEMBERED = timedelta(hours=1)  # an earlier worker of the release that was replaced without a second opinion
+UNCLAIMED_S = 300.0  # an idle agent claims at least twice a minute
+DISK_FULL_S = 30.0  # an agent that has just freed space reports it with its next heartbeats
+REMEMBERED = timedelta(hours=1)  # for how long a worker that was replaced without a second opinion counts
 
 
 def end(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
-    """The end of a ready worker that is not fit, once it is known why, or the time for that is over."""
-    full_since = worker.disk_full_since
+    """Return the end of an unfit ready worker, once the cause is known or the time to find it is over."""
+    full_since = guards.reported_since(worker.disk_full_since, worker, snapshot) if worker.disk_full_since else None
     if full_since and not worker.tasks_running and (snapshot.now - full_since).total_seconds() >= DISK_FULL_S:
         return _sick(worker, FailureCode.DISK_FULL, f"its disk has been full since {full_since:%H:%M:%S}")
-    return _judged(worker, worker.held_back, snapshot, policy) if worker.held_back else None
+    if worker.held_back:
+        return _judged(worker, worker.held_back, snapshot, policy)
+    return _unclaiming(worker, snapshot)
+
+
+def _unclaiming(worker: Worker, snapshot: Snapshot) -> Terminate | None:
+    """Return the end of an idle worker that does not ask for the tasks that wait, one of a pool at a time.
+
+    Its heartbeats and its claims come from different threads. Such a worker would cost money without end, and it counts
+    as the capacity for these tasks. If claims fail for all, replacing one at a time does little harm.
+    """
+    here = [one for one in snapshot.workers if one.pool == worker.pool]
+    silent = [one.id for one in here if _asks_nothing(one, snapshot)]
+    changing = any(one.state in (State.SPAWNING, State.TERMINATING) for one in here)
+    if changing or worker.id != min(silent, default=None):
+        return None
+    why = f"tasks wait, and it has not asked for one since {snapshot.claim_seen_at[worker.id]:%H:%M:%S}"
+    return _sick(worker, FailureCode.NOT_CLAIMING, why)
+
+
+def _asks_nothing(worker: Worker, snapshot: Snapshot) -> bool:
+    demand = next((one for one in snapshot.demand if one.pool == worker.pool), None)
+    patient = snapshot.window.back(UNCLAIMED_S, snapshot.now)
+    asked_at = snapshot.claim_seen_at.get(worker.id)
+    if snapshot.store_outage or worker.own_program or not worker.is_fit or worker.state is not State.IDLE:
+        return False
+    if patient is None or asked_at is None or demand is None or demand.oldest_claimable_at is None:
+        return False
+    # A call without an answer is a question too: another worker would get no answer either.
+    unanswered_at = snapshot.unanswered_at.get(worker.id, asked_at)
+    return demand.claimable > 0 and max(asked_at, unanswered_at, demand.oldest_claimable_at) <= patient
 
 
 def _judged(worker: Worker, held: HeldBack, snapshot: Snapshot, policy: Policy) -> Terminate | None:
-    """The end of a worker whose tasks failed in a row; None while a second opinion is awaited."""
+    """Return the end of a worker whose tasks failed in a row; None while it waits for a second opinion."""
     failed = f"{held.failures} different tasks failed in a row ({', '.join(held.codes)})"
     if worker.disk_full_since:
         return _sick(worker, FailureCode.DISK_FULL, f"{failed}, and its disk is full")
@@ -62,7 +94,7 @@ def _sick(worker: Worker, code: FailureCode, why: str) -> Terminate:
 
 
 def _also_failing(worker: Worker, held: HeldBack, snapshot: Snapshot) -> str | None:
-    """Another worker of the release that fails such tasks too, or was replaced for it without a second opinion."""
+    """Return another worker of the release that fails such tasks too, or was replaced for it before."""
     for other in snapshot.workers:
         same = other.id != worker.id and (other.pool, other.release) == (worker.pool, worker.release)
         here = other.machine_id is not None and other.machine_id == worker.machine_id
@@ -78,7 +110,7 @@ def _also_failing(worker: Worker, held: HeldBack, snapshot: Snapshot) -> str | N
 
 
 def _has_room(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether another worker of the pool gives the second opinion within the limit, or may be started for it."""
+    """Whether another worker of the pool can give the second opinion, or may be started for it."""
     pool = next((pool for pool in policy.pools if pool.name == worker.pool), None)
     here = [w for w in snapshot.workers if w.pool == worker.pool and w.id != worker.id]
     live = [w for w in here if w.state is State.SPAWNING or w.state in READY]

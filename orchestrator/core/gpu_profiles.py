@@ -1,10 +1,9 @@
-"""What each GPU type is when it is whole: its memory and its NVLinks.
+"""The memory and NVLinks of each GPU type.
 
 Keys are RunPod's GPU ids, which are the names that nvidia-smi prints. Memory is `memory.total` as nvidia-smi reports it
-on a healthy card, in MiB; drivers differ by a few MiB, so that it is compared with a tolerance. Link counts are those
-of NVIDIA's datasheets: per GPU, of the generation that the card has. Where links come with a bridge that an owner may
-or may not have plugged in (PCIe and NVL cards), none at all is in order, some but not all is not.
-A type that is not here is unknown: what is seen of it is recorded, and nothing is concluded from it.
+on a healthy card, in MiB. Drivers differ by a few MiB, so it is compared with a tolerance. Link counts are those of
+NVIDIA's datasheets, per GPU. PCIe and NVL cards have links only if the owner installed a bridge: no links are correct,
+some but not all links are a fault. A type that is not listed here is unknown: its facts are recorded, not checked.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ class Profile:
 
     memory_mib: int
     nvlinks: int = 0  # active links per GPU; 0: the type has none
-    bridged: bool = False  # the links come with a bridge between cards, which may be missing
+    bridged: bool = False  # the links need a bridge between cards, which may be missing
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(

@@ -1,9 +1,9 @@
-"""Which machine or place a failure is remembered against, and for how long it is avoided.
+"""Strikes: which machine or place a failure counts against, and for how long it is avoided.
 
 A machine that failed is avoided for a day, because the next pod there would be billed for the same failed bring-up. A
 machine that is only suspected (its pod did not start) is avoided for an hour. A place (a data centre's machines with
-one GPU type) is avoided for half an hour after two of its machines failed within an hour: one says nothing about the
-others.
+one GPU type) is avoided for half an hour after two of its machines failed within an hour: a single failure says nothing
+about the other machines.
 """
 
 from dataclasses import dataclass
@@ -20,26 +20,26 @@ PLACE_MEMORY_S = 3_600.0  # strikes further apart than this are not added up
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One thing to hold against one key of the table `hosts`."""
+    """One failure that counts against a key of the table `hosts`."""
 
     key: str
     avoid_s: float
-    after: int  # strikes, this one included, from which on the key is avoided
+    after: int  # the number of strikes, with this one, after which the key is avoided
     memory_s: float  # a strike before that is forgotten
 
 
 def machine_key(machine_id: str) -> str:
-    """The key of one machine."""
+    """Return the key of one machine."""
     return f"machine:{machine_id}"
 
 
 def place_key(data_center: str, gpu_type: str) -> str:
-    """The key of the machines with one GPU type in one data centre."""
+    """Return the key of the machines with one GPU type in one data centre."""
     return f"place:{data_center}|{gpu_type}"
 
 
 def strikes(worker: Worker, code: FailureCode | None) -> tuple[Strike, ...]:
-    """What a worker's end says about where it ran; nothing, unless the code blames the machine or the place."""
+    """Return the strikes for a worker's end: none, unless the code blames the machine or the place."""
     found = []
     blames = code.row.blames if code else Blames.NOTHING
     if worker.machine_id and blames in (Blames.FAULT, Blames.SUSPICION):

@@ -1,4 +1,4 @@
-"""What can be read off an image's name, and off the log of its pull."""
+"""Facts from an image's name, and from the log of its pull."""
 
 import re
 
@@ -11,14 +11,28 @@ PULLED = re.compile(
 )
 
 
+DIGEST = re.compile(r"\bdigest: (sha256:[0-9a-f]{64})\b", re.IGNORECASE)
+
+
+def has_digest(image: str) -> bool:
+    """Whether an image is named by its content. A tag may name another image tomorrow (guard U30)."""
+    return re.search(r"@sha256:[0-9a-f]{64}$", image) is not None
+
+
+def digest_of(log: str) -> str | None:
+    """Return the digest that a pod's system log shows for the image that was pulled, or None."""
+    found = DIGEST.findall(log)
+    return str(found[-1]).lower() if found else None
+
+
 def cuda_of(image: str | None) -> tuple[int, int] | None:
-    """The CUDA version that an image's name tells, as (major, minor); None if it tells none."""
+    """Return the CUDA version in an image's name as (major, minor), or None."""
     found = CUDA.search(image or "")
     return (int(found[1]), int(found[2])) if found else None
 
 
 def is_pulling(log: str) -> bool:
-    """Whether the last thing that a pod's system log tells of its image is that it is still coming."""
+    """Whether the last line about the image in a pod's system log shows that the pull is in progress."""
     pulling = False
     for line in log.splitlines():
         if PULLED.search(line):

@@ -1,9 +1,9 @@
-"""How a pod's GPUs are linked: what nvidia-smi says of links, topology and fabric, judged by their type's profile.
+"""Checks of the links between a pod's GPUs: nvidia-smi's links, topology and fabric against the type's profile.
 
-Where the links come with a bridge, its owner chose which cards it joins: then only the links of each GPU are judged. On
-boards without bridges every GPU reaches every other one by NVLink, and through switches only once it has joined their
-fabric: NVML's states are Not Started, In Progress and Completed, whose status says how that went (NVML API reference,
-nvmlGpuFabricInfo_t). What cannot be read, and a state that says nothing of either, is unknown.
+If the links need a bridge, its owner chose which cards it joins, so only the links of each GPU are checked. On boards
+without bridges, every GPU reaches every other one by NVLink; on boards with switches, only after it has joined the
+fabric. NVML's states are Not Started, In Progress and Completed; the status gives the result (NVML API reference,
+nvmlGpuFabricInfo_t). An unreadable answer or another state is unknown.
 """
 
 import itertools
@@ -12,36 +12,37 @@ import re
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.gpu_profiles import PROFILES, Profile
 from orchestrator.core.gpus import NO_ANSWER, column
-from orchestrator.core.machine_checks import NOTHING, Section, Sections, Verdict
+from orchestrator.core.machine_checks import NOTHING, CheckResult, Sections, ToolOutput
 
 LINK = re.compile(r"\s+Link \d+: (?P<state>.+)")
-UNDERLINED = re.compile(r"\x1b\[\d*m")  # the head of the topology, also where nobody looks on
+UNDERLINED = re.compile(r"\x1b\[\d*m")  # the topology's head is underlined, also without a terminal
 GPU = re.compile(r"GPU\d+")
 NVLINKS = re.compile(r"NV(\d{1,3})")
-OVER_PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})  # from one switch to the link between processors
-BOARD_PEERS = 3  # HGX boards of four have no switches: each GPU's links are shared out among the other three
+# all ways over PCIe, from one switch to the link between processors
+OVER_PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
+BOARD_PEERS = 3  # HGX boards of four have no switches: each GPU's links are divided among the other three
 JOINING, JOINED, WELL = "In Progress", "Completed", "Success"
 
 
-def judge(found: Sections, gpu_type: str | None) -> Verdict:
-    """Judge the fabric, the links of each GPU and the way between each two."""
-    verdict, profile = Verdict(), PROFILES.get(gpu_type or "")
-    verdict.facts["links_per_gpu"] = profile.nvlinks if profile else None
-    verdict.facts["fabric_state"] = column(found.get("fabric", NOTHING), 1)
-    verdict.facts["fabric_status"] = column(found.get("fabric", NOTHING), 2)
-    verdict.facts["topology"] = UNDERLINED.sub("", found.get("topology", NOTHING).text).splitlines()[:20]
+def check(found: Sections, gpu_type: str | None) -> CheckResult:
+    """Check the fabric, the links of each GPU, and the connection between each two."""
+    result, profile = CheckResult(), PROFILES.get(gpu_type or "")
+    result.facts["links_per_gpu"] = profile.nvlinks if profile else None
+    result.facts["fabric_state"] = column(found.get("fabric", NOTHING), 1)
+    result.facts["fabric_status"] = column(found.get("fabric", NOTHING), 2)
+    result.facts["topology"] = UNDERLINED.sub("", found.get("topology", NOTHING).text).splitlines()[:20]
     if profile is None:
-        verdict.unknown.append("profile")
+        result.unknown.append("profile")
     elif _all_to_all(profile):
-        _registration(verdict)
-    _links(found.get("nvlink", NOTHING), profile, verdict)
+        _registration(result)
+    _links(found.get("nvlink", NOTHING), profile, result)
     if profile and _all_to_all(profile):
-        _ways(found.get("topology", NOTHING), profile.nvlinks, verdict)
-    return verdict
+        _ways(found.get("topology", NOTHING), profile.nvlinks, result)
+    return result
 
 
 def is_joining(found: Sections, gpu_type: str | None) -> bool:
-    """Whether a GPU is just being registered with the switches' fabric: its links may yet come up."""
+    """Whether a GPU is still joining the fabric: its links may come up soon."""
     profile = PROFILES.get(gpu_type or "")
     return profile is not None and _all_to_all(profile) and JOINING in column(found.get("fabric", NOTHING), 1)
 
@@ -50,22 +51,22 @@ def _all_to_all(profile: Profile) -> bool:
     return profile.nvlinks > 0 and not profile.bridged
 
 
-def _registration(verdict: Verdict) -> None:
-    """A status means something only where the registration is completed."""
-    states, statuses = verdict.facts["fabric_state"], verdict.facts["fabric_status"]
+def _registration(result: CheckResult) -> None:
+    """Check the registration. Its status is valid only in the state Completed."""
+    states, statuses = result.facts["fabric_state"], result.facts["fabric_status"]
     for index, (state, status) in enumerate(itertools.zip_longest(states, statuses, fillvalue="")):
         if state == JOINING:
             why = f"GPU {index} has not joined the NVLink fabric yet ({state}): CUDA would not start"
-            verdict.blame(FailureCode.NVLINK_INACTIVE, why)
+            result.blame(FailureCode.NVLINK_INACTIVE, why)
         elif state == JOINED and status != WELL and not NO_ANSWER.fullmatch(status):
-            verdict.blame(FailureCode.NVLINK_INACTIVE, f"GPU {index} could not join the NVLink fabric: {status}")
+            result.blame(FailureCode.NVLINK_INACTIVE, f"GPU {index} could not join the NVLink fabric: {status}")
         elif state != JOINED or status != WELL:
-            verdict.unknown.append(f"fabric of GPU {index}")
+            result.unknown.append(f"fabric of GPU {index}")
     if not states:
-        verdict.unknown.append("fabric")
+        result.unknown.append("fabric")
 
 
-def _links(answer: Section, profile: Profile | None, verdict: Verdict) -> None:
+def _links(answer: ToolOutput, profile: Profile | None, result: CheckResult) -> None:
     links: dict[str, list[bool | None]] = {}
     for line in answer.text.splitlines():
         link = LINK.fullmatch(line.rstrip())
@@ -75,29 +76,29 @@ def _links(answer: Section, profile: Profile | None, verdict: Verdict) -> None:
             links[next(reversed(links))].append(_is_active(link["state"]))
     active = {index: sum(state is True for state in states) for index, states in links.items()}
     unsure = {index for index, states in links.items() if None in states}
-    verdict.facts["active_links"] = active
+    result.facts["active_links"] = active
     if profile is None:
         return
     if profile.nvlinks == 0 or (profile.bridged and not any(active.values())):
-        verdict.facts["links"] = "none expected" if profile.nvlinks == 0 else "no bridge is plugged in"
+        result.facts["links"] = "none expected" if profile.nvlinks == 0 else "no bridge is plugged in"
     elif not active or len(unsure) == len(active):
-        verdict.unknown.append("nvlink")
-        verdict.facts["nvidia_smi"] = {"exit_status": answer.status, "said": answer.said}
+        result.unknown.append("nvlink")
+        result.facts["nvidia_smi"] = {"exit_status": answer.status, "said": answer.summary}
     else:
-        _compare({index: n for index, n in active.items() if index not in unsure}, profile.nvlinks, verdict)
+        _compare({index: n for index, n in active.items() if index not in unsure}, profile.nvlinks, result)
 
 
-def _compare(active: dict[str, int], wanted: int, verdict: Verdict) -> None:
+def _compare(active: dict[str, int], wanted: int, result: CheckResult) -> None:
     dead = [index for index, count in active.items() if count == 0]
     fewer = [f"GPU {index}: {count}" for index, count in active.items() if count < wanted]
     if dead:
-        verdict.blame(FailureCode.NVLINK_INACTIVE, f"no link of GPU {', '.join(dead)} is active")
+        result.blame(FailureCode.NVLINK_INACTIVE, f"no link of GPU {', '.join(dead)} is active")
     elif fewer:
-        verdict.blame(FailureCode.NVLINK_DEGRADED, f"fewer links than {wanted} are active: {', '.join(fewer)}")
+        result.blame(FailureCode.NVLINK_DEGRADED, f"fewer links than {wanted} are active: {', '.join(fewer)}")
 
 
-def _ways(answer: Section, wanted: int, verdict: Verdict) -> None:
-    """Each two GPUs reach each other by all their links, or on a board of four by that peer's share of them."""
+def _ways(answer: ToolOutput, wanted: int, result: CheckResult) -> None:
+    """Check that each two GPUs use all their links, or on a board of four the peer's share of them."""
     over_pcie, fewer = [], []
     ways = _matrix(answer) if answer.ok else {}
     for (one, other), way in ways.items():
@@ -105,19 +106,19 @@ def _ways(answer: Section, wanted: int, verdict: Verdict) -> None:
         if way in OVER_PCIE:
             over_pcie.append(f"{one} and {other}: {way}")
         elif links is None:
-            verdict.unknown.append(f"way between {one} and {other}")
+            result.unknown.append(f"way between {one} and {other}")
         elif int(links[1]) < wanted and int(links[1]) * BOARD_PEERS != wanted:
             fewer.append(f"{one} and {other}: {way}")
     if not ways:
-        verdict.unknown.append("topology")
+        result.unknown.append("topology")
     if over_pcie:
-        verdict.blame(FailureCode.NVLINK_INACTIVE, f"not by NVLink, but over PCIe: {', '.join(over_pcie)}")
+        result.blame(FailureCode.NVLINK_INACTIVE, f"not by NVLink, but over PCIe: {', '.join(over_pcie)}")
     elif fewer:
-        verdict.blame(FailureCode.NVLINK_DEGRADED, f"not by NV{wanted}: {', '.join(fewer)}")
+        result.blame(FailureCode.NVLINK_DEGRADED, f"not by NV{wanted}: {', '.join(fewer)}")
 
 
-def _matrix(answer: Section) -> dict[tuple[str, str], str]:
-    """What the topology shows between each two GPUs; its head names the columns, network cards and CPUs come after."""
+def _matrix(answer: ToolOutput) -> dict[tuple[str, str], str]:
+    """Return the topology's entry for each two GPUs. The head names the columns; network cards and CPUs follow."""
     rows = (line.split() for line in UNDERLINED.sub("", answer.text).splitlines())
     head, *others = [row for row in rows if row and GPU.fullmatch(row[0])] or [[]]
     names = list(itertools.takewhile(GPU.fullmatch, head))
@@ -128,7 +129,7 @@ def _matrix(answer: Section) -> dict[tuple[str, str], str]:
 
 
 def _is_active(state: str) -> bool | None:
-    """A link's speed means that it is active."""
+    """Whether a link is active: nvidia-smi then prints its speed."""
     if "inactive" in state.lower():
         return False
     return True if re.match(r"[\d.]+ GB/s", state) else None

@@ -1,26 +1,26 @@
-"""When somebody who spoke would have been heard: silence counts only then.
+"""The observation window: the time in which the orchestrator could receive heartbeats. Silence counts only in it.
 
-A gap (no lead, no database) makes no silence, but it does not unmake the silence before it either: where the database
-drops out again and again, a dead worker is told from a live one all the same, only later.
+A gap (no leadership, no database) does not count as silence, and it does not reset the silence before it. So a dead
+worker is also detected while the database fails again and again, only later.
 """
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-RETRY_S = 10.0  # after a gap, at most, until an agent that got no answer in it asks again
+RETRY_S = 10.0  # the longest time after a gap until an agent whose call failed in it repeats the call
 
 
 @dataclass(frozen=True, slots=True)
 class ObservationWindow:
-    """What this orchestrator could have heard."""
+    """The time in which this orchestrator could receive heartbeats."""
 
-    since: datetime  # nothing before this
-    gaps: tuple[tuple[datetime, datetime], ...] = ()  # and nothing in these, oldest first
+    since: datetime  # the begin of the window
+    gaps: tuple[tuple[datetime, datetime], ...] = ()  # without these gaps, oldest first
 
     def back(self, seconds: float, now: datetime) -> datetime | None:
-        """The moment since which it was listened for so long; None if it never was.
+        """Return the start of the last `seconds` in which heartbeats could be received. None if there were fewer.
 
-        Agents that a gap left unanswered ask less and less often: their silence goes on for about as long again.
+        Agents retry more and more rarely during a gap, so their silence continues for about the gap's length after it.
         """
         left, until = timedelta(seconds=seconds), now
         for began, ended in reversed(self.gaps):

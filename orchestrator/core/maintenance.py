@@ -1,7 +1,7 @@
-"""What a command may do that leads for an operator's errand, while no orchestrator does: ends, never beginnings.
+"""Maintenance jobs: what a command may do that holds the lease while no orchestrator runs. It only ends things.
 
-It observes and thinks as the loop does, and carries out the part of the loop's own plan that the errand is about. What
-it leaves is there for the next leader, as after any other change of lead.
+It observes and plans like the loop, and executes the part of the loop's plan that belongs to the job. The next leader
+continues from there, as after any change of leader.
 """
 
 from dataclasses import replace
@@ -23,20 +23,20 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import POD_GONE
 from orchestrator.core.model import Policy, Snapshot
 
-ORPHAN_GRACE_S = 2.0  # a second list; the operator has asked, and a pod's row is there before the pod is asked for
-FOLLOWING = (UpdateAddress, Flush, Delete, MarkTerminated, Rescue)  # the rest of an end that has begun
+ORPHAN_GRACE_S = 2.0  # time for a second list; a pod's row always exists before the pod is created
+FOLLOWING = (UpdateAddress, Flush, Delete, MarkTerminated, Rescue)  # the remaining steps of an end that has begun
 
 
 class MaintenanceJob(StrEnum):
-    """What an operator wants done."""
+    """What the operator asked for."""
 
     END_ALL = "end every worker and pod"
-    REAP = "delete the pods that no worker names"
-    FORGET = "end the workers whose pods are gone"
+    DELETE_ORPHANS = "delete the pods that no worker names"
+    END_WORKERS_WITHOUT_POD = "end the workers whose pods are gone"
 
 
 def plan(job: MaintenanceJob, snapshot: Snapshot, policy: Policy) -> Plan:
-    """The loop's plan, without what the errand is not about; no decision on sizes is made."""
+    """Return the part of the loop's plan that belongs to the job, without decisions on sizes."""
     made = loop.plan(snapshot, replace(policy, orphan_grace_s=ORPHAN_GRACE_S))
     return Plan(tuple(action for action in made.actions if _belongs(job, action)), ())
 
@@ -46,8 +46,8 @@ def _belongs(job: MaintenanceJob, action: Action) -> bool:
         case MaintenanceJob.END_ALL:
             asked = isinstance(action, Terminate) and action.cause is ExitCause.MANUAL
             return asked or isinstance(action, (*FOLLOWING, DeleteOrphan))
-        case MaintenanceJob.REAP:
+        case MaintenanceJob.DELETE_ORPHANS:
             return isinstance(action, DeleteOrphan)
-        case MaintenanceJob.FORGET:
+        case MaintenanceJob.END_WORKERS_WITHOUT_POD:
             lost = isinstance(action, Terminate) and action.code in POD_GONE
             return lost or isinstance(action, FOLLOWING)

@@ -1,6 +1,6 @@
-"""What an operator needs to know about a code: the fields that every catalogue has in common, and phrases they share.
+"""What an operator needs to know about a code: the common fields of all catalogues, and shared phrases.
 
-`<worker>` and `<task>` in a fix stand for the id of the worker or task that the text is shown with.
+In a fix, `<worker>` and `<task>` stand for the id of the worker or task that is shown.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ PRIVATE_KEY = 'set RUNPOD_SSH_PRIVATE_KEY="$(cat ~/.ssh/id_ed25519)"'
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One code in words."""
+    """The explanation of one code."""
 
     means: str  # one sentence
-    who: str  # must act: one of the names above
+    who: str  # the party that must act: one of the names above
     then: str  # what happens by itself
     fix: str  # a command or a setting
 
@@ -37,7 +37,7 @@ class Meaning:
 class Explained(StrEnum):
     """A catalogue: a string enumeration whose members carry a row, written as `NAME = "value", Meaning(…)`."""
 
-    row: Meaning
+    row: Any  # a Meaning, or a row of the catalogue's own
 
     def __new__(cls, value: str, row: Any = None) -> Self:
         """Attach the row to the member."""

@@ -1,4 +1,4 @@
-"""What the planner looks at: frozen values, no behaviour beyond what can be read off them.
+"""The planner's input: frozen values with properties derived from them, without other behaviour.
 
 All datetimes are timezone-aware UTC. Suffixes are units: `_s` seconds, `_usd` US dollars, `_gb` gigabytes.
 """
@@ -8,20 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
+from orchestrator.core.findings import GuardFinding
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.worker_metadata import WorkerMetadata
 
-LOGS_LATE = "logs_late"  # in a row's metadata: why its logs do not arrive; null once they do
-DATABASE = "database_id"  # in a row's metadata: the database whose orchestrator asked for its pod
-SSH_USER = "ssh_user"  # in a row's metadata: the account that SSH logs into, where it is not root
-LACKS = "lacks"  # in a row's metadata: a type of task that its release has no handler for, and the leader's has
-MAX_FAILURES = "max_failures"  # in a row's metadata: WORKER_MAX_CONSECUTIVE_FAILURES when its pod was asked for
-DELETES = "deletes"  # in a row's metadata: how often its pod's deletion was asked for, from the second time on
-UNREACHED = "unreached"  # in a row's metadata: how often in a row its end found nobody at the pod
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
 
 
@@ -34,12 +28,12 @@ class PodStatus(StrEnum):
     EXITED = "EXITED"
     ERROR = "ERROR"
     TERMINATED = "TERMINATED"
-    UNKNOWN = "UNKNOWN"  # none of these: it is there, and whether it lives nobody can tell
+    UNKNOWN = "UNKNOWN"  # none of these: the pod exists, and its state is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod as the provider's list shows it."""
+    """One pod in the provider's list."""
 
     id: str
     name: str
@@ -52,25 +46,25 @@ class Pod:
     gpu_type: str | None
     gpu_count: int | None
     data_center: str | None
-    machine_id: str | None  # the provider's host; where it names none, the public address of its SSH
+    machine_id: str | None  # the provider's host, or the public SSH address if the provider names no host
     price_usd_per_hour: float | None
     created_at: datetime | None
-    database_id: str | None = None  # whose rows name it: env ORCHESTRATOR_DATABASE_ID; None: an earlier release made it
-    ssh_user: str | None = None  # the account that SSH logs into; None: root
-    owner_unknown: bool = False  # its env cannot be read: it may be ours, and is not taken for anybody's
+    database_id: str | None = None  # the owner: env ORCHESTRATOR_DATABASE_ID; None: an earlier release created it
+    ssh_user: str | None = None  # the SSH user; None: root
+    owner_unknown: bool = False  # its env is unreadable: it may be ours, and counts as nobody's
 
     def is_of(self, fleet_id: str, database_id: str | None) -> bool:
-        """Whether it is this fleet's, and not another database's fleet of the same name."""
+        """Whether it belongs to this fleet, and not to a fleet of the same name in another database."""
         return self.fleet_id == fleet_id and self.database_id in (None, database_id)
 
-    def is_strange(self, fleet_id: str, database_id: str | None) -> bool:
-        """Whether it is of a fleet of this name in another database."""
+    def is_foreign(self, fleet_id: str, database_id: str | None) -> bool:
+        """Whether it belongs to a fleet of this name in another database."""
         return self.fleet_id == fleet_id and not self.is_of(fleet_id, database_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Something that can be rented: one GPU type in one data centre (None: anywhere) of one cloud."""
+    """One GPU type in one data centre (None: any) of one cloud."""
 
     gpu_type: str
     data_center: str | None
@@ -84,21 +78,21 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class OfferState:
-    """What is remembered of an offer."""
+    """The stored state of an offer."""
 
     key: str
     cooldown_until: datetime | None
     refusals: int  # in a row
     last_refusal: datetime | None
     last_success: datetime | None
-    probe_budget: int | None = None  # create calls that may be under way at once; None: it was never refused
+    probe_budget: int | None = None  # create calls that may run at once; None: it was never refused
 
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """What a create call asks for."""
+    """The content of a create call."""
 
-    name: str  # the worker id: unique, so that a lost reply can be adopted by name
+    name: str  # the worker id: unique, so that the pod of a lost reply can be found by name
     fleet_id: str
     image: str
     gpu_type: str
@@ -110,10 +104,10 @@ class PodSpec:
     min_vcpu: int
     ports: tuple[str, ...]
     public_key: str
-    env: Mapping[str, str]  # the provider shows it to every reader of the pod: nothing secret but the bootstrap nonce
+    env: Mapping[str, str]  # every reader of the pod can see it: no secret except the bootstrap nonce
     volume_id: str | None
     volume_mount_path: str
-    database_id: str | None = None  # whose rows name it
+    database_id: str | None = None  # the owner
     min_cuda: str | None = None  # "12.4": the lowest CUDA version that the machine's driver must support
 
 
@@ -124,13 +118,18 @@ class Demand:
     pool: str
     claimable: int
     running: int
-    blocked: Mapping[str, int]  # cause (dependencies, scheduled, paused) -> tasks; never scales anything
+    blocked: Mapping[str, int]  # cause (dependencies, concurrency, scheduled, paused) -> tasks; not part of the demand
     oldest_claimable_at: datetime | None
+
+    @property
+    def queued(self) -> int:
+        """Return the number of all Queued tasks: the ready ones and those that wait for something."""
+        return self.claimable + sum(self.blocked.values())
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A worker whose last tasks all failed claims no more."""
+    """A worker that claims no more tasks because its last ones all failed."""
 
     since: datetime
     failures: int  # different tasks in a row
@@ -167,33 +166,37 @@ class Worker:
     code_sha: str | None
     token_jti: str | None
     last_heartbeat: datetime | None
-    drain_requested_at: datetime | None  # an operator wants it gone
-    stop_requested_at: datetime | None  # … without waiting for what it runs
+    drain_requested_at: datetime | None  # an operator asked for its end
+    stop_requested_at: datetime | None  # an operator asked for its end without waiting for its tasks
     exit_cause: ExitCause | None
     failure_code: FailureCode | None
     tasks_running: int
-    own_program: bool  # WORKER_START_COMMAND: it may claim tasks in its own way
+    own_program: bool  # WORKER_START_COMMAND: the program claims tasks itself
     release: str | None = None  # image@code that it runs
-    progress_at: datetime | None = None  # when the slowest of its running tasks last told of progress
+    progress_at: datetime | None = None  # the last sign of life of its running tasks
     slowest_task: str | None = None
-    empty_since: datetime | None = None  # of an active one that holds no task: since when
+    empty_since: datetime | None = None  # since when an active worker has held no task
     reserved_usd_per_hour: float = 0
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> size last heard of
-    machine_id: str | None = None  # the provider's host, as far as it tells
-    held_back: HeldBack | None = None  # why it claims no more
-    disk_full_since: datetime | None = None  # its agent reports that it has too little room to claim
-    waits_for_store: bool = False  # its last heartbeat said that a result waits for the object store
+    metadata: WorkerMetadata = field(default_factory=WorkerMetadata)
+    log_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # launch -> stream -> last reported size
+    machine_id: str | None = None  # the provider's host, if known
+    held_back: HeldBack | None = None  # why it claims no more tasks
+    disk_full_since: datetime | None = None  # since when its agent has reported too little disk space
+    store_wait_since: datetime | None = None  # since when a result has waited for the object store, as it last reported
+    findings: tuple[GuardFinding, ...] = ()  # of its last heartbeat
+    claim_no: int = 0  # the number of its last claim without a task; it grows with each of them
 
     @property
     def is_fit(self) -> bool:
-        """Whether it may claim tasks, as far as its own state is concerned."""
-        return self.held_back is None and self.disk_full_since is None
+        """Whether its own state allows it to claim tasks."""
+        if self.held_back is not None or self.disk_full_since is not None:
+            return False
+        return not any(finding.severity.blocks for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The policy of one kind of worker."""
+    """The policy of one pool."""
 
     name: str
     offers: tuple[Offer, ...]
@@ -211,14 +214,14 @@ class Pool:
     idle_timeout_s: float
     overcapacity_idle_timeout_s: float
     batch: int = 1  # tasks that an agent claims at once
-    handlers: tuple[str, ...] | None = None  # task types whose handlers its workers get; None: all
+    handlers: tuple[str, ...] | None = None  # task types for which its workers get handlers; None: all
     env: tuple[str, ...] | None = None  # names of WORKER_ENV that its workers get; None: all
-    min_cuda: str | None = None  # "12.4": of the machine's driver; None: what the image's name tells
+    min_cuda: str | None = None  # "12.4": of the machine's driver; None: the version in the image's name
 
 
 @dataclass(frozen=True, slots=True)
 class TaskType:
-    """What is declared of one type of task; None leaves it to the task."""
+    """The declaration of one task type; None: the task decides."""
 
     name: str
     pool: str | None
@@ -228,39 +231,45 @@ class TaskType:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Every number the planner needs; made from the environment by settings.py."""
+    """All numbers that the planner needs. settings.py reads them from the environment."""
 
     fleet_id: str
     pools: tuple[Pool, ...]
     spawning_timeout_s: float  # hard cap on a whole bring-up
-    spawning_grace_s: float  # after a spawn, how long spawning workers are not cancelled for want of work
-    scale_down_grace_s: float  # after a scale-up, how long nothing is scaled down for overcapacity
+    spawning_grace_s: float  # after a spawn, for how long spawning workers are not cancelled if there is no work
+    scale_down_grace_s: float  # after a scale-up, for how long no worker ends because of overcapacity
     drain_grace_s: float  # GRACEFUL_SHUTDOWN_TIMEOUT_SEC
     flush_deadline_s: float = 60
     heartbeat_timeout_s: float = 60
     task_stuck_s: float = 1200
-    orphan_grace_s: float = 75  # with the 30 s in which nobody looks: gone within 120 s of its first listing
+    orphan_grace_s: float = 75  # plus up to 30 s until the next list: deleted within 120 s of its first listing
     absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
     delete_retry_s: float = 10
     public_key: str = ""
-    code_sha: str = ""  # of what is sent to every pod: agent, user code and the names of its handlers
-    handled: tuple[str, ...] = ()  # the types of task that a worker started now has handlers for
+    code_sha: str = ""  # the hash of the agent, the user code and the handlers' names
+    handled: tuple[str, ...] = ()  # the task types for which a new worker has handlers
     task_types: tuple[TaskType, ...] = ()
-    own_program: bool = False  # WORKER_START_COMMAND: the programs of these pools take tasks themselves
+    own_program: bool = False  # WORKER_START_COMMAND: the programs of these pools claim tasks themselves
     max_failure_rate: float = 0.8  # of ended bring-ups; above it the breaker opens
     failure_window_s: float = 300
-    failure_min_bringups: int = 5  # fewer ended bring-ups say nothing
-    max_failures: int = 5  # WORKER_MAX_CONSECUTIVE_FAILURES: of different tasks, after which a worker claims no more
+    failure_min_bringups: int = 5  # with fewer ended bring-ups, the rate does not count
+    # WORKER_MAX_CONSECUTIVE_FAILURES: failures of different tasks, after which a worker claims no more
+    max_failures: int = 5
     hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
     daily_budget_usd: float | None = None  # of a UTC day
 
+    @property
+    def heartbeat_s(self) -> float:
+        """How often an agent sends a heartbeat: two may get lost before it counts as silent."""
+        return self.heartbeat_timeout_s / 3
+
     def release(self, pool: Pool) -> str:
-        """What a worker of the pool would run now: image@code."""
+        """Return the release that a new worker of the pool would run: image@code."""
         return f"{pool.image}@{self.code_sha}"
 
     def succeeds(self, pool: Pool, worker: Worker) -> bool:
-        """Whether a task came back from this worker of an earlier release that one started now has a handler for."""
-        return worker.release != self.release(pool) and worker.metadata.get(LACKS) in self.handled
+        """Whether this worker of an earlier release returned a task for which a new worker has a handler."""
+        return worker.release != self.release(pool) and worker.metadata.lacks in self.handled
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,94 +277,115 @@ class Absence:
     """How long complete lists have not shown a pod."""
 
     lists: int
-    since: datetime  # the first of them
-    until: datetime  # the newest: what has happened since is not known
-    watched_s: float  # of the time between, where no list was long in coming: one that went unread may have shown it
-    shown: datetime | None = None  # the last one that did show it, as far as this process knows
+    since: datetime  # the first such list
+    until: datetime  # the newest such list
+    watched_s: float  # the part of this time without long pauses between lists, in which the pod may have been back
+    shown: datetime | None = None  # the last list with the pod, if this process saw one
 
 
 @dataclass(frozen=True, slots=True)
 class EndedBringUp:
-    """A bring-up that is over: promoted, or not and why; and what became of the worker that was promoted."""
+    """A bring-up that is over: promoted or failed, and how a promoted worker ended."""
 
     worker_id: str
     pool: str
     at: datetime
     promoted: bool
-    exit_cause: ExitCause | None  # None while a promoted one has not begun to end
+    exit_cause: ExitCause | None  # None while a promoted worker is live
     failure_code: str | None
     release: str | None
-    ending_since: datetime | None = None  # when a promoted one began to end
-    worked: bool = False  # a promoted one has completed a task
-    boot_s: float | None = None  # from the intent to the promotion, of a promoted one
+    ending_since: datetime | None = None  # when a promoted worker began to end
+    worked: bool = False  # the promoted worker has completed a task
+    boot_s: float | None = None  # of a promoted worker, from the intent to the promotion
+    offer: str | None = None  # key of the offer for its pod
+    usd_per_gpu_hour: float | None = None  # what its pod cost, as far as RunPod said
+
+
+@dataclass(frozen=True, slots=True)
+class FaultedWorker:
+    """A worker that ended because of a fault of its machine (gpu_fault, host_fault)."""
+
+    worker_id: str
+    failure_code: FailureCode | None
+    at: datetime  # when it began to end
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
     """The money of a fleet."""
 
-    today_usd: float  # since midnight UTC, what runs now included
-    committed_usd: float  # what ending all live workers in good order may still cost
+    today_usd: float  # since midnight UTC, with the live workers
+    committed_usd: float  # the cost of terminating all live workers
     hourly_usd: float  # of all live workers
+
+
+EVERY_POOL = "*"  # a pause of every pool
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why and until when a pool spawns nothing; None: until an operator resumes it."""
+    """Why a pool spawns no workers, and until when. None: until an operator resumes it."""
 
     reason: str
     until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class StoreAway:
-    """The object store cannot be used: by this process, or by half of the workers."""
+class StoreOutage:
+    """The object store is unusable, for this process or for half of the workers."""
 
     since: datetime
     why: str
-    refused: bool = False  # it answers, and refuses our calls: an operator must act
-    waiting: int = 0  # workers that wait for it, if it is away for workers only
-    ready: int = 0  # of so many
+    refused: bool = False  # it refuses our calls: an operator must act
+    waiting: int = 0  # workers that wait for it, if only workers cannot reach it
+    ready: int = 0  # ready workers
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What the provider says of a network volume, asked for by name."""
+    """The provider's answer about a network volume."""
 
     data_center: str | None
-    problem: str | None  # why there is no using it
+    problem: str | None  # why it cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One observation: the provider's complete list and the database's half, taken one after the other."""
+    """One observation: the provider's complete list, then the database's half."""
 
     now: datetime  # the database's clock
-    window: ObservationWindow  # when whoever spoke would have been heard: silence counts only then
-    pods: tuple[Pod, ...] | None  # None: the provider gave no complete list, so nothing is known about pods
+    window: ObservationWindow  # the time in which heartbeats could be received: silence counts only in it
+    pods: tuple[Pod, ...] | None  # None: no complete list: nothing is known about pods
     workers: tuple[Worker, ...]  # live rows only, sorted by id
     demand: tuple[Demand, ...]
-    expired_leases: int  # running tasks whose lease is over
+    expired_leases: int  # running tasks whose lease has expired
     offers: Mapping[str, OfferState]
     absent: Mapping[str, Absence]  # pod id or worker id -> absence from complete lists
     orphan_since: Mapping[str, datetime]  # pod id -> when it was first seen without a live row
-    in_flight: frozenset[str]  # worker and pod ids on which an action is being executed
-    bringing_up: frozenset[str]  # worker ids whose bring-up is under way in this process
-    last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, ended ones included
+    in_flight: frozenset[str]  # worker and pod ids with a running action
+    bringing_up: frozenset[str]  # worker ids whose bring-up runs in this process
+    last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, also of ended workers
     paused: Mapping[str, Pause]  # by pool; "*" is every pool
     ended: tuple[EndedBringUp, ...] = ()  # bring-ups of the last day, at most 100 a pool, newest last
-    proven: frozenset[str] = frozenset()  # releases that were promoted in the last 30 days
+    promoted_releases: frozenset[str] = frozenset()  # in the last 30 days
+    faults: tuple[FaultedWorker, ...] = ()  # of the last hour, at most 100
     spent: Spent = Spent(0, 0, 0)
     avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when
     prices: Mapping[str, float] = field(default_factory=dict)  # "<GPU>|<cloud>" -> $/h of one GPU; only with a budget
-    volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; what was not asked yet is missing
-    knocked: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when we last gave it no answer: it lives
+    volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; without those that were not requested yet
+    unanswered_at: Mapping[str, datetime] = field(
+        default_factory=dict
+    )  # worker -> when its last call got no answer from the gateway, which shows that it lives
+    claim_seen_at: Mapping[str, datetime] = field(
+        default_factory=dict
+    )  # idle worker -> when this process first saw its present claim number
     unlisted: str | None = None  # why there is no list of pods, or none newer than `pods`
-    database_id: str | None = None  # which database these rows are of
-    store_away: StoreAway | None = None  # nobody claims, and no pod starts
-    strangers: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not among `pods`
-    exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists show it as ended
+    database_id: str | None = None  # the database of these rows
+    store_outage: StoreOutage | None = None  # no worker claims, and no pod starts
+    database_s: float = 0  # how long the database took for its half
+    foreign_pods: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not in `pods`
+    exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
 
     def pause_of(self, pool: str) -> Pause | None:
-        """The pause that holds for a pool."""
+        """Return the pause of a pool, if there is one."""
         return self.paused.get("*") or self.paused.get(pool)

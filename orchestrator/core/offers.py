@@ -1,8 +1,8 @@
-"""Which offer an intent asks for: the first in the operator's order that refusals, budget and failed hosts allow.
+"""The offer for an intent: the first in the operator's order that refusals, budget and failed hosts allow.
 
 An offer cools down after a refusal. Then its probe budget applies: one create call under way at a time, twice as many
-after each success, any number once an hour has passed without a refusal. So an offer without capacity gets a few calls
-a minute. A place where hosts failed recently is asked last. A network volume pins the data centre.
+after each success, and any number after an hour without a refusal. So an offer without capacity gets a few calls a
+minute. Places where hosts failed recently come last. A network volume determines the data centre.
 """
 
 from collections import Counter
@@ -12,29 +12,29 @@ from datetime import timedelta
 
 from orchestrator.core import breaker, store_outage
 from orchestrator.core.actions import Create, Wait
-from orchestrator.core.blocked import Blocked, Kind, line
+from orchestrator.core.blocked import Blocked, BlockedReason, line
 from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
 
-FORGIVEN = timedelta(hours=1)  # without a refusal an offer is probed no more
-PROBE_RETRY_S = 2.0  # while somebody else's create call is under way
-MENDED_RETRY_S = 30.0  # while money or a person is waited for
+FORGIVEN = timedelta(hours=1)  # after an hour without a refusal, the probe budget ends
+PROBE_RETRY_S = 2.0  # while another create call for the offer runs
+BLOCKED_RETRY_S = 30.0  # while an intent waits for the budget or for a person
 
 
 class OfferSelector:
-    """The offers as one tick sees them; what is chosen counts at once, whichever pool it is for."""
+    """The offers during one tick. A choice counts at once, for all pools."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
         self.room = BudgetRoom(snapshot, policy)
         asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _is_asking(w, snapshot))
-        self._asked = Counter(str(worker.metadata.get("offer")) for worker in asking)
+        self._asked = Counter(worker.metadata.offer for worker in asking)
 
     def choose(self, pool: Pool, own: Worker | None = None) -> Offer | None:
-        """The offer to ask for next, counted as asked; None while none can be."""
+        """Choose the next offer and count it. None if no offer is free."""
         free = [offer for offer in self.within(pool) if self._is_free(pool, offer, own)]
-        free.sort(key=self._is_avoided)  # stable: the operator's order, with the avoided places last
+        free.sort(key=self._is_avoided)  # a stable sort: the operator's order, with the avoided places last
         if not free:
             return None
         self._asked[free[0].key] += 1
@@ -42,24 +42,24 @@ class OfferSelector:
         return free[0]
 
     def obstacle(self, pool: Pool, own: Worker | None = None) -> Blocked:
-        """Why none can be asked for, and when the first may be free again."""
+        """Return why no offer is free, and when the first one may be free again."""
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume and volume.problem:
-            return Blocked(Kind.VOLUME_UNUSABLE, detail={"error": volume.problem})
+            return Blocked(BlockedReason.VOLUME_UNUSABLE, detail={"error": volume.problem})
         offers = self.within(pool)
         if not offers:
             center = volume.data_center if volume else None
-            return Blocked(Kind.NO_OFFER_AT_VOLUME, detail={"volume": pool.volume_name, "data_center": center})
+            return Blocked(BlockedReason.NO_OFFER_AT_VOLUME, detail={"volume": pool.volume_name, "data_center": center})
         for offer in offers:
             money = self.room.refusal(pool, offer, own)
             if money and not self._is_closed(offer):
                 return money
         ends = [state.cooldown_until for state in map(self._offers.get, (offer.key for offer in offers)) if state]
         until = min((end for end in ends if end and end > self._now), default=None)
-        return Blocked(Kind.OFFERS_REFUSED, until=until)
+        return Blocked(BlockedReason.OFFERS_REFUSED, until=until)
 
     def within(self, pool: Pool) -> list[Offer]:
-        """The pool's offers that its network volume, if it has one, can be mounted in."""
+        """Return the pool's offers in which its network volume can be mounted."""
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume is None:
             return list(pool.offers)
@@ -68,23 +68,23 @@ class OfferSelector:
         return list(dict.fromkeys(replace(offer, data_center=center) for offer in here))
 
     def passed_over(self, pool: Pool) -> Iterator[Blocked]:
-        """What the operator listed and the pool does not ask for, or asks for last, and why."""
+        """Return the listed offers that the pool does not use, or uses last, and why."""
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume and volume.data_center:
             for offer in pool.offers:
                 if offer.data_center not in (None, volume.data_center):
                     where = {"volume": pool.volume_name, "data_center": volume.data_center}
-                    yield Blocked(Kind.OFFER_OUTSIDE_VOLUME, detail={"offer": offer.key, **where})
+                    yield Blocked(BlockedReason.OFFER_OUTSIDE_VOLUME, detail={"offer": offer.key, **where})
         for offer in self.within(pool):
             if self._is_avoided(offer):
                 until = self._snapshot.avoid[_place(offer)]
-                yield Blocked(Kind.OFFER_AVOIDED, detail={"offer": offer.key}, until=until)
+                yield Blocked(BlockedReason.OFFER_AVOIDED, detail={"offer": offer.key}, until=until)
 
     def _is_free(self, pool: Pool, offer: Offer, own: Worker | None) -> bool:
         return not self._is_closed(offer) and self.room.refusal(pool, offer, own) is None
 
     def _is_closed(self, offer: Offer) -> bool:
-        """Whether it cools down, or is being probed already."""
+        """Whether the offer is in its cool-down, or is being probed."""
         known = self._offers.get(offer.key)
         if known is None:
             return False
@@ -102,7 +102,7 @@ class OfferSelector:
 def plan(
     pool: Pool, snapshot: Snapshot, policy: Policy, selector: OfferSelector, *, leaving: frozenset[str]
 ) -> tuple[list[Create], list[Wait]]:
-    """A create for each recorded intent that is due and finds an offer; a written wait for each that does not."""
+    """Return a create for each due intent with an offer, and a recorded wait for each one without."""
     creates: list[Create] = []
     waits: list[Wait] = []
     adoptable = {pod.worker_id for pod in snapshot.pods or () if pod.fleet_id == policy.fleet_id}
@@ -120,8 +120,8 @@ def plan(
         reason = blocked or selector.obstacle(pool, worker)
         waiting_on, words, until = WaitingOn(reason.kind.row.who), line(reason), reason.until
         silent_s = (snapshot.now - worker.next_attempt_at).total_seconds()
-        if (worker.waiting_on, worker.waiting_for) != (waiting_on, words) or silent_s >= MENDED_RETRY_S:
-            retry_s = PROBE_RETRY_S if waiting_on is WaitingOn.CAPACITY else MENDED_RETRY_S
+        if (worker.waiting_on, worker.waiting_for) != (waiting_on, words) or silent_s >= BLOCKED_RETRY_S:
+            retry_s = PROBE_RETRY_S if waiting_on is WaitingOn.CAPACITY else BLOCKED_RETRY_S
             until_s = (until - snapshot.now).total_seconds() if until else retry_s
             left_s = policy.spawning_timeout_s - (snapshot.now - worker.created_at).total_seconds()
             waits.append(Wait(worker.id, State.SPAWNING, waiting_on, words, until_s, max(0, left_s)))
@@ -129,22 +129,24 @@ def plan(
 
 
 def _blocked_intent(pool: Pool, snapshot: Snapshot, policy: Policy, bringing_up: int, worker: Worker) -> Blocked | None:
-    """What holds an intent back that holds new ones back too; an operator's own request waits for none of it."""
-    if worker.metadata.get("asked_for"):
+    """Return what blocks an intent as it blocks new ones. An operator's request is not blocked."""
+    if worker.metadata.asked_for:
         return None
     pause = snapshot.pause_of(pool.name)
     if pause:
-        return Blocked(Kind.PAUSED, detail={"reason": pause.reason})  # without its end: it may be resumed before
-    if snapshot.store_away:
-        return store_outage.reason(snapshot.store_away)
+        return Blocked(
+            BlockedReason.PAUSED, detail={"reason": pause.reason}
+        )  # without its end: an operator may resume it earlier
+    if snapshot.store_outage:
+        return store_outage.reason(snapshot.store_outage)
     limit = breaker.spawn_limit(pool, snapshot, policy, bringing_up)
-    if limit is None or limit.spawns > 0 or limit.reason.kind not in (Kind.HALTED, Kind.BREAKER_OPEN):
+    if limit is None or limit.spawns > 0 or limit.reason.kind not in (BlockedReason.HALTED, BlockedReason.BREAKER_OPEN):
         return None
     return limit.reason
 
 
 def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:
-    """Whether a create call for it is, or is just about to be, under way."""
+    """Whether a create call for it runs, or is about to start."""
     return worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)
 
 

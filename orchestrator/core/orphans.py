@@ -1,6 +1,6 @@
-"""Pods of this fleet without a live row: a create call that answered too late, a delete that did not delete.
+"""Orphans: pods of this fleet without a live row, for example after a late reply to a create call.
 
-Ownership is the fleet id in the pod's environment; a pod without it is never touched, whatever its name.
+The fleet id in the pod's environment shows the owner. A pod without it is never deleted, whatever its name.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from orchestrator.core.model import Policy, Snapshot
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[DeleteOrphan]:
-    """Deletes for orphans past their grace, and at once for the second pod of a worker that has its own."""
+    """Return the deletes of orphans after their grace period, and at once of a worker's second pod."""
     deletes = []
     pods_of = {w.id: w.pod_id for w in snapshot.workers}
     copies = Counter(pod.worker_id for pod in snapshot.pods or () if pod.fleet_id == policy.fleet_id)

@@ -1,13 +1,13 @@
-"""One tick's thinking: the phases, in order. Pure: the same snapshot and policy give the same plan.
+"""One tick's planning: the phases, in order. Pure: the same snapshot and policy give the same plan.
 
-    lifecycle  what each live worker needs next (adopt, bring up, watch, drain, flush, delete, mark terminated)
+    lifecycle  the next action of each live worker (adopt, bring up, watch, drain, flush, delete, mark terminated)
     budget     which workers end because the money is used up
     orphans    pods of this fleet that no live row names
-    rescue     tasks whose lease is over
+    rescue     tasks whose lease has expired
     scaling    how many workers each pool should have; spawns and terminations
-    capacity   which offer each recorded intent asks for
+    offers     the offer for each recorded intent
 
-No two phases act on the same worker: a worker that lifecycle ended or scaling dropped is out of the later phases.
+No two phases act on the same worker: later phases skip a worker that lifecycle ended or scaling dropped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,21 +29,21 @@ from orchestrator.core.actions import (
     UpdateAddress,
     Wait,
 )
-from orchestrator.core.blocked import Blocked, Kind
-from orchestrator.core.exit_causes import FAILURES
+from orchestrator.core.blocked import Blocked, BlockedReason
+from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.model import EndedBringUp, Policy, Snapshot
 from orchestrator.core.states import State
 
-ROWS_PER_TICK = 30  # a thousand pods may be found gone at once: the tick must stay short, and the lease be renewed
-# A create whose reply is lost is found only by a list, and a bring-up reads its pod from one.
+ROWS_PER_TICK = 30  # a thousand pods may vanish at once: the tick must stay short, because the lease must be renewed
+# These actions need lists: only a list finds the pod of a lost reply, and a bring-up reads its pod from a list.
 NEED_A_LIST = (Spawn, Create, ContinueBringUp)
 WRITTEN = (Adopt, MarkTerminated, UpdateAddress, SetActivity, Spawn, Terminate, Wait)
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide what to do now. Without a pod list: deadlines, budgets, idle timeouts and operator requests only."""
+    """Decide what to do now. Without a pod list, only deadlines, budgets, idle timeouts and operator requests act."""
     if snapshot.pods is None:
-        snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists prove nothing about the present
+        snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists say nothing about the present
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
@@ -53,16 +53,16 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         actions += changes
         decisions.append(replace(decision, blocked=(*decision.blocked, *late)))
     if snapshot.pods is None:
-        # The first list is under way for a few seconds: it may show pods to adopt before their deadlines are judged.
+        # The first list takes a few seconds. It may show pods to adopt, so deadlines wait for it.
         failed = snapshot.unlisted is not None
         actions = [a for a in actions if isinstance(a, Rescue) or (failed and not isinstance(a, NEED_A_LIST))]
     return Plan(tuple(_bounded(actions)), tuple(decisions))
 
 
 def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], PoolDecision]]:
-    """What each pool's size comes to and what that takes, after `actions`; pools that nobody configured come last."""
+    """Return each pool's size and the actions for it, after `actions`. Pools that are not configured come last."""
     snapshot = _with_ends(snapshot, actions)
-    leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in FAILURES)
+    leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in ABRUPT)
     selector = offers.OfferSelector(snapshot, policy)
     sized = {pool.name: scaling.size(pool, snapshot, policy, leaving=leaving) for pool in policy.pools}
     shares = sharing.offers(policy.pools, sized, snapshot, policy, selector)
@@ -76,26 +76,26 @@ def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list
 
 
 def _without_a_list(snapshot: Snapshot) -> tuple[Blocked, ...]:
-    """Return what the decision says about a pod list that is missing or old."""
+    """Return the blocked reason of a missing or old pod list."""
     if snapshot.pods is None:
-        return (Blocked(Kind.NO_POD_LIST, detail={"error": snapshot.unlisted or "none came yet"}),)
-    return (Blocked(Kind.OLD_POD_LIST, detail={"error": snapshot.unlisted}),) if snapshot.unlisted else ()
+        return (Blocked(BlockedReason.NO_POD_LIST, detail={"error": snapshot.unlisted or "none came yet"}),)
+    return (Blocked(BlockedReason.OLD_POD_LIST, detail={"error": snapshot.unlisted}),) if snapshot.unlisted else ()
 
 
 def in_transition(snapshot: Snapshot) -> bool:
-    """Whether the next tick should come soon: somebody is coming, going, missing or not ours."""
+    """Whether the next tick should come soon: a worker starts or ends, or a pod is missing or an orphan."""
     moving = any(w.state in (State.SPAWNING, State.TERMINATING) for w in snapshot.workers)
     return moving or snapshot.pods is None or bool(snapshot.absent) or bool(snapshot.orphan_since)
 
 
 def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Action]:
-    """The ends, and what was planned for everybody else: the bring-up of a worker that ends does not go on."""
+    """Combine the ends with the actions on all other workers: an ending worker's bring-up stops."""
     gone = _ended(ends)
     return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
 
 
 def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
-    """Of those whose rows the tick waits for the first ROWS_PER_TICK, remarks last; the next tick goes on."""
+    """Keep the first ROWS_PER_TICK of the actions that write rows, remarks last. The next tick continues."""
     rows = 0
     for action in sorted(actions, key=lambda action: isinstance(action, Wait)):
         rows += isinstance(action, WRITTEN)
@@ -104,7 +104,7 @@ def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
 
 
 def _with_ends(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
-    """The snapshot with the ends of this tick among the ended bring-ups, so that the breaker counts them at once."""
+    """Add this tick's ends to the snapshot's ended bring-ups, so that the breaker counts them at once."""
     rows = {worker.id: worker for worker in snapshot.workers}
     ends = {a.worker_id: a for a in actions if isinstance(a, Terminate)}
     known = [

@@ -1,6 +1,6 @@
-"""What successive complete lists of pods say together: absence takes two of them and an age, being an orphan an age.
+"""Facts from successive complete pod lists. Absence needs two lists and an age; an orphan needs an age.
 
-A single list proves nothing: the provider's listing lags behind creates by seconds, and a pod can flicker.
+A single list is not enough: RunPod's lists lag behind creates by seconds, and a pod can be missing from one list.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,38 +11,38 @@ from math import ceil
 from orchestrator.core.model import Absence, Pod, PodStatus, Worker
 from orchestrator.core.states import Stage
 
-PAGE_PODS = 100  # the provider's page; a larger one would only make the calls fewer
+PAGE_PODS = 100  # RunPod's page size
 FRESH_S = 10.0  # per page
 ENDED = frozenset({PodStatus.EXITED, PodStatus.TERMINATED, PodStatus.ERROR})
 LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
-FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # later ones are reached by listed pods only
+FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # a pod in a later stage was listed before
 
 
 @dataclass(frozen=True, slots=True)
 class PodTracker:
-    """The memory between ticks. It starts empty after a restart, which only makes proofs take two more lists."""
+    """The memory between ticks. It is empty after a restart; then absence needs two more lists."""
 
     absent: Mapping[str, Absence] = field(default_factory=dict)
     orphan_since: Mapping[str, datetime] = field(default_factory=dict)
-    seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list that showed it
-    ended: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> how long lists have shown it as ended
+    seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list with the pod
+    ended: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
 
 
 def fresh_for_s(pods: int) -> float:
-    """How old a list of so many pods may be that shows that another is not there."""
+    """Return the greatest age of a list with so many pods that can still show an absence."""
     return FRESH_S * max(1, ceil(pods / PAGE_PODS))
 
 
 def fold(
     before: PodTracker, pods: Iterable[Pod], workers: Iterable[Worker], fleet_id: str, now: datetime
 ) -> PodTracker:
-    """`before` brought up to date with one more complete list."""
+    """Update `before` with one more complete list."""
     listed = tuple(pods)
     rows = tuple(workers)
     fresh_s = fresh_for_s(len(listed))
     present = {pod.id for pod in listed}
     names = {pod.worker_id for pod in listed if pod.fleet_id == fleet_id}
-    names |= {pod.name for pod in listed if pod.owner_unknown}  # perhaps the pod whose create reply was lost
+    names |= {pod.name for pod in listed if pod.owner_unknown}  # possibly the pod of a lost reply
     seen = {w.pod_id: now if w.pod_id in present else before.seen.get(w.pod_id) for w in rows if w.pod_id}
     shown = {pod_id: at for pod_id, at in seen.items() if at is not None}
     absent: dict[str, Absence] = {}
@@ -64,7 +64,7 @@ def fold(
 
 
 def _longer(earlier: Absence | None, now: datetime, fresh_s: float) -> Absence:
-    """`earlier` continued by one more list."""
+    """Extend `earlier` by one more list."""
     if earlier is None:
         return Absence(1, now, now, 0)
     watched_s = earlier.watched_s + min((now - earlier.until).total_seconds(), fresh_s)

@@ -1,4 +1,4 @@
-"""How many workers a pool should have, and which come or go.
+"""How many workers a pool should have, and which ones start or end.
 
     target = clamp(max(ceil(demand / TASKS_PER_GPU_THRESHOLD), busy + MACHINES_TO_KEEP_IDLE, MIN_ACTIVE_GPUS),
                    0, MAX_ACTIVE_GPUS)
@@ -14,58 +14,58 @@ present release has, the first worker of that release is started beyond the targ
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil
 from statistics import median
 
 from orchestrator.core import breaker, rollout, store_outage
 from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
-from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, Kind
+from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.meanings import BUDGET
 from orchestrator.core.model import Demand, Offer, Pause, Policy, Pool, Snapshot, Worker
 from orchestrator.core.offers import OfferSelector
 from orchestrator.core.states import READY, Stage, State
 
-SPAWNS_PER_TICK = 100  # bounds what is thought of; plan.ROWS_PER_TICK is what is done
+SPAWNS_PER_TICK = 100  # bounds the plan; plan.ROWS_PER_TICK bounds the execution
 BOOTS = 20  # of the last promoted workers: their median is the usual boot
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a pool has and what it should have."""
+    """The present and wanted size of a pool."""
 
     demand: Demand
     ready: list[Worker]
     spawning: list[Worker]
     going: list[Worker]  # terminating, or ended in this tick
     busy: int
-    running: int  # tasks that count as demand: those of workers that stay
+    running: int  # running tasks that count as demand: those of workers that stay
     wanted: int  # before MAX_ACTIVE_GPUS
     target: int
     awaited: str | None  # what waits for a first worker of the present release
-    replacement: Worker | None  # that worker, while it spawns
+    replacement: Worker | None  # this worker, while it spawns
 
     @property
     def live(self) -> int:
-        """Workers that are or become capacity."""
+        """Return the number of workers that are, or will be, capacity."""
         return len(self.ready) + len(self.spawning)
 
     @property
     def missing(self) -> int:
-        """Workers below the target; negative if there are too many."""
+        """Return the number of missing workers; negative if there are too many."""
         return self.target - self.live
 
     @property
     def asked(self) -> int:
-        """Spawns that are wanted now."""
+        """Return the number of wanted spawns."""
         return max(self.missing, 1 if self.awaited and self.replacement is None else 0)
 
 
 def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
-    """The size of a pool by the formula; `leaving` end in this tick."""
+    """Calculate the size of a pool. The workers `leaving` end in this tick."""
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
-    if snapshot.store_away:  # as long as nobody may claim it, it is no demand: idle workers go when they are due
+    if snapshot.store_outage:  # queued tasks are no demand while no worker may claim: idle workers end as usual
         demand = replace(demand, claimable=0, blocked={**demand.blocked, "store": demand.claimable})
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
     ready = [w for w in here if w.state in READY and w.is_fit]
@@ -77,13 +77,13 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
     awaited = rollout.awaited(pool, policy, [*here, *going], demand)
     replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
-    target = max(0, min(wanted, pool.max_active - unfit))  # they are pods until they have ended
+    target = max(0, min(wanted, pool.max_active - unfit))  # ending workers have pods until they are terminated
     return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, replacement)
 
 
 def allowed(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> int:
-    """Of the spawns that are wanted, those that no pause, no outage of the store and no breaker holds back."""
-    if mine.asked <= 0 or snapshot.pause_of(pool.name) or snapshot.store_away:
+    """Return how many wanted spawns a pause, an outage of the store and the breaker allow."""
+    if mine.asked <= 0 or snapshot.pause_of(pool.name) or snapshot.store_outage:
         return 0
     limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
     return min(mine.asked, SPAWNS_PER_TICK, limit.spawns if limit else SPAWNS_PER_TICK)
@@ -99,13 +99,13 @@ def plan(
     offers: Sequence[Offer] = (),
     lost: frozenset[str] = frozenset(),
 ) -> tuple[list[Action], PoolDecision]:
-    """The spawns and terminations of one pool, with the arithmetic behind them.
+    """Return the spawns and terminations of one pool, with its decision.
 
-    `offers` are what is this pool's share of the offers in this tick; those who go and are `lost` finish nothing.
+    `offers` is the pool's share of the offers in this tick. Ending workers in `lost` complete no more tasks.
     """
     demand, target, going = mine.demand, mine.target, mine.going
     rule = (
-        f"min(max(ceil(({demand.claimable} claimable + {mine.running} running) / {pool.tasks_per_gpu}), "
+        f"min(max(ceil(({demand.claimable} ready + {mine.running} running) / {pool.tasks_per_gpu}), "
         f"{mine.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
     )
     if mine.awaited:
@@ -120,9 +120,9 @@ def plan(
         elif spawns or _only_money(pool, mine, snapshot, policy, selector):
             actions += rollout.place(pool, snapshot, policy, mine.ready, mine.awaited)
     if mine.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
-        # What the lost ones ran is queued again in a moment: whoever is free stays for it.
+        # The tasks of lost workers will be queued again soon, so idle workers stay for them.
         again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)
-        others = [w for w in mine.spawning if w is not mine.replacement]  # it was not started for the target
+        others = [w for w in mine.spawning if w is not mine.replacement]  # its start was not part of the target
         actions += _terminations(pool, snapshot, policy, mine.ready, others, min(target + again, pool.max_active))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
@@ -132,35 +132,44 @@ def plan(
         "busy": mine.busy,
         "spawning": len(mine.spawning),
         "terminating": len(going),
-    }
+        "wanted": mine.wanted,
+        "tasks_per_gpu": pool.tasks_per_gpu,
+        "keep_idle": pool.keep_idle,
+        "min_active": pool.min_active,
+        "max_active": pool.max_active,
+    } | ({"awaited": mine.awaited} if mine.awaited else {})
     return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons))
 
 
 def _blocked(pool: Pool, mine: Size, snapshot: Snapshot) -> list[Blocked]:
-    """What the limit, a pause and an outage of the store hold back."""
+    """Return the blocked reasons of the limit, a pause, and an outage of the store."""
     reasons = []
     if mine.wanted > mine.target:
-        reasons.append(Blocked(Kind.MAX_ACTIVE, mine.wanted - mine.target, WORKERS, {"limit": pool.max_active}))
+        reasons.append(
+            Blocked(BlockedReason.MAX_ACTIVE, mine.wanted - mine.target, WORKERS, {"limit": pool.max_active})
+        )
     pause, blocked = snapshot.pause_of(pool.name), mine.demand.blocked
     if pause and blocked.get("paused"):
         reasons.append(_paused(pause, blocked["paused"], TASKS))
-    if snapshot.store_away and blocked["store"]:
-        reasons.append(store_outage.reason(snapshot.store_away, blocked["store"], TASKS))
+    if blocked.get("concurrency"):
+        reasons.append(Blocked(BlockedReason.CONCURRENCY, blocked["concurrency"], TASKS))
+    if snapshot.store_outage and blocked["store"]:
+        reasons.append(store_outage.reason(snapshot.store_outage, blocked["store"], TASKS))
     recorded = [w for w in mine.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
-    intents = sum(1 for w in recorded if not w.metadata.get("asked_for"))
+    intents = sum(1 for w in recorded if not w.metadata.asked_for)
     if pause and intents:
         reasons.append(_paused(pause, intents, INTENTS))
     return reasons
 
 
 def _paused(pause: Pause, count: int, unit: str) -> Blocked:
-    return Blocked(Kind.PAUSED, count, unit, {"reason": pause.reason}, pause.until)
+    return Blocked(BlockedReason.PAUSED, count, unit, {"reason": pause.reason}, pause.until)
 
 
 def unserved(
     snapshot: Snapshot, policy: Policy, selector: OfferSelector, *, leaving: frozenset[str]
 ) -> list[tuple[list[Action], PoolDecision]]:
-    """Pools that are not configured (any more): their idle workers go, and their tasks wait where it can be seen."""
+    """Decide for pools that are not configured: their idle workers end, and a blocked reason shows their tasks."""
     known = {pool.name for pool in policy.pools}
     tasks = {d.pool: d.claimable for d in snapshot.demand if d.pool not in known}
     names = sorted(tasks.keys() | {w.pool for w in snapshot.workers if w.pool not in known})
@@ -168,15 +177,15 @@ def unserved(
     for name in names:
         pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
         actions, decision = plan(pool, size(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
-        blocked = (Blocked(Kind.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
+        blocked = (Blocked(BlockedReason.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
         plans.append((actions, replace(decision, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
     return plans
 
 
 def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
-    """`gpu-YYYYMMDD_HHMMSS-<8 hex>`, derived, so that the same snapshot names the same workers."""
+    """`gpu-YYYYMMDD_HHMMSS-<8 hex>` in UTC, derived, so that the same snapshot gives the same ids."""
     digest = hashlib.sha256(f"{fleet_id}|{pool}|{now.isoformat()}|{index}".encode()).hexdigest()
-    return f"gpu-{now:%Y%m%d_%H%M%S}-{digest[:8]}"
+    return f"gpu-{now.astimezone(UTC):%Y%m%d_%H%M%S}-{digest[:8]}"
 
 
 def _spawns(
@@ -192,8 +201,8 @@ def _spawns(
     if pause:
         reasons.append(_paused(pause, mine.asked, SPAWNS))
         return []
-    if snapshot.store_away:
-        reasons.append(store_outage.reason(snapshot.store_away, mine.asked, SPAWNS))
+    if snapshot.store_outage:
+        reasons.append(store_outage.reason(snapshot.store_outage, mine.asked, SPAWNS))
         return []
     limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
     if limit and limit.spawns < mine.asked:
@@ -214,7 +223,7 @@ def _spawns(
 
 
 def _only_money(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector) -> bool:
-    """Whether a spawn waits for nothing but the budget."""
+    """Whether only the budget blocks a spawn."""
     return allowed(pool, mine, snapshot, policy) > 0 and selector.obstacle(pool).kind.row.who == BUDGET
 
 
@@ -234,7 +243,7 @@ def _terminations(
         if len(out) < beyond_limit:
             why = f"more than MAX_ACTIVE_GPUS={pool.max_active}, and not ready yet"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
-        elif age_s >= policy.spawning_grace_s and not worker.metadata.get("asked_for"):
+        elif age_s >= policy.spawning_grace_s and not worker.metadata.asked_for:
             if _is_worth_finishing(worker, age_s, boot_s):
                 continue
             why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s (usual: {boot_s:.0f} s)"
@@ -257,7 +266,7 @@ def _terminations(
 
 
 def _usual_boot_s(pool: Pool, snapshot: Snapshot) -> float | None:
-    """The median boot of the pool's last promoted workers; None: none was promoted lately."""
+    """Return the median boot time of the pool's last promoted workers, or None if there are none."""
     boots = [
         bring_up.boot_s for bring_up in snapshot.ended if bring_up.pool == pool.name and bring_up.boot_s is not None
     ]
@@ -265,9 +274,9 @@ def _usual_boot_s(pool: Pool, snapshot: Snapshot) -> float | None:
 
 
 def _is_worth_finishing(worker: Worker, age_s: float, boot_s: float) -> bool:
-    """Whether the rest of a boot costs less than the whole boot that it saves when work comes back.
+    """Whether finishing a boot costs less than another whole boot when work comes back.
 
-    A boot that takes longer than usual is expected to take half of its age more. Nothing is paid for before there is a
-    pod, so that only then finishing has an advantage over beginning again.
+    A boot that takes longer than usual is expected to need half of its age more. Without a pod, nothing is paid yet, so
+    finishing has no advantage.
     """
     return worker.pod_id is not None and max(boot_s - age_s, age_s / 2) < boot_s

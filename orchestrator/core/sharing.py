@@ -1,7 +1,7 @@
-"""Which pool gets the next offer, where pools share a budget or a scarce offer.
+"""Which pool gets the next offer, if pools share a budget or a scarce offer.
 
-Pools take turns, one worker a turn, so that no pool takes all there is. Those below their MIN_ACTIVE_GPUS come before
-all others. Then a pool without any worker comes first, and after it the pool whose oldest task has waited longest.
+Pools take turns, one worker per turn, so that no pool takes everything. Pools below their MIN_ACTIVE_GPUS come first,
+then pools without any worker, then the pool whose oldest task has waited longest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from orchestrator.core.scaling import Size
 def offers(
     pools: Sequence[Pool], sizes: Mapping[str, Size], snapshot: Snapshot, policy: Policy, selector: OfferSelector
 ) -> dict[str, list[Offer]]:
-    """For each pool the offers of its spawns in this tick; they are counted in `selector`."""
+    """Return the offers for each pool's spawns in this tick. `selector` counts them."""
     shares: dict[str, list[Offer]] = {pool.name: [] for pool in pools}
     limits = {pool.name: scaling.allowed(pool, sizes[pool.name], snapshot, policy) for pool in pools}
     least = {p.name: min(limits[p.name], max(0, p.min_active - sizes[p.name].live)) for p in pools}
@@ -29,7 +29,7 @@ def offers(
 
 
 def _serve(pool: Pool, share: list[Offer], up_to: int, selector: OfferSelector) -> bool:
-    """Give the pool one more offer; whether it got one."""
+    """Try to give the pool one more offer. Return whether there was one."""
     offer = selector.choose(pool) if len(share) < up_to else None
     if offer is not None:
         share.append(offer)

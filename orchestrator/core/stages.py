@@ -1,4 +1,4 @@
-"""The stages of bring-up in their order: how long each may take, its code when it takes longer, and who must act."""
+"""The stages of bring-up in order: each with its deadline, its failure code, and the party that must act."""
 
 from dataclasses import dataclass
 
@@ -33,4 +33,5 @@ BRING_UP: tuple[StageSpec, ...] = (
     StageSpec(Stage.PROCESS, 60, FailureCode.NO_PROCESS, WaitingOn.WORKER),
     StageSpec(Stage.HEARTBEAT, 60, FailureCode.NO_HEARTBEAT, WaitingOn.WORKER),
 )
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two attempts at a stage; the last one repeats
 STAGE_SPECS = {spec.stage: spec for spec in BRING_UP}

@@ -14,7 +14,7 @@ LABELS = {
 
 
 def mermaid() -> str:
-    """The transitions as a Mermaid state diagram, in the order of a life."""
+    """Draw the transitions as a Mermaid state diagram."""
     order = list(State)
     ranked = sorted(TRANSITIONS, key=lambda pair: (order.index(pair[0]), order.index(pair[1])))
     lines = ["stateDiagram-v2", "    [*] --> spawning: intent recorded"]

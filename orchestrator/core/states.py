@@ -1,12 +1,12 @@
-"""The worker's life as data.
+"""The states of a worker and their transitions, as data.
 
     spawning --promote--> active <--> idle --> terminating --> terminated
         +-------------------+----------+-----------^   from any live state, with a reason
 
-A worker row is written before its pod is asked for, so a row may outlive every crash and a pod may not outlive its row.
-`terminated` is final and means that the provider confirmed the pod's absence, or that no pod was ever created. No
-heartbeat changes a state. The same transitions stand in the table `worker_transitions`, where a trigger refuses any
-other; a test holds the two equal. The diagram in ARCHITECTURE.md is generated from TRANSITIONS.
+A worker's row is written before the create call of its pod, so every pod has a row, also after a crash.
+`terminated` is final: RunPod confirms that the pod is gone, or no pod was ever created. No heartbeat changes a state.
+The table `worker_transitions` has the same transitions, and a trigger rejects every other; a test compares the two. The
+diagram in ARCHITECTURE.md is generated from TRANSITIONS.
 """
 
 from enum import StrEnum
@@ -18,10 +18,10 @@ from orchestrator.core.meanings import Explained, Meaning
 class State(StrEnum):
     """`workers.status`."""
 
-    SPAWNING = "spawning"  # intent recorded; bring-up under way; has a deadline
-    ACTIVE = "active"  # verified; holds a task, or has not asked for one since promotion
-    IDLE = "idle"  # verified, asked, holds nothing; state_since is the idle clock
-    TERMINATING = "terminating"  # takes no new task; finishing, flushing, being deleted or proven absent
+    SPAWNING = "spawning"  # the intent is recorded, and the bring-up runs until its deadline
+    ACTIVE = "active"  # ready; holds a task, or has not claimed since its promotion
+    IDLE = "idle"  # ready; claimed, and there was no task; state_since begins the idle timeout
+    TERMINATING = "terminating"  # gets no new task; draining, flushing or deleting
     TERMINATED = "terminated"  # final
 
 
@@ -37,7 +37,7 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
     }
 )
 
-READY = frozenset({State.ACTIVE, State.IDLE})  # verified capacity
+READY = frozenset({State.ACTIVE, State.IDLE})  # capacity
 LIVE = frozenset({State.SPAWNING, State.ACTIVE, State.IDLE, State.TERMINATING})
 
 
@@ -45,7 +45,7 @@ class Stage(StrEnum):
     """`workers.stage`: the current stage of bring-up (spawning) or of ending (terminating)."""
 
     INTENT = "intent"  # row and reservation committed; no create call sent yet
-    POD_CREATED = "pod_created"  # a create call is or was under way; no pod id yet
+    POD_CREATED = "pod_created"  # a create call was sent; no pod id yet
     POD_RUNNING = "pod_running"
     SSH_DETAILS = "ssh_details"
     TCP = "tcp"
@@ -55,15 +55,15 @@ class Stage(StrEnum):
     PLATFORM = "platform"
     GPU_INVENTORY = "gpu_inventory"
     GPU_HEALTH = "gpu_health"
-    GPU_FABRIC = "gpu_fabric"  # only where there are several GPUs
+    GPU_FABRIC = "gpu_fabric"  # only with several GPUs
     DEPLOY = "deploy"
     PROCESS = "process"
     HEARTBEAT = "heartbeat"
-    PROMOTED = "promoted"  # bring-up is complete: active and idle workers stay here
-    DRAINING = "draining"  # finishing tasks, at most the grace
-    FLUSHING = "flushing"  # agent stopped, last log bytes on their way to S3
-    DELETING = "deleting"  # delete call sent, or about to be
-    GONE = "gone"  # absence proven
+    PROMOTED = "promoted"  # the bring-up is complete: the stage of active and idle workers
+    DRAINING = "draining"  # finishing tasks, for the grace period at most
+    FLUSHING = "flushing"  # the agent is stopped; the rest of the logs is being shipped to S3
+    DELETING = "deleting"  # the delete call is sent, or will be
+    GONE = "gone"  # RunPod confirms that the pod is gone
 
 
 class WaitingOn(Explained):

@@ -4,7 +4,18 @@ The agent and the SQL functions write these codes to `tasks.failure_code` and `t
 may write codes of its own, which are not listed here. A unit test finds a code in worker/ or migrations/ without a row.
 """
 
-from orchestrator.core.meanings import AGAIN, LOGS, NOBODY, OPERATOR, ORCHESTRATOR, REQUEUED, RETRY, Explained, Meaning
+from orchestrator.core.meanings import (
+    AGAIN,
+    LOGS,
+    NOBODY,
+    OPERATOR,
+    ORCHESTRATOR,
+    PROVIDER,
+    REQUEUED,
+    RETRY,
+    Explained,
+    Meaning,
+)
 
 
 class TaskFailure(Explained):
@@ -46,12 +57,16 @@ class TaskFailure(Explained):
         "The handler's process could not be started.",
         OPERATOR, AGAIN, "see WORKER_PYTHON and WORKER_SETUP_COMMAND; " + LOGS)
     RESULT_REFUSED = "RESULT_REFUSED", Meaning(
-        "The handler's result was refused: too large, or not JSON.",
+        "The handler's result was refused: too large, not JSON, or refused by a trigger on tasks for half an hour.",
         OPERATOR, "nothing: another attempt would end the same way",
-        "upload it and return its location; then " + RETRY)
+        "upload it and return its location, or change that trigger; then " + RETRY)
     RELEASED = "RELEASED", Meaning(
         "The worker gave the task back before it began, because the worker had to end.",
         NOBODY, "it goes back to the queue at once, and the attempt does not count", "none needed; " + LOGS)
+    MACHINE_FAULT = "MACHINE_FAULT", Meaning(
+        "The machine of the worker that held it failed.",
+        PROVIDER, "it goes back to the queue at once; up to three such attempts of a task do not count",
+        "python -m orchestrator explain <worker>")
     WORKER_LOST = "WORKER_LOST", Meaning(
         "The worker that held it is gone.", NOBODY, REQUEUED, "python -m orchestrator explain <worker>")
     LEASE_EXPIRED = "LEASE_EXPIRED", Meaning(
@@ -62,8 +77,8 @@ class TaskFailure(Explained):
         OPERATOR, REQUEUED,
         "none needed; programs that take tasks themselves belong in a pool with WORKER_START_COMMAND")
     TASK_STUCK = "TASK_STUCK", Meaning(
-        "It made no progress for TASK_STUCK_TIMEOUT_SEC, although its worker lives.",
-        OPERATOR, REQUEUED, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC")
+        "It showed no sign of life for TASK_STUCK_TIMEOUT_SEC: no report, output, file, processor or GPU time.",
+        OPERATOR, AGAIN, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC")
     OUTPUT_MISSING = "OUTPUT_MISSING", Meaning(
         "The task says that it is complete, but its output is not in the bucket.",
         OPERATOR, AGAIN, "let the handler upload through task.upload(); see S3_BUCKET")
@@ -82,7 +97,7 @@ class TaskFailure(Explained):
         OPERATOR, "nothing: no worker could read it",
         "at most 64 levels and 4000 digits: change its params; then " + RETRY)
     TASK_UNCLAIMABLE = "TASK_UNCLAIMABLE", Meaning(
-        "The database refused to hand it to a worker; the task's message has the database's words.",
+        "The database refused to hand it to a worker; the task's message has the database's error.",
         OPERATOR, "nothing: the next claim would end the same way",
         "correct the row, or the trigger or constraint of yours that refuses it; then " + RETRY)
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED", Meaning(

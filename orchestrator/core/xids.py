@@ -1,7 +1,7 @@
-"""NVIDIA's Xid numbers: what each means and how bad it is.
+"""NVIDIA's Xid numbers: the meaning and severity of each.
 
-Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), reduced to what matters here. A number outside the
-table counts as an error of the program.
+Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), reduced to the relevant numbers. A number outside
+the table counts as an error of the program.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from orchestrator.core.meanings import AVOIDED, LOGS, MORE, NOBODY, OPERATOR, PR
 
 
 class XidClass(StrEnum):
-    """How bad an Xid is."""
+    """The severity of an Xid."""
 
     FATAL = "fatal"  # the GPU, its memory, its bus, its firmware or its links have failed
-    REPEATABLE = "repeatable"  # one recovers, a second one does not
-    RECOVERY = "recovery"  # what the driver logs when a GPU's recovery action changes
-    PROGRAM = "program"  # an application's doing, mostly
-    NOTED = "noted"  # nothing happens
+    REPEATABLE = "repeatable"  # the GPU recovers from the first one, not from a second one
+    RECOVERY = "recovery"  # the driver logs it when a GPU's recovery action changes
+    PROGRAM = "program"  # mostly an error of an application
+    NOTED = "noted"  # no action
 
 
 XIDS: Mapping[int, tuple[XidClass, str]] = MappingProxyType(
@@ -51,24 +51,24 @@ REACTIONS: Mapping[XidClass, tuple[str, str, str]] = MappingProxyType(  # who mu
         XidClass.FATAL: (PROVIDER, AVOIDED, MORE),
         XidClass.REPEATABLE: (PROVIDER, f"only noted the first time; when it comes again: {AVOIDED}", MORE),
         XidClass.RECOVERY: (PROVIDER, AVOIDED, MORE),
-        XidClass.PROGRAM: (OPERATOR, "the program is started once more; the pod stays", LOGS),
+        XidClass.PROGRAM: (OPERATOR, "the next task gets a new handler host; the pod stays", LOGS),
         XidClass.NOTED: (NOBODY, "nothing: it is only noted", MORE),
     }
 )
 
 
 def xid_class(number: int) -> XidClass:
-    """How bad the Xid is."""
+    """Return the severity of the Xid."""
     return XIDS[number][0] if number in XIDS else XidClass.PROGRAM
 
 
 def xid_meaning(number: int) -> Meaning:
-    """What the Xid means, who must act, what happens by itself, and the fix."""
+    """Return the meaning, the party that must act, what happens next, and the fix."""
     text = XIDS[number][1] if number in XIDS else "not in our list of known numbers"
     who, then, fix = REACTIONS[xid_class(number)]
     return Meaning(f"The GPU's driver reported Xid {number}: {text}.", who, then, fix)
 
 
 def numbers(kind: XidClass) -> frozenset[int]:
-    """The Xids of one class."""
+    """Return the Xids of one severity."""
     return frozenset(number for number, (known, _) in XIDS.items() if known is kind)

@@ -1,0 +1,167 @@
+"""The settings of what the orchestrator talks to. The docstring of a section is its heading."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, SecretStr
+
+from orchestrator.config.setting import setting
+from orchestrator.config.types import AlertUrl, Conninfo, Count, FleetId, Networks, QuietTimes, Url
+
+
+class Needed(BaseModel):
+    """Needed."""
+
+    database_url: Conninfo | None = setting(
+        None,
+        "The database with the task queue: PostgreSQL 15 or newer. A session pooler works (Supabase: port 5432). A "
+        "transaction pooler (port 6543) has no LISTEN, so the orchestrator polls for changes every second. "
+        "Percent-encode every character of the password that is not a letter or a digit. The form host=… "
+        "password='…' dbname=… of libpq works too.",
+    )
+    runpod_api_key: SecretStr | None = setting(
+        None, "The RunPod API key (RunPod console, Settings, API keys). It needs the right to read and write pods."
+    )
+    runpod_ssh_public_key: str | None = setting(
+        None, "The public key for SSH to the pods: the line of the .pub file. It may be followed by further lines."
+    )
+    runpod_ssh_private_key: SecretStr | None = setting(
+        None, "The private key that belongs to it: the whole file in OpenSSH or PEM form, without a passphrase."
+    )
+    s3_bucket: str | None = setting(None, "The bucket for worker logs and task outputs.")
+    aws_access_key_id: str | None = setting(
+        None, "The key of the bucket. It stays in the orchestrator; pods upload through presigned URLs."
+    )
+    aws_secret_access_key: SecretStr | None = setting(None, "The secret half of the bucket's key.")
+    worker_jwt_secret: SecretStr | None = setting(
+        None,
+        "The secret that signs worker tokens (HS256, at least 32 bytes, the same on every replica): "
+        "openssl rand -hex 32",
+    )
+    worker_jwt_secret_previous: SecretStr | None = setting(
+        None,
+        "The secret before the last rotation. It verifies tokens and signs none. Unset it when no worker has such a "
+        "token.",
+    )
+    worker_api_url: Url | None = setting(
+        None,
+        "The public URL by which pods reach this service. It may stay empty if RAILWAY_PUBLIC_DOMAIN or SUPABASE_URL "
+        "is set.",
+    )
+
+
+class Places(BaseModel):
+    """Where things are."""
+
+    supabase_url: Url | None = setting(
+        None,
+        "The URL of a Supabase project. If DATABASE_URL is set too, the orchestrator uses DATABASE_URL. Pods then "
+        "still use SUPABASE_URL, unless WORKER_API_URL is set.",
+    )
+    supabase_service_role_key: SecretStr | None = setting(
+        None, "The service_role key or sb_secret_ key of the Supabase project."
+    )
+    supabase_publishable_key: str | None = setting(
+        None,
+        "The project's public key. It is needed if pods call Supabase directly. SUPABASE_ANON_KEY is read too.",
+        variables=("SUPABASE_PUBLISHABLE_KEY", "SUPABASE_ANON_KEY"),
+    )
+    worker_jwt_signing_key: SecretStr | None = setting(
+        None,
+        "An ES256 key (a private JWK with its kid, or PEM). If set, it signs worker tokens; WORKER_JWT_SECRET still "
+        "verifies.",
+    )
+    runpod_api_base_url: Url = setting(
+        "https://api.runpod.io", "The URL of RunPod's API (REST v2), without a slash at the end."
+    )
+    s3_endpoint_url: Url | None = setting(None, "The URL of the S3 service, if it is not AWS.")
+    aws_region: str = setting(
+        "us-east-1",
+        "The region of the bucket. AWS_DEFAULT_REGION is read too.",
+        variables=("AWS_REGION", "AWS_DEFAULT_REGION"),
+    )
+    s3_prefix: str = setting("", "Every key in the bucket begins with this prefix and a slash.")
+    fleet_id: FleetId = setting(
+        "default",
+        "The name of this environment. The orchestrator never changes pods or rows of another fleet. Give each "
+        "database that shares a RunPod account its own FLEET_ID (staging, production). Each pod carries the identity "
+        "of the database that created it: the orchestrator deletes pods of this fleet and this database that have no "
+        "live row, and only reports pods of another database. A restored copy of a database has the same identity, so "
+        "it needs its own FLEET_ID.",
+    )
+    host: str = setting("0.0.0.0", "The address of /healthz, /readyz, /metrics and the worker gateway.")  # noqa: S104  a container's only door; what is behind it checks tokens
+    port: Annotated[int, Field(ge=0, le=65_535)] = setting(8080, "The port at this address.")
+    trusted_proxy_hops: Annotated[int, Field(ge=0, le=8)] | None = setting(
+        None,
+        "The number of your proxies that each request passes. The gateway trusts that many entries at the end of "
+        "X-Forwarded-For; the first of these is the caller's address. Empty means 1 on Railway and 0 elsewhere. Only "
+        "callers without a valid token are limited by address.",
+    )
+    railway_public_domain: str | None = setting(
+        None, "Railway sets this. If WORKER_API_URL and SUPABASE_URL are not set, the pods' URL is made from it."
+    )
+    railway_git_commit_sha: str | None = setting(
+        None, "Railway sets this for deploys from GitHub. /healthz and the metrics show it."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "DEBUG, INFO, WARNING or ERROR.")
+    metrics_token: SecretStr | None = setting(
+        None,
+        "The token that Prometheus sends to read /metrics (Authorization: Bearer …); closed if not set: "
+        "openssl rand -hex 32",
+    )
+    admin_token: SecretStr | None = setting(
+        None,
+        "A token of the API with the scope admin, named env:admin (docs/api.md): openssl rand -hex 32",
+    )
+    viewer_token: SecretStr | None = setting(
+        None,
+        "A token of the API with the scope read, named env:viewer: openssl rand -hex 32",
+    )
+
+
+class Messages(BaseModel):
+    """Messages about alerts (docs/alerts.md), and webhooks (docs/webhooks.md)."""
+
+    alert_webhook_url: AlertUrl | None = setting(
+        None,
+        "The address to which the leader sends alerts. A URL of Slack or Discord gets their format, any other one gets "
+        "JSON. Test it with: orchestrator alerts test",
+    )
+    alert_quiet_hours: QuietTimes | None = setting(
+        None,
+        "The time of day in which only alerts about money without control are sent: 22:00-07:00 (UTC), or 22:00-07:00 "
+        "Europe/Berlin.",
+    )
+    alert_max_per_hour: Count = setting(
+        10, "The largest number of messages within an hour. One summary tells how many more there are."
+    )
+    webhook_secret: SecretStr | None = setting(
+        None,
+        "The secret that signs webhooks (at least 32 bytes, the same on every replica). Without it, none is sent. "
+        "`orchestrator webhooks key URL` shows the key that a receiver needs: openssl rand -hex 32",
+    )
+    webhook_secret_previous: SecretStr | None = setting(
+        None,
+        "The secret before the last rotation. Messages are signed with both. Unset it when every receiver has its "
+        "new key.",
+    )
+    webhook_private_networks: Networks = setting(
+        (),
+        "Networks that webhooks may reach although they are not public, also by http://: 10.1.0.0/16,127.0.0.1/32. "
+        "Everybody who may submit tasks can then cause requests to them.",
+    )
+
+
+class Telemetry(BaseModel):
+    """Traces and reports of errors (docs/tracing.md)."""
+
+    otel_exporter_otlp_endpoint: Url | None = setting(
+        None, "The URL of an OpenTelemetry collector (OTLP over HTTP). The leader sends it a trace of each task."
+    )
+    otel_exporter_otlp_headers: SecretStr | None = setting(
+        None, "Headers of these requests, such as an API key: name=value,name=value."
+    )
+    sentry_dsn: SecretStr | None = setting(
+        None,
+        "The DSN of a Sentry project. The orchestrator reports its own unexpected errors: their types, and places in "
+        "the code, no values.",
+    )

@@ -1,0 +1,53 @@
+"""The file `.env` of the working directory: settings for every command. The environment takes precedence.
+
+This module imports no setting, so `--help` stays fast.
+"""
+
+import os
+import re
+from pathlib import Path
+
+ENV_FILE = Path(".env")
+MAX_BYTES = 64 << 10
+MAX_LINE_CHARS = 8 << 10  # python-dotenv's time grows with the square of a line's length
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# Names by which a file could change how this process and its children start. They are ignored.
+IGNORED = re.compile(r"PATH|BASH_ENV|ENV|IFS|(LD|DYLD)_.*|PYTHON.*")
+NO_FILES = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class BadEnvFile(Exception):
+    """The file exists and cannot be used. The text never contains a value."""
+
+
+def read_env_file(path: Path = ENV_FILE) -> None:
+    """Add the variables of the file to the environment, without those that are set. Raises BadEnvFile."""
+    try:
+        if not path.is_file():  # a directory or a pipe of this name is not ours
+            return
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except NO_FILES:
+        return
+    except UnicodeDecodeError:
+        raise BadEnvFile(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise BadEnvFile(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise BadEnvFile(f"{path} has more than {MAX_BYTES >> 10} KiB")
+    if any(len(line) > MAX_LINE_CHARS for line in text.splitlines()):
+        raise BadEnvFile(f"{path} has a line of more than {MAX_LINE_CHARS} characters")
+    if "\0" in text:
+        raise BadEnvFile(f"{path} has a NUL character")
+    for name, value in _values(text).items():
+        if value is not None and NAME.fullmatch(name) and not IGNORED.fullmatch(name):
+            os.environ.setdefault(name, value)
+
+
+def _values(text: str) -> dict[str, str | None]:
+    import io  # noqa: PLC0415  most commands are called without such a file
+
+    from dotenv import dotenv_values  # noqa: PLC0415
+
+    return dotenv_values(stream=io.StringIO(text), interpolate=False)

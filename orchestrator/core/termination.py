@@ -1,0 +1,95 @@
+"""The end of a worker: drain, flush its logs, delete its pod, and wait until the provider confirms that it is gone."""
+
+from datetime import datetime, timedelta
+
+from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Wait
+from orchestrator.core.exit_causes import ABRUPT
+from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD
+from orchestrator.core.model import Pod, Policy, Snapshot, Worker
+from orchestrator.core.pod_evidence import is_absent, is_ours, may_run
+from orchestrator.core.pod_tracking import LISTING_LAG_S
+from orchestrator.core.states import Stage, State, WaitingOn
+
+LISTED_S = 4.0  # after a delete, a list may lag for so long; later, the row gets a remark
+UNDECLARED_S = 600.0  # after this, a flush that cannot even declare the logs lost no longer delays the delete
+# after so many failed connections and seconds, the end does not wait for the pod
+UNREACHED_TRIES, UNREACHED_S = 3, 15.0
+# absence after our delete: two lists and this age; if the pod was listed after a delete, the usual age
+DELETED_AGE_S = 2.0
+STILL_LISTED = "it is still listed since"  # part of `waiting_for` of a deleting row
+
+
+def next_step(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    if worker.stage is Stage.DELETING:
+        return _deleting(worker, pod, snapshot, policy)
+    here_s = (snapshot.now - worker.state_since).total_seconds()
+    failed = worker.exit_cause in ABRUPT or worker.stop_requested_at is not None
+    if worker.stage is not Stage.FLUSHING:
+        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:
+            return None
+        why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
+        return _flush(worker, pod, snapshot, policy, why)
+    return _flushing(worker, pod, snapshot, policy)
+
+
+def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Flush | None:
+    if snapshot.now < worker.next_attempt_at:
+        return None
+    flushing_s = (snapshot.now - worker.stage_since).total_seconds()
+    if flushing_s >= policy.flush_deadline_s:
+        final = flushing_s >= UNDECLARED_S
+        return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s", final)
+    tries = worker.metadata.unreached
+    if tries >= UNREACHED_TRIES and flushing_s >= UNREACHED_S:
+        return Flush(worker.id, False, f"{tries} tries in {flushing_s:.0f} s reached nobody at its pod")
+    return _flush(worker, pod, snapshot, policy, "flush again")
+
+
+def _flush(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy, why: str) -> Flush | None:
+    """Return a flush, unless only a pod list can show whether the pod belongs to this database."""
+    if snapshot.pods is None:
+        return Flush(worker.id, _was_met(worker), why) if is_ours(worker, snapshot) else None
+    return Flush(worker.id, _was_met(worker) and may_run(worker, pod, snapshot, policy), why)
+
+
+def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    sent = worker.waiting_on is WaitingOn.PROVIDER
+    unlisted = snapshot.pods is None
+    if not sent and worker.pod_id is not None and snapshot.now < worker.next_attempt_at:
+        return None
+    if pod is not None:
+        if sent and snapshot.now < worker.next_attempt_at:
+            return _still_listed(worker, snapshot, policy)
+        return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
+    strange = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)  # the row was copied from another database
+    if worker.pod_id is not None and not sent and not strange and (not unlisted or is_ours(worker, snapshot)):
+        why = "no list of pods; deleted all the same" if unlisted else "not listed; deleted all the same"
+        return Delete(worker.id, worker.pod_id, why)
+    if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
+        return MarkTerminated(worker.id, f"no pod was ever created ({worker.failure_code})")
+    outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")
+    deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
+    age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
+    asked_at = _asked_at(worker, policy) if sent else worker.created_at
+    gone = is_absent(worker, snapshot, age_s, asked_at)
+    return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None
+
+
+def _asked_at(worker: Worker, policy: Policy) -> datetime:
+    """Return when the last delete was answered."""
+    return worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
+
+
+def _still_listed(worker: Worker, snapshot: Snapshot, policy: Policy) -> Wait | None:
+    """Record once after each accepted delete that the pod is still listed."""
+    left_s = (worker.next_attempt_at - snapshot.now).total_seconds()
+    asked_at = _asked_at(worker, policy)
+    if left_s > policy.delete_retry_s - LISTED_S or STILL_LISTED in (worker.waiting_for or ""):
+        return None
+    waits_for = f"{worker.waiting_for}: the delete was answered, and {STILL_LISTED} {asked_at:%H:%M:%S}"
+    return Wait(worker.id, State.TERMINATING, WaitingOn.PROVIDER, waits_for, left_s, policy.drain_grace_s)
+
+
+def _was_met(worker: Worker) -> bool:
+    """Whether the pod may have logs: an agent was launched, or SSH reached the pod before."""
+    return bool(worker.nonce or (worker.host_key and worker.failure_code not in NOT_OUR_POD))

@@ -1,0 +1,175 @@
+"""The rows of the fleet, as the loop reads and writes them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.host_strikes import Strike
+from orchestrator.core.model import (
+    Demand,
+    EndedBringUp,
+    FaultedWorker,
+    OfferState,
+    Pause,
+    Spent,
+    StoreOutage,
+    TaskType,
+    Worker,
+)
+from orchestrator.core.states import Stage, State
+
+LEASE_TTL_S = 15.0
+LEAD_EVERY_S = 5.0  # how often its holder renews it
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The answer to `fleet_lead`; `term` is the fencing epoch when `leader`, else the present leader's."""
+
+    leader: bool
+    term: int
+    holder: str
+    expires_at: datetime
+    since: datetime  # when this term began
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseHalf:
+    """One statement's view of the database."""
+
+    now: datetime
+    workers: tuple[Worker, ...]
+    demand: tuple[Demand, ...]
+    expired_leases: int
+    offers: Mapping[str, OfferState]
+    last_spawn_at: Mapping[str, datetime]
+    paused: Mapping[str, Pause]
+    ended: tuple[EndedBringUp, ...]
+    promoted_releases: frozenset[str]
+    spent: Spent
+    avoid: Mapping[str, datetime]
+    database_id: str | None  # made once for each database; None: its schema is older than that
+    faults: tuple[FaultedWorker, ...] = ()  # none in an older schema
+
+
+@dataclass(frozen=True, slots=True)
+class StageAttempt:
+    """How one attempt at a bring-up stage ended."""
+
+    outcome: str  # ok | failed | timeout | cancelled | lost
+    failure_code: FailureCode | None = None
+    exception_type: str | None = None
+    evidence: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """A piece of one stream, `[first, last)` in bytes, and where it lies."""
+
+    worker_id: str
+    boot_id: str
+    stream: str
+    seq: int
+    first: int
+    last: int
+    sha256: str  # of the raw bytes
+    key: str
+
+
+class Store(Protocol):
+    """The rows of the fleet. Every `term` argument is checked by the database (NotLeader)."""
+
+    async def lead(self, holder: str, ttl_s: float) -> Lease: ...
+    async def resign(self, holder: str, term: int) -> None: ...
+    async def snapshot(self) -> DatabaseHalf: ...
+    async def spawn(self, term: int, worker: Mapping[str, Any]) -> bool:
+        """Insert an intent with its reservation; False if the id exists already. OverBudget with the arithmetic."""
+        ...
+
+    async def move(
+        self,
+        term: int,
+        worker_id: str,
+        *,
+        from_states: Sequence[State],
+        to_state: State | None = None,
+        stage: Stage | None = None,
+        reason: str,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Worker:
+        """Compare-and-set on one worker: state, stage and `fields` together. LostRace if the state has changed."""
+        ...
+
+    async def worker(self, worker_id: str) -> Mapping[str, Any]:
+        """The row of one worker with its events, its attempts at each stage and the tasks it held."""
+        ...
+
+    async def open_attempt(self, term: int, worker_id: str, stage: Stage) -> int: ...
+    async def note_attempt(
+        self, term: int, attempt_id: int, code: FailureCode | None, evidence: Mapping[str, Any]
+    ) -> None:
+        """Record the suspected code and the evidence of a running attempt."""
+        ...
+
+    async def close_attempt(self, term: int, attempt_id: int, result: StageAttempt) -> None: ...
+    async def rescue(
+        self, term: int, *, worker_id: str | None = None, over_s: float = 0
+    ) -> Sequence[Mapping[str, Any]]:
+        """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
+        ...
+
+    async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...
+    async def strike(self, term: int, strike: Strike, *, code: str, evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Record a strike against a machine or a place. Return its strikes, and until when it is avoided."""
+        ...
+
+    async def hosts(self, *, avoided: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Machines and places that failed, newest first; with `avoided` only those that are avoided now."""
+        ...
+
+    async def record_decision(self, term: int, decision: Mapping[str, Any]) -> None: ...
+    async def declare_pools(self, term: int, task_types: Sequence[TaskType]) -> None:
+        """Store the pool and limits of each task type, and drop earlier declarations."""
+        ...
+
+    async def declare_programs(self, term: int, pools: Sequence[str], stuck_s: float) -> None:
+        """Store the pools whose programs claim tasks.
+
+        In others, a task without a holder is requeued after `stuck_s`.
+        """
+        ...
+
+    async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
+        """Store the present release and its handled types for each pool, for this term."""
+        ...
+
+    async def note_tick(self, term: int, error: str | None, *, for_s: float) -> None:
+        """Store that ticks fail, for `for_s` seconds; None: a tick succeeded again."""
+        ...
+
+    async def hold_claims(self, term: int, away: StoreOutage | None, *, for_s: float) -> None:
+        """Hold all claims during an outage of the object store. None: the outage is over."""
+        ...
+
+    async def log_begin(self, term: int, piece: LogRange) -> None:
+        """Ledger row before the upload; its range can never be given to another object."""
+        ...
+
+    async def log_shipped(self, term: int, piece: LogRange) -> None: ...
+    async def log_ends(self, worker_id: str) -> Sequence[Mapping[str, Any]]:
+        """Return the ledger's last piece of each stream, and the last one that has arrived."""
+        ...
+
+    async def log_lost(
+        self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
+    ) -> None:
+        """Declare bytes from `first` on lost with their host; `last` None when the end was never known."""
+        ...
+
+    async def metrics(self, since: datetime | None) -> Mapping[str, Any]:
+        """{"claimed", "ended": [{"outcome", "code", "n"}], "log_bytes_pending", "until"}: of tasks since a moment."""
+        ...
+
+    async def retention(self, term: int) -> Mapping[str, int] | None: ...
