@@ -1,1 +1,1 @@
-"""The ports made real: the only modules that know Postgres, RunPod, SSH or S3."""
+"""The implementations of the ports: the only modules that know PostgreSQL, RunPod, SSH or S3."""

@@ -1,4 +1,4 @@
-"""The arguments of SQL functions, the same for every transport: names that are ours, values of JSON's own types."""
+"""The arguments of SQL functions, the same for every transport: checked names, and values of JSON's own types."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +12,15 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError for what cannot be a function or argument of ours: no caller's text becomes SQL or a path."""
+    """Raise ValueError for an invalid function or argument name, so that no caller's text becomes SQL or a path."""
     for name in names:
         if not NAME.fullmatch(name):
             raise ValueError(f"not the name of a function or argument: {name!r}")
 
 
 def plain(value: Any) -> Any:
-    """JSON's own types, for mappings, times, enums and ids at any depth."""
-    if type(value) in LEAVES:  # most values are: the checks below would take most of what a large body costs
+    """Convert mappings, times, enums and ids at any depth to JSON's own types."""
+    if type(value) in LEAVES:  # fast path: the checks below would take most of the time of a large body
         return value
     if isinstance(value, Enum):
         return value.value

@@ -1,4 +1,4 @@
-"""A share of a Db's connections, for calls of which many come at once: the loop's own calls must not wait for them."""
+"""A share of a Db's connections for many simultaneous calls, so that the loop's own calls need not wait for them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,17 +6,17 @@ from typing import Any
 
 from orchestrator.ports import Db, Unavailable
 
-WAIT_S = 15.0  # for a turn: as long as a call may take
+WAIT_S = 15.0  # to wait for a turn: as long as a call may take
 
 
-class Lane:
-    """A Db over another one, with so many calls under way at most."""
+class ConnectionLane:
+    """A Db that uses another one, with a limit of simultaneous calls."""
 
     def __init__(self, db: Db, limit: int, *, wait_s: float = WAIT_S) -> None:
         self._db, self._gate, self._wait_s = db, asyncio.Semaphore(limit), wait_s
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """As the Db's own. Raises Unavailable where it got no turn in time: then nothing was asked."""
+        """Call as the Db does. Raises Unavailable if no turn came in time; then the call was not made."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._gate.acquire()
@@ -28,9 +28,9 @@ class Lane:
             self._gate.release()
 
     def notifications(self) -> AsyncIterator[tuple[str, str]]:
-        """As the Db's own."""
+        """See ports.Db."""
         return self._db.notifications()
 
     async def close(self) -> None:
-        """As the Db's own."""
+        """See ports.Db."""
         await self._db.close()

@@ -1,4 +1,4 @@
-"""A database whose calls are timed and counted: the one door through which every fact of the fleet goes."""
+"""A Db whose calls are timed and counted."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -18,41 +18,42 @@ from orchestrator.ports import (
     WorkerDb,
 )
 
-ANSWERS = (NotLeader, LostRace, OverBudget, UnknownWorker, BadToken, BadArgument)  # clear ones: the database is there
+# clear answers: the database is reachable
+ANSWERS = (NotLeader, LostRace, OverBudget, UnknownWorker, BadToken, BadArgument)
 
 
 class MeteredDb:
-    """A Db like the one that it is made over."""
+    """A Db that measures the calls of another one."""
 
     def __init__(self, db: Db, metrics: Metrics) -> None:
         self._db, self._metrics = db, metrics
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """As the Db's own."""
+        """See ports.Db."""
         return await _timed(self._metrics, function, args, self._db.call(function, **args))
 
     def notifications(self) -> AsyncIterator[tuple[str, str]]:
-        """As the Db's own."""
+        """See ports.Db."""
         return self._db.notifications()
 
     async def close(self) -> None:
-        """As the Db's own."""
+        """See ports.Db."""
         await self._db.close()
 
 
 class MeteredWorkerDb:
-    """The agents' way to the database."""
+    """The WorkerDb of the agents' calls, measured."""
 
     def __init__(self, db: WorkerDb, metrics: Metrics) -> None:
         self._db, self._metrics = db, metrics
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
-        """As the WorkerDb's own."""
+        """See ports.WorkerDb."""
         return await _timed(self._metrics, function, args, self._db.call_as_worker(claims, function, args))
 
-    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """As the WorkerDb's own."""
-        answers: Mapping[str, Any] = await _timed(self._metrics, HEARTBEATS, {}, self._db.heartbeats(beats))
+    async def heartbeats(self, batch: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See ports.WorkerDb."""
+        answers: Mapping[str, Any] = await _timed(self._metrics, HEARTBEATS, {}, self._db.heartbeats(batch))
         return answers
 
 

@@ -1,7 +1,7 @@
-"""Events for all who listen in this process, from one source: LISTEN where it works, else a cheap poll.
+"""Events for all listeners of this process, from one source: LISTEN if it works, otherwise a cheap poll.
 
-LISTEN needs a session of its own. Supabase's RPC has none, and a transaction pooler accepts LISTEN silently and never
-delivers anything: there `poll` asks `fleet_changes` and tells the same events.
+LISTEN needs its own session. Supabase's RPC has none, and a transaction pooler accepts LISTEN but never delivers
+anything. In these cases `poll` calls `fleet_changes` and produces the same events.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ Event = tuple[str, str]  # channel, payload
 Tell = Callable[[Event], None]
 
 TASKS, FLEET = "orchestrator_tasks", "orchestrator_fleet"
-ASKS = "orchestrator_asks"  # never polled here: the leader looks for what pods ask every second anyway
-CONNECTED: Event = ("connected", "")  # listeners may have missed something: look for yourself
-BACKLOG = 1000  # events that a slow listener may leave unread; past it, it is told to look for itself
+ASKS = "orchestrator_asks"  # not polled here: the leader reads pods' requests every second
+CONNECTED: Event = ("connected", "")  # listeners may have missed events and must query the state
+BACKLOG = 1000  # unread events of a slow listener; beyond this, it gets CONNECTED instead
 POLL_S = 1.0
 
 
 class Listeners:
-    """Who listens; `source` runs while somebody does, and tells each event once."""
+    """All listeners of this process. `source` runs while there is at least one."""
 
     def __init__(self, source: Callable[[Tell], Coroutine[Any, Any, None]]) -> None:
         self._source = source
@@ -30,7 +30,7 @@ class Listeners:
         self._running: asyncio.Task[None] | None = None
 
     async def stream(self) -> AsyncIterator[Event]:
-        """Events as they come, CONNECTED first."""
+        """Yield events, CONNECTED first."""
         queue: asyncio.Queue[Event] = asyncio.Queue(BACKLOG)
         self._queues.add(queue)
         try:
@@ -42,11 +42,11 @@ class Listeners:
                 yield await queue.get()
         finally:
             self._queues.discard(queue)
-            if not self._queues:  # nobody listens: no connection is held for it
+            if not self._queues:  # without a listener, no connection is kept
                 await self.close()
 
     def tell(self, event: Event) -> None:
-        """Hand an event to everybody."""
+        """Pass an event to all listeners."""
         for queue in self._queues:
             if queue.full():
                 while not queue.empty():
@@ -55,7 +55,7 @@ class Listeners:
             queue.put_nowait(event)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -64,14 +64,14 @@ class Listeners:
 
 
 async def poll(call: Callable[..., Awaitable[Any]], every_s: float, tell: Tell) -> None:
-    """Ask for ever what has changed; CONNECTED first, and after each time that there was no answer."""
+    """Poll forever for changes. Yields CONNECTED first, and after each failed poll."""
     digest: str | None = None
     known: Mapping[str, Mapping[str, str]] = {}
     deaf = True
     while True:
         try:
             answer = await call("fleet_changes", p_digest=digest)
-        except PortError:  # whoever calls for something says why it fails; here it is only not known what has changed
+        except PortError:  # other calls report the failure; here, only the changes are unknown
             deaf = True
         else:
             if deaf:
@@ -86,7 +86,7 @@ async def poll(call: Callable[..., Awaitable[Any]], every_s: float, tell: Tell) 
 
 
 def _changes(known: Mapping[str, Mapping[str, str]], marks: Mapping[str, Mapping[str, str]]) -> Iterator[Event]:
-    """What NOTIFY would have told: pools with something new to claim, and workers that changed or went."""
+    """Yield the events that NOTIFY would have sent: pools with new tasks, and workers that changed or ended."""
     for channel, now in marks.items():
         before = known.get(channel, {})
         yield from ((channel, key) for key, mark in now.items() if before.get(key) != mark)

@@ -1,7 +1,7 @@
 """The direct transport: a psycopg pool on DATABASE_URL.
 
-Every call is one statement in a transaction of its own, with a deadline on both sides. One more connection listens, for
-all who wait for notifications in this process.
+Every call is one statement in its own transaction, with a deadline on both sides. One more connection listens for
+notifications, for all listeners of this process.
 """
 
 import asyncio
@@ -31,6 +31,10 @@ ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every othe
 JSON_ARGS = frozenset(
     {
         "p_tasks",
+        "p_token",
+        "p_scope",
+        "p_cursor",
+        "p_ids",
         "p_agent",
         "p_beats",
         "p_health",
@@ -39,7 +43,10 @@ JSON_ARGS = frozenset(
         "p_results",
         "p_output",
         "p_failure",
+        "p_handled",
         "p_items",
+        "p_messages",
+        "p_alerts",
         "p_answers",
         "p_pools",
         "p_releases",
@@ -48,30 +55,40 @@ JSON_ARGS = frozenset(
         "p_fields",
         "p_evidence",
         "p_decision",
+        "p_schedule",
+        "p_missed",
+        "p_webhook",
+        "p_busy",
+        "p_args",
+        "p_filter",
     }
 )
 TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no prepared statements
-STATEMENTS = 256  # remembered
-DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
+STATEMENTS = 256  # a PostgresDb keeps this finding
+DEADLOCK = "40P01"  # the transaction was rolled back, so a repetition is safe
 DEADLOCK_TRIES = 4
-BROKEN = (None, "57P01", "57P02")  # the connection is gone: cut, or ended by a server that stops or has crashed
+BROKEN = (None, "57P01", "57P02")  # the connection is lost, or the server stopped or crashed
 CLAIMS = "the claims"  # no argument can have this name
 ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
 CONNECT_TIMEOUT_S = 10
-PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")  # the refusal is not about us
-# What PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer say when they have no connection left.
+# the refusal does not concern the credentials
+PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")
+# The errors of PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer if no connection is left.
 FULL = ("too many", "remaining connection slots", "max clients", "max client conn", "no more connections")
-RECONNECT_TIMEOUT_S = 5.0  # then the pool waits for the next call instead: its own back-off grows to minutes
+RECONNECT_TIMEOUT_S = 5.0  # the pool then waits for the next call, because its own back-off grows to minutes
 CLOSE_TIMEOUT_S = 5.0
-POOL_SHARE = 0.9  # of a call's time; what is left is for asking why the pool has no connection
+POOL_SHARE = 0.9  # of a call's time; the rest is for a connection test
 HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
-SERVER_SHARE = 0.9  # the server gives a statement up first, and says so: then it is known to be undone
-LISTEN_PROBE_S = 20.0  # a connection that has been silent for so long is asked whether it lives
+SERVER_SHARE = 0.9  # so that the server cancels a statement first, and it is known to be rolled back
+# Claims at a higher level, which a database or role may have as its default, would fail as serialization errors.
+LEVEL = "select set_config('default_transaction_isolation', 'read committed', false)"
+STAY = "select set_config('idle_session_timeout', '0', false)"  # a role's limit would end each pause with a failed call
+LISTEN_PROBE_S = 20.0  # idle time after which the connection is tested
 LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 class PostgresDb:
-    """Db over psycopg; see ports.Db. Use `open`, or call `start` once inside a running loop."""
+    """A Db over psycopg (see ports.Db). Use `open`, or call `start` once inside a running loop."""
 
     def __init__(
         self,
@@ -97,7 +114,7 @@ class PostgresDb:
         self._pool = self._new_pool()
         self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
         self._checking: asyncio.Task[None] | None = None
-        self._knocking: asyncio.Task[PortError | None] | None = None
+        self._testing: asyncio.Task[PortError | None] | None = None
 
     @classmethod
     async def open(
@@ -109,9 +126,9 @@ class PostgresDb:
         kept: int = 1,
         call_timeout_s: float = 15,
     ) -> Self:
-        """A started Db that opens `pool_size` connections at most and keeps `kept` of them when nothing is asked.
+        """Return a started Db with at most `pool_size` connections, of which `kept` stay open when idle.
 
-        It does not wait for the database: a call does.
+        It does not wait for the database; the first call does.
         """
         db = cls(url, application_name=application_name, pool_size=pool_size, kept=kept, call_timeout_s=call_timeout_s)
         await db.start()
@@ -122,7 +139,7 @@ class PostgresDb:
         await self._pool.open(wait=False)
 
     async def resize(self, size: int) -> None:
-        """Open `size` connections at most from now on; if that is not more than before, close the idle ones now."""
+        """Limit the connections to `size`. If this is not more than before, close idle connections now."""
         grows, self._size = size > self._size, size
         if grows:
             await self._pool.resize(self._kept, size)
@@ -147,25 +164,28 @@ class PostgresDb:
     async def close(self) -> None:
         """Close every connection."""
         await self._listeners.close()
-        for task in (self._checking, self._knocking):
+        for task in (self._checking, self._testing):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        self._checking = self._knocking = None
+        self._checking = self._testing = None
         await self._pool.close(timeout=CLOSE_TIMEOUT_S)
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """The function's jsonb, decoded. Raises port errors by SQLSTATE; Unavailable where there is no clear answer."""
+        """Return the function's decoded jsonb. Raises the port's error for the SQLSTATE.
+
+        Unavailable without a clear answer.
+        """
         return await self._bounded(None, function, args)
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
-        """Call as a pod: role gpu_worker and its token's claims, for one transaction, as PostgREST would."""
+        """Call as a pod, as PostgREST does: role gpu_worker and the claims of its token, for one transaction."""
         return await self._bounded(claims, function, args)
 
-    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """`fleet_heartbeats`: the workers' answers by their ids."""
-        answers: Mapping[str, Any] = await self.call("fleet_heartbeats", p_beats=beats)
+    async def heartbeats(self, batch: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Call `fleet_heartbeats`; return the workers' answers by their ids."""
+        answers: Mapping[str, Any] = await self.call("fleet_heartbeats", p_beats=batch)
         return answers
 
     async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
@@ -183,7 +203,7 @@ class PostgresDb:
             except psycopg.Error as error:
                 if error.sqlstate == DEADLOCK and attempt < DEADLOCK_TRIES:
                     continue
-                if error.sqlstate in BROKEN:  # others in the pool will have gone with it
+                if error.sqlstate in BROKEN:  # other connections of the pool are probably lost too
                     self._check_pool()
                 if limit.is_over:
                     raise Unavailable(f"{function}: no answer within {self._call_timeout_s:g} s") from error
@@ -191,16 +211,16 @@ class PostgresDb:
         raise AssertionError("unreachable")
 
     async def _no_connection(self, function: str, limit: "_Deadline") -> PortError:
-        """Why the pool gave none, as far as time is left: asked once for all who wait."""
-        knocking = self._knocking
-        if knocking is None or knocking.done():
-            knocking = self._knocking = asyncio.create_task(_heard(self._conninfo), name="database_knock")
-        await asyncio.wait({knocking}, timeout=limit.left_s)
-        why = knocking.result() if knocking.done() else None
+        """Return why the pool has no connection, while time is left. All waiting calls share one connection test."""
+        testing = self._testing
+        if testing is None or testing.done():
+            testing = self._testing = asyncio.create_task(_test_error(self._conninfo), name="database_connection_test")
+        await asyncio.wait({testing}, timeout=limit.left_s)
+        why = testing.result() if testing.done() else None
         if isinstance(why, DatabaseAuth | TooManyConnections):
             return type(why)(f"{function}: {why}")
-        said = f": {why}" if why else ""
-        return Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s{said}")
+        detail = f": {why}" if why else ""
+        return Unavailable(f"{function}: no connection within {self._call_timeout_s:g} s{detail}")
 
     async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
         set_json_loads(loads, connection)
@@ -210,13 +230,15 @@ class PostgresDb:
             await connection.execute(
                 "select set_config('idle_in_transaction_session_timeout', %s, false)", (str(limit_ms),)
             )
+            await connection.execute(LEVEL)
+            await connection.execute(STAY)
 
     def _check_pool(self) -> None:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._pool.check(), name="database_pool_check")
 
     def notifications(self) -> AsyncIterator[tuple[str, str]]:
-        """(channel, payload) as they come, reconnecting for ever; CONNECTED first, and after each gap."""
+        """Yield (channel, payload) forever, and reconnect if necessary. CONNECTED comes first, and after each gap."""
         return self._listeners.stream()
 
     async def _listen(self, tell: Tell) -> None:
@@ -239,6 +261,7 @@ class PostgresDb:
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
         try:
             with _Deadline(self._call_timeout_s).on(connection):
+                await connection.execute(STAY)
                 for channel in CHANNELS:
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         except BaseException:
@@ -247,8 +270,8 @@ class PostgresDb:
         return connection
 
 
-async def knock(url: str) -> None:
-    """Connect once: a pool would try for its whole timeout, and then not say why.
+async def try_connection(url: str) -> None:
+    """Connect once. A pool would retry for its whole timeout and then not report the reason.
 
     Raises Unavailable, TooManyConnections or DatabaseAuth.
     """
@@ -264,26 +287,25 @@ async def knock(url: str) -> None:
     await connection.close()
 
 
-async def _heard(url: str) -> PortError | None:
-    """What who knocks is told; None if the door opens."""
+async def _test_error(url: str) -> PortError | None:
+    """Return the error of a finished connection test, or None."""
     try:
-        await knock(url)
+        await try_connection(url)
     except PortError as error:
         return error
     return None
 
 
 async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:
-    """The pool has given up and waits for the next call: who waits already would wait in vain."""
+    """Make waiting calls fail, because the pool has given up and waits for the next call."""
     if pool.get_stats().get("requests_waiting"):
         await pool.check()
 
 
 class _Deadline:
-    """Ends what a connection is waiting for by closing its socket.
+    """Ends the wait of a connection by closing its socket.
 
-    Cancelling the wait would ask the server to cancel the statement first, and a server that does not answer does not
-    answer that either.
+    A cancel would first ask the server to cancel the statement, and an unresponsive server does not answer that either.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -291,17 +313,17 @@ class _Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds left."""
+        """Return the seconds that are left."""
         return max(0.0, self._at - asyncio.get_running_loop().time())
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """Return whether the time is over."""
         return self.left_s <= 0
 
     @contextlib.contextmanager
     def on(self, connection: psycopg.AsyncConnection[TupleRow]) -> Iterator[None]:
-        """While inside, the connection has until the deadline."""
+        """Apply the deadline to the connection within the context."""
         timer = asyncio.get_running_loop().call_at(self._at, _sever, connection)
         try:
             yield
@@ -322,8 +344,9 @@ async def _once(
 ) -> Any:
     if claims is None:
         return await _value(connection, statement, values)
-    # Both in one message, which the server runs as one transaction: with BEGIN and COMMIT each of a thousand agents'
-    # calls would wait four times for our event loop. The values are quoted here: such a message has no parameters.
+    # Both statements are in one message, which the server runs as one transaction. With BEGIN and COMMIT, each of a
+    # thousand agents' calls would wait four times for our event loop. The values are quoted here, because such a
+    # message has no parameters.
     cursor = psycopg.AsyncClientCursor(connection)
     await cursor.execute(ASSUME + statement, {CLAIMS: json.dumps(dict(claims)), **values})
     cursor.nextset()
@@ -342,14 +365,14 @@ def _of_row(row: TupleRow | None) -> Any:
 
 @lru_cache(STATEMENTS)
 def _statement(function: str, names: tuple[str, ...]) -> bytes:
-    """Made once for each set of names: composing it anew was a fifth of what a call costs this process."""
+    """Compose a statement once for each set of names: composing took a fifth of a call's CPU time."""
     check_names((function, *names))
     named = [f'"{name}" => %({name})s{"::text[]" if name in ARRAYS else ""}' for name in names]
     return f'select "public"."{function}"({", ".join(named)})'.encode()
 
 
 def _bind(name: str, value: Any) -> Any:
-    """Numbers go as text of no type: the function's own signature says what they are, as with PostgREST."""
+    """Return a number as untyped text. The function's signature gives the type, as with PostgREST."""
     if value is None or name in ARRAYS:
         return value
     if name in JSON_ARGS:

@@ -1,18 +1,18 @@
-"""Decode a database's JSON, whatever a user's row holds: one value that cannot be decoded must not hide the others."""
+"""Decodes the database's JSON. A value that cannot be decoded in a user's row must not hide the other values."""
 
 import json
 import re
 from typing import Any
 
-MAX_LEVELS = 100  # a task's own are at most 64; a reply wraps a few around them
-MAX_DIGITS = 4_300  # Python refuses to convert more
+MAX_LEVELS = 100  # levels of nesting; a task has at most 64, a reply adds a few
+MAX_DIGITS = 4_300  # digits of a number; Python refuses to convert more
 TOO_DEEP = '"(nested too deeply to be shown)"'
 TOO_LONG = "(a number too long to be shown)"
 TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 
 
 def loads(reply: str | bytes) -> Any:
-    """The value, with a sentence for each part that Python cannot decode. JSONDecodeError for what is no JSON."""
+    """Return the decoded value, with a text in place of each part that Python cannot decode. Raises JSONDecodeError."""
     try:
         return json.loads(reply)
     except json.JSONDecodeError:
@@ -23,7 +23,7 @@ def loads(reply: str | bytes) -> Any:
 
 
 def _flattened(text: str) -> str:
-    """The same JSON with a sentence for each value that begins below MAX_LEVELS. Linear in the text."""
+    """Return the JSON with a text in place of each value below MAX_LEVELS. Linear time."""
     kept, level, done, cut = [], 0, 0, 0
     for token in TOKENS.finditer(text):
         mark = token[0]

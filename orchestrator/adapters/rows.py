@@ -1,4 +1,4 @@
-"""Rows and arguments between the database and the model: what its JSON means, and what its columns can hold."""
+"""Converts rows and arguments between the database's JSON and the model."""
 
 import math
 from collections.abc import Mapping
@@ -7,17 +7,21 @@ from typing import Any
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Demand, EndedBringUp, HeldBack, OfferState, Worker
+from orchestrator.core.findings import findings_of
+from orchestrator.core.model import Demand, EndedBringUp, FaultedWorker, HeldBack, OfferState, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.store_outage import waiting_since
+from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.ports import LogRange
 from worker.protocol import DISK
 
 Row = Mapping[str, Any]
-EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # a day is left to reckon with
+OPERATOR = "operator"  # who acts, if nobody says more
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # leaves a day for arithmetic
 
 
 def worker_of(row: Row) -> Worker:
-    """A live `workers` row, decoded."""
+    """Decode a live `workers` row."""
     return Worker(
         id=row["id"],
         pool=row["pool"],
@@ -45,7 +49,7 @@ def worker_of(row: Row) -> Worker:
         last_heartbeat=maybe_moment(row["last_heartbeat"]),
         drain_requested_at=maybe_moment(row["drain_requested_at"]),
         stop_requested_at=maybe_moment(row["stop_requested_at"]),
-        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
+        exit_cause=_cause_of(row["exit_cause"]),
         failure_code=_code_of(row["failure_code"]),
         tasks_running=int(row["tasks_running"]),
         own_program=row["own_program"],
@@ -54,17 +58,19 @@ def worker_of(row: Row) -> Worker:
         slowest_task=row.get("slowest_task"),
         empty_since=maybe_moment(row.get("empty_since")),
         reserved_usd_per_hour=float(row["reserved_usd_per_hour"]),
-        metadata=row["metadata"],
+        metadata=WorkerMetadata.of(row["metadata"]),
         log_bytes=row["log_bytes"] or {},
         machine_id=row["machine_id"],
         held_back=_held_back_of(row),
         disk_full_since=_disk_full_since(row.get("health")),
-        waits_for_store=isinstance(row.get("health"), dict) and bool(row["health"].get("store")),
+        store_wait_since=waiting_since(row.get("health"), moment(row["state_since"])),
+        findings=findings_of(row.get("health")),
+        claim_no=int(row.get("claim_no") or 0),
     )
 
 
 def demand_of(row: Row) -> Demand:
-    """One pool's queue, decoded."""
+    """Decode the queue of one pool."""
     return Demand(
         pool=row["pool"],
         claimable=int(row["claimable"]),
@@ -75,7 +81,7 @@ def demand_of(row: Row) -> Demand:
 
 
 def offer_of(row: Row) -> OfferState:
-    """How an offer has fared, decoded."""
+    """Decode the state of an offer."""
     return OfferState(
         key=row["key"],
         cooldown_until=maybe_moment(row["cooldown_until"]),
@@ -86,24 +92,31 @@ def offer_of(row: Row) -> OfferState:
     )
 
 
-def climb_of(row: Row) -> EndedBringUp:
-    """A bring-up that ended, and what became of its worker, decoded."""
+def ended_bringup_of(row: Row) -> EndedBringUp:
+    """Decode an ended bring-up, with the end of its worker."""
     return EndedBringUp(
         worker_id=row["worker_id"],
         pool=row["pool"],
         at=moment(row["at"]),
         promoted=row["promoted"],
-        exit_cause=None if row["exit_cause"] is None else ExitCause(row["exit_cause"]),
+        exit_cause=_cause_of(row["exit_cause"]),
         failure_code=row["failure_code"],
         release=row["release"],
         ending_since=maybe_moment(row["ending_since"]),
         worked=row["worked"],
         boot_s=None if row.get("boot_s") is None else float(row["boot_s"]),
+        offer=row.get("offer"),
+        usd_per_gpu_hour=None if row.get("usd_per_gpu_hour") is None else float(row["usd_per_gpu_hour"]),
     )
 
 
+def fault_of(row: Row) -> FaultedWorker:
+    """Decode a worker that ended because of its machine."""
+    return FaultedWorker(row["worker_id"], _code_of(row["failure_code"]), moment(row["at"]))
+
+
 def arguments_of(piece: LogRange) -> dict[str, Any]:
-    """A piece of a log as the ledger's functions take it."""
+    """Return a piece of a log as arguments of the ledger's functions."""
     return {
         "p_worker_id": piece.worker_id,
         "p_boot_id": piece.boot_id,
@@ -117,19 +130,21 @@ def arguments_of(piece: LogRange) -> dict[str, Any]:
 
 
 def moment(text: str) -> datetime:
-    """A time of the database, with its zone; the first or last one that there is for what lies beyond Python's years.
+    """Parse a time of the database. A time beyond Python's range becomes the first or last one that Python knows.
 
-    A row with such a time (a task that is to go before all others: `-infinity`) must not end every look at the fleet.
+    A row with such a time (`-infinity` for a task that should run first) must not make every snapshot fail.
     """
     try:
-        said = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
         return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
-    return said if said.tzinfo else said.replace(tzinfo=UTC)  # an older project's column without a zone
+    return (
+        parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    )  # an older project may have a column without a time zone
 
 
 def maybe_moment(text: str | None) -> datetime | None:
-    """The same for a column that may be null."""
+    """Parse a time that may be null."""
     return None if text is None else moment(text)
 
 
@@ -137,27 +152,40 @@ def _held_back_of(row: Row) -> HeldBack | None:
     held = row.get("held_back")
     if held is None:
         return None
-    return HeldBack(
-        since=moment(held["since"]),
-        failures=int(held["failures"]),
-        types=frozenset(held["types"]),
-        codes=tuple(held["codes"]),
-        done_elsewhere_at=maybe_moment(row.get("done_elsewhere_at")),
-    )
+    done_elsewhere_at = maybe_moment(row.get("done_elsewhere_at"))
+    try:
+        return HeldBack(
+            since=moment(held["since"]),
+            failures=int(held["failures"]),
+            types=frozenset(held["types"]),
+            codes=tuple(held["codes"]),
+            done_elsewhere_at=done_elsewhere_at,
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        # Written by hand. The worker claims nothing, whatever the value is, and one row must not stop every tick.
+        return HeldBack(moment(row["state_since"]), 0, frozenset(), (), done_elsewhere_at)
 
 
 def _disk_full_since(health: Any) -> datetime | None:
     """Return since when the agent has had too little room; None for anything that a pod may send instead of a time."""
-    told = health.get(DISK) if isinstance(health, Mapping) else None
-    since = told.get("since") if isinstance(told, Mapping) else None
+    disk = health.get(DISK) if isinstance(health, Mapping) else None
+    since = disk.get("since") if isinstance(disk, Mapping) else None
     try:
         return datetime.fromtimestamp(float(since), UTC) if isinstance(since, int | float) else None
     except (OverflowError, OSError, ValueError):
         return None
 
 
+def _cause_of(text: str | None) -> ExitCause | None:
+    """Return None also for an exit cause of another version."""
+    try:
+        return None if text is None else ExitCause(text)
+    except ValueError:
+        return None
+
+
 def _code_of(text: str | None) -> FailureCode | None:
-    """None too for a code of a later version, whose rows an earlier one must look after once it was rolled back."""
+    """Return None also for a code of a later version; such rows remain after a rollback."""
     try:
         return None if text is None else FailureCode(text)
     except ValueError:
@@ -165,9 +193,9 @@ def _code_of(text: str | None) -> FailureCode | None:
 
 
 def storable(value: Any) -> Any:
-    """What a pod or a provider said, as text and jsonb can hold it: no NUL, no half of a character, no endless number.
+    """Return the value of a pod or provider as storable text or jsonb: no NUL, no lone surrogate, no infinite number.
 
-    Without it a tool that prints one NUL byte keeps its attempt's row open, and its worker from its end.
+    Otherwise a tool that prints a NUL byte would keep its attempt's row open, and prevent the end of its worker.
     """
     if isinstance(value, str):
         return value if value.isascii() and "\0" not in value else _text(value)

@@ -1,8 +1,8 @@
 """The Cloud port on the RunPod SDK 2.x (REST v2).
 
 The SDK is synchronous and bounds each read (30 s), not the call. Each call therefore runs in a thread of its own, under
-one deadline; a call that outlives it goes on in its thread and may still be carried out: that is `Unavailable`, a lost
-reply like any other, and adoption by name covers it. A call that never went out is `NotSent`.
+one deadline. A call that exceeds it continues in its thread and may still have its effect: this is `Unavailable`, like
+any lost reply, and adoption by name covers it. A call that was never sent is `NotSent`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from runpod.api.rest import run_rest_request
 from runpod.error import AuthenticationError, QueryError, RunPodError
 
 from orchestrator.adapters.runpod_fields import Malformed
-from orchestrator.adapters.runpod_lanes import Attempt, Lanes
+from orchestrator.adapters.runpod_lanes import CallAttempt, Lanes
 from orchestrator.adapters.runpod_logs import system_log
 from orchestrator.adapters.runpod_replies import (
     DATABASE_VARIABLE,
@@ -38,11 +38,11 @@ from orchestrator.core.call_budget import Priority
 from orchestrator.core.model import Pod, PodSpec
 from orchestrator.ports import BadSpec, Bill, NoCapacity, NotSent, PortError, QuotaExceeded, RateLimited, Unavailable
 
-MAX_ATTEMPTS = 3  # of one request
+MAX_ATTEMPTS = 3  # of one request; it is sent again up to the limit
 RETRY_PAUSE_S = 0.5  # doubles with each attempt
-RETRY_JITTER = 0.2  # of the pause, either way
-MAX_PAGES = 500  # of one list
-MAX_RECORDS = 50_000  # of one list
+RETRY_JITTER = 0.2  # of the pause, in both directions
+MAX_PAGES = 500  # pages of one list
+MAX_RECORDS = 50_000  # records of one list
 Result = TypeVar("Result")
 
 
@@ -57,30 +57,33 @@ class RunPodCloud:
         call_timeout_s: float = 30,
         on_call: Callable[[str, str], None] = lambda _operation, _status: None,
     ) -> None:
-        """`on_call` is told of each request: the operation, and the HTTP status or why there is none."""
+        """Use this key. `on_call` gets each request.
+
+        The operation, and its HTTP status or the reason why there is none.
+        """
         self._api_key = api_key
         self._call_timeout_s = call_timeout_s
         self._on_call = on_call
         self._lanes = Lanes()
-        self._paged: set[str] = set()  # collections whose lists have said whether they are complete: they always will
-        runpod.api_key = api_key  # create_pod and terminate_pod take no key
+        self._paged: set[str] = set()  # collections whose lists have said whether they are complete; they always will
+        runpod.api_key = api_key  # create_pod and terminate_pod have no key argument
         os.environ["RUNPOD_API_BASE_URL"] = base_url.rstrip("/")  # the SDK reads it at each call
         install()
-        os.environ["NETRC"] = os.devnull  # requests would put a .netrc entry in place of the Bearer key
+        os.environ["NETRC"] = os.devnull  # otherwise requests would replace the Bearer key by a .netrc entry
 
     async def list_pods(self) -> tuple[Pod, ...]:
-        """Every pod of the account, all pages; Unavailable unless the list is complete and well-formed."""
+        """Return every pod of the account, from all pages. Unavailable unless the list is complete and well-formed."""
         pods: dict[str, Pod] = {}
         for record in await self._whole_list("/v2/pods", "pods", Priority.LIST):
             read = _read(pod, record, "list pods")
             if read is not None:
-                pods.setdefault(read.id, read)  # a create between two pages moves a pod onto both
+                pods.setdefault(read.id, read)  # after a create between two pages, a pod may be on both pages
         return tuple(pods.values())
 
     async def create_pod(self, spec: PodSpec) -> Pod:
-        """The new pod. Unavailable when it may exist although no clear answer came, NotSent when it cannot.
+        """Return the new pod. Unavailable if it may exist without a clear answer; NotSent if it cannot exist.
 
-        The call is made again only after a 429, and where no connection came about.
+        The call is repeated only after a 429, or if there was no connection.
         """
         doing = f"create pod {spec.name}"
         reply = await self._call(
@@ -96,7 +99,7 @@ class RunPodCloud:
         return created
 
     async def delete_pod(self, pod_id: str) -> bool:
-        """True if deleted by this call, False if the provider did not know it (which proves nothing)."""
+        """Return True if this call deleted the pod, False if the provider did not know it (which proves nothing)."""
 
         def delete() -> bool:
             try:
@@ -109,11 +112,11 @@ class RunPodCloud:
 
         try:
             return await self._call(Priority.DELETE, "delete", f"delete pod {pod_id}", delete)
-        except BadSpec as error:  # a refused delete may be taken the next time: the pod may be busy
+        except BadSpec as error:  # a refused delete may be accepted later, for example while the pod is busy
             raise Unavailable(str(error)) from error
 
     async def pod_log(self, pod_id: str) -> str:
-        """The last lines of the provider's own log about a pod. Unavailable without one."""
+        """Return the last lines of the provider's log about a pod. Unavailable without a log."""
         doing = f"read the log of pod {pod_id}"
         try:
             return await self._call(Priority.OTHER, "log", doing, lambda: system_log(pod_id, self._api_key))
@@ -121,7 +124,10 @@ class RunPodCloud:
             raise Unavailable(str(error)) from error
 
     async def prices(self) -> Mapping[str, float]:
-        """Dollars an hour of one GPU by "<GPU type>|<cloud>", from the catalogue; Unavailable if it cannot be read."""
+        """Return dollars per hour of one GPU by "<GPU type>|<cloud>", from the catalogue.
+
+        Unavailable if it cannot be read.
+        """
         doing = "read the catalogue"
         try:
             reply = await self._call(
@@ -130,12 +136,12 @@ class RunPodCloud:
                 doing,
                 lambda: run_rest_request("GET", "/v2/catalog/gpus", api_key=self._api_key),
             )
-        except (BadSpec, NoCapacity, QuotaExceeded) as error:  # nothing was asked for that could be refused
+        except (BadSpec, NoCapacity, QuotaExceeded) as error:  # this request has no parameters that could be refused
             raise Unavailable(str(error)) from error
         return _read(prices, reply, doing)
 
     async def volume_id(self, name: str) -> tuple[str, str]:
-        """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""
+        """Return (id, data centre) of a network volume by its name. BadSpec if no volume or several have this name."""
         records = await self._whole_list("/v2/network-volumes", "networkVolumes", Priority.OTHER)
         volumes = [one for record in records if (one := _read(volume, record, "list network volumes")) is not None]
         found = [(volume_id, center) for volume_id, known, center in volumes if known == name]
@@ -145,7 +151,7 @@ class RunPodCloud:
         return found[0]
 
     async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
-        """What each pod of the account was charged in the whole hours that cover the window."""
+        """Return the charges of each pod in the account for the whole hours that cover the window."""
         doing = "read the pods' bill"
         span = {"startTime": _rfc3339(since), "endTime": _rfc3339(until), "bucketSize": "hour"}
         reply = await self._call(
@@ -157,14 +163,14 @@ class RunPodCloud:
         return _read(bills, reply, doing)
 
     def list_pause_s(self) -> float:
-        """The least seconds between two pages of lists that the account's limits allow now."""
+        """Return the least seconds between two pages of lists that the account's limits allow now."""
         return self._lanes.pace_s()
 
     async def close(self) -> None:
-        """Nothing to release: calls under way end with their threads, or with the process."""
+        """Do nothing: running calls end with their threads, or with the process."""
 
     async def _whole_list(self, path: str, collection: str, priority: Priority) -> list[Any]:
-        """Every record of a paginated collection, under one deadline."""
+        """Return every record of a paginated collection, under one deadline."""
         doing = f"list {collection}"
         records: list[Any] = []
         cursors: set[str] = set()
@@ -186,7 +192,7 @@ class RunPodCloud:
                     if cursor in cursors:
                         raise Unavailable(f"{doing}: the cursor came back again")
                     cursors.add(cursor)
-        except (BadSpec, NoCapacity, QuotaExceeded) as error:  # no list was refused for what it asked: it is no list
+        except (BadSpec, NoCapacity, QuotaExceeded) as error:  # a list has no parameters to refuse: not a list
             raise Unavailable(str(error)) from error
         except TimeoutError as error:
             raise Unavailable(f"{doing}: not complete within {self._call_timeout_s} s") from error
@@ -201,14 +207,14 @@ class RunPodCloud:
         *,
         only_rate_limit: bool = False,
     ) -> Result:
-        """Make a request under the deadline, again after a 429 and, unless told otherwise, after an unclear answer."""
+        """Make a request under the deadline. Repeat it after a 429 and, if allowed, after an unclear answer."""
         until_s = asyncio.get_running_loop().time() + self._call_timeout_s
-        answered: PortError | None = None  # what the last attempt came to, while none is under way
-        one = Attempt(priority, doing, until_s)
+        answered: PortError | None = None  # after the last attempt: its result
+        one = CallAttempt(priority, doing, until_s)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 for attempt in range(1, MAX_ATTEMPTS + 1):
-                    one = Attempt(priority, doing, until_s)
+                    one = CallAttempt(priority, doing, until_s)
                     try:
                         reply = await self._lanes.make(one, request)
                     except NotSent as error:
@@ -221,21 +227,23 @@ class RunPodCloud:
                     else:
                         self._on_call(operation, "200")
                         return reply
-                    if not isinstance(answered, RateLimited):  # after a 429 the lane waits for as long as it says
+                    if not isinstance(answered, RateLimited):  # after a 429, the lane waits for the announced time
                         await asyncio.sleep(_pause_s(doing, attempt))
         except TimeoutError as error:
             if not one.sent:
                 raise answered or NotSent(f"{doing}: not sent within {self._call_timeout_s} s") from error
-            if answered is not None and one.ended:  # time ran out between two attempts: nothing is in doubt
+            if answered is not None and one.ended:  # the time ended between two attempts: no result is unknown
                 raise answered from error
             self._on_call(operation, "timeout")
             raise Unavailable(f"{doing}: no answer within {self._call_timeout_s} s") from error
         raise AssertionError("the last attempt returns or raises")
 
     def _meaning(self, error: Exception, doing: str, priority: Priority) -> PortError:
-        """Say what an error of a call means; RateLimited with the time until the next call may go out."""
-        # An unreadable body is a ValueError too, of requests or of json itself: the call was made, and nobody knows
-        # what came of it.
+        """Return the port's error for an error of a call.
+
+        RateLimited with the seconds until the next call is allowed.
+        """
+        # An unreadable body raises a ValueError too, in requests or json: the call was made, and its result is unknown.
         unreadable = isinstance(error, requests.RequestException | json.JSONDecodeError | UnicodeError)
         if isinstance(error, ValueError) and not unreadable:
             return BadSpec(f"{doing}: {error}")
@@ -246,14 +254,14 @@ class RunPodCloud:
 
 
 def _may_repeat(meant: PortError, only_rate_limit: bool) -> bool:
-    """Whether the call may be made again: a create only if it certainly did nothing."""
+    """Return whether the call may be repeated; a create call only if it certainly had no effect."""
     if isinstance(meant, RateLimited | NotSent):
         return True
     return isinstance(meant, Unavailable) and not only_rate_limit
 
 
 def _body(spec: PodSpec) -> dict[str, Any]:
-    """The create request. The SDK's own create_pod cannot ask for a lowest CUDA version, only for exact ones."""
+    """Build the body of the create request. The SDK's create_pod accepts only exact CUDA versions, not a lowest one."""
     ownership = {FLEET_VARIABLE: spec.fleet_id, WORKER_VARIABLE: spec.name}
     if spec.database_id:
         ownership[DATABASE_VARIABLE] = spec.database_id
@@ -288,7 +296,7 @@ def _rfc3339(moment: datetime) -> str:
 
 
 def _status(error: Exception) -> str:
-    """How a request ended that did not succeed: its HTTP status, or what stood in the way of one."""
+    """Return how a failed request ended: its HTTP status, or the reason why there is none."""
     if isinstance(error, AuthenticationError):
         return str(HTTPStatus.UNAUTHORIZED.value)
     status = getattr(error, "status_code", None)
@@ -296,7 +304,7 @@ def _status(error: Exception) -> str:
 
 
 def _read(reader: Callable[[object], Result], reply: object, doing: str) -> Result:
-    """Decode an answer; Unavailable when it is not what the API promises."""
+    """Decode an answer. Unavailable if it does not match the API."""
     try:
         return reader(reply)
     except Malformed as error:
@@ -304,6 +312,6 @@ def _read(reader: Callable[[object], Result], reply: object, doing: str) -> Resu
 
 
 def _pause_s(doing: str, attempt: int) -> float:
-    """How long to wait after an attempt; the jitter comes from what is being done, so that a run can be replayed."""
+    """Return the pause after an attempt. The jitter is derived from the operation, so that a run can be replayed."""
     spread = hashlib.sha256(f"{doing}:{attempt}".encode(errors="backslashreplace")).digest()[0] / 255  # 0..1
     return float(RETRY_PAUSE_S * 2 ** (attempt - 1) * (1 - RETRY_JITTER + 2 * RETRY_JITTER * spread))

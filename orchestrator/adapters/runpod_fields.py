@@ -1,4 +1,7 @@
-"""Single fields of RunPod's JSON: a required one or Malformed, any other one a value or unknown (None)."""
+"""Decodes single fields of RunPod's JSON. A required field raises Malformed.
+
+Any other one is a value or None (unknown).
+"""
 
 import ipaddress
 import re
@@ -7,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 MAX_PORT = 65_535
-MAX_USD = 1e9  # of an hour, or of a bill
-MAX_TEXT_CHARACTERS = 256  # of an id, a name, a host
+MAX_USD = 1e9  # dollars: of an hour, or of a bill
+MAX_TEXT_CHARACTERS = 256  # characters: of an id, a name, a host
 HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?)*\.?", re.IGNORECASE
 )
@@ -16,11 +19,11 @@ Value = TypeVar("Value")
 
 
 class Malformed(Exception):
-    """An answer that is not what the API promises; the text names the field."""
+    """An answer that does not match the API. The text names the field."""
 
 
 def known(reader: Callable[[Mapping[str, Any], str], Value], fields: Mapping[str, Any], name: str) -> Value | None:
-    """Return the field's value, or None if it is missing, null or not what the API promises."""
+    """Return the field's value, or None if it is missing, null or invalid."""
     try:
         return reader(fields, name)
     except Malformed:
@@ -35,7 +38,7 @@ def an_object(value: object, what: str) -> Mapping[str, Any]:
 
 
 def inner(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object of that name, or an empty one for anything else."""
+    """Return the object with that name, or an empty one for anything else."""
     value = fields.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -49,7 +52,7 @@ def text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def host(fields: Mapping[str, Any], name: str) -> str:
-    """Return an IP address or a host name as the DNS allows it. Malformed otherwise."""
+    """Return an IP address or a valid DNS host name. Malformed otherwise."""
     value = text(fields, name)
     if HOST_NAME.fullmatch(value) and value.isascii():
         return value
@@ -85,7 +88,10 @@ def dollars(fields: Mapping[str, Any], name: str) -> float:
 
 
 def price(fields: Mapping[str, Any], name: str) -> float:
-    """Return US dollars an hour. Malformed for 0 too: RunPod shows 0 for a pod that has exited, and nothing is free."""
+    """Return US dollars per hour. Malformed for 0 too.
+
+    RunPod shows 0 for a pod that has exited, and nothing is free.
+    """
     value = dollars(fields, name)
     if value == 0:
         raise Malformed(name)
@@ -102,7 +108,10 @@ def moment(fields: Mapping[str, Any], name: str) -> datetime:
 
 
 def public_address(address: str | None) -> str | None:
-    """Return an address that can name one machine: a private or shared one may belong to several."""
+    """Return an address that names one machine. Malformed for a private or shared address.
+
+    Several machines may have it.
+    """
     try:
         return address if address is not None and ipaddress.ip_address(address).is_global else None
     except ValueError:

@@ -1,7 +1,7 @@
-"""How calls to the provider get out: in lanes by priority, within the account's limits, each in a thread of its own.
+"""Sends calls to the provider in lanes by priority, within the account's limits, each in its own thread.
 
-A slow create holds up no list and no delete: each priority has its own slots and its own bound on calls that hang. The
-threads are daemons: a pool's threads would be joined at exit, and one hanging call would hold up the shutdown.
+A slow create delays no list and no delete: each priority has its own slots and its own limit of hanging calls. The
+threads are daemons: a thread pool would be joined at exit, and one hanging call would delay the shutdown.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.adapters.runpod_transport import heard_by
+from orchestrator.adapters.runpod_transport import observed_call
 from orchestrator.core.call_budget import CallBudget, Priority
 from orchestrator.ports import NotSent
 
 Result = TypeVar("Result")
 SLOTS = {Priority.LIST: 2, Priority.DELETE: 4, Priority.CREATE: 8, Priority.OTHER: 2}  # calls at once
-HANGING = 4  # times its slots: calls of a lane under way, those included that nobody waits for any more
+HANGING = 4  # times its slots: the limit of a lane's running calls, including abandoned ones
 
 
 @dataclass(slots=True)
-class Lane:
+class CallLane:
     """The calls of one priority."""
 
     slots: asyncio.Semaphore
@@ -29,7 +29,7 @@ class Lane:
     threads: set[threading.Thread] = field(default_factory=set)
 
     async def in_thread(self, request: Callable[[], Result]) -> Result:
-        """Run a request in a daemon thread; when the wait for it is given up, it goes on alone."""
+        """Run a request in a daemon thread. If the wait is cancelled, the thread continues."""
         outcome: Future[Result] = Future()
         thread = threading.Thread(target=lambda: self._run(request, outcome), name="runpod", daemon=True)
         self.threads.add(thread)
@@ -37,31 +37,31 @@ class Lane:
         return await asyncio.wrap_future(outcome)
 
     def _run(self, request: Callable[[], Result], outcome: "Future[Result]") -> None:
-        outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, and takes a result
+        outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, and accepts a result
         try:
             outcome.set_result(request())
-        except BaseException as error:  # noqa: BLE001 - carried over to whoever waits
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiting caller
             outcome.set_exception(error)
         finally:
             self.threads.discard(threading.current_thread())
 
 
 @dataclass(slots=True)
-class Attempt:
-    """One request; whether it may have gone out."""
+class CallAttempt:
+    """One request, and whether it may have been sent."""
 
     priority: Priority
     doing: str
-    until_s: float  # on the loop's clock: nobody waits for it any longer
+    until_s: float  # on the loop's clock: after this, no caller waits for it
     sent: bool = False
-    ended: bool = False  # with an answer, or an error
+    ended: bool = False  # it has an answer or an error
 
 
 class Lanes:
     """All calls of one process."""
 
     def __init__(self) -> None:
-        self._lanes = {one: Lane(asyncio.Semaphore(slots), slots * HANGING) for one, slots in SLOTS.items()}
+        self._lanes = {one: CallLane(asyncio.Semaphore(slots), slots * HANGING) for one, slots in SLOTS.items()}
         self._budget = CallBudget()
 
     def pace_s(self) -> float:
@@ -72,8 +72,8 @@ class Lanes:
         """Return how long a call would have to wait now."""
         return self._budget.wait_s(priority, asyncio.get_running_loop().time())
 
-    async def make(self, attempt: Attempt, request: Callable[[], Result]) -> Result:
-        """Make a request when it is its turn. NotSent if that is not in time; else what the request raises."""
+    async def make(self, attempt: CallAttempt, request: Callable[[], Result]) -> Result:
+        """Make a request in its turn. Raises NotSent if its turn came too late, or the request's errors."""
         lane, loop = self._lanes[attempt.priority], asyncio.get_running_loop()
         replies: list[tuple[int | None, Mapping[str, str]]] = []
         async with lane.slots:
@@ -83,17 +83,17 @@ class Lanes:
             self._budget.take(attempt.priority, loop.time())
             attempt.sent = True
             try:
-                return await self._in_thread(lane, lambda: heard_by(lambda *one: replies.append(one), request))
+                return await self._in_thread(lane, lambda: observed_call(lambda *one: replies.append(one), request))
             except Exception:
-                attempt.ended = True  # and not by a cancel: an error came back
+                attempt.ended = True  # and not by a cancel: it ended with an error
                 raise
             finally:
                 self._budget.answered(*(replies[-1] if replies else (None, {})), loop.time())
 
-    async def _in_thread(self, lane: Lane, request: Callable[[], Result]) -> Result:
+    async def _in_thread(self, lane: CallLane, request: Callable[[], Result]) -> Result:
         return await lane.in_thread(request)
 
-    async def _turn(self, attempt: Attempt) -> None:
+    async def _turn(self, attempt: CallAttempt) -> None:
         """Wait until the account's limits allow the call."""
         loop = asyncio.get_running_loop()
         while (wait_s := self.wait_s(attempt.priority)) > 0:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -10,14 +11,15 @@ from runpod.error import AuthenticationError, QueryError
 from runpod.user_agent import USER_AGENT
 
 CONNECT_TIMEOUT_S = 5.0
-PAUSE_S = 2.0  # silence after which what came is all there is
+PAUSE_S = 2.0  # seconds without a new line after which the log counts as complete
+MAX_READ_S = 8.0  # for which a log is read that never pauses
 TAIL_LINES = 100
 MAX_BYTES = 64 * 1024
 MAX_MESSAGE_CHARACTERS = 500
 
 
 def system_log(pod_id: str, api_key: str) -> str:
-    """The last TAIL_LINES lines, oldest first. Raises what the SDK and requests raise."""
+    """Return the last TAIL_LINES lines, oldest first. Raises the errors of the SDK and of requests."""
     path = f"/v2/pods/{pod_id}/logs"
     with requests.get(
         os.environ["RUNPOD_API_BASE_URL"] + path,
@@ -34,16 +36,23 @@ def system_log(pod_id: str, api_key: str) -> str:
 
 
 def _messages(response: requests.Response) -> Iterator[str]:
+    """Yield the messages until the log pauses, and for MAX_READ_S at most: comments may keep it from pausing."""
+    until_s = time.monotonic() + MAX_READ_S
     seen = lines = 0
+    line = bytearray()
     try:
-        for line in response.iter_lines(chunk_size=1):
-            seen += len(line)
-            if line.startswith(b"data:"):
-                lines += 1
-                yield _message(line.removeprefix(b"data:"))
-            if lines >= TAIL_LINES or seen > MAX_BYTES:
+        for byte in response.iter_content(chunk_size=1):
+            seen += len(byte)
+            if byte != b"\n":
+                line += byte
+            else:
+                if line.startswith(b"data:"):
+                    lines += 1
+                    yield _message(bytes(line).removeprefix(b"data:"))
+                line.clear()
+            if lines >= TAIL_LINES or seen > MAX_BYTES or time.monotonic() > until_s:
                 return
-    except requests.ConnectionError:  # what requests makes of a pause in a stream; the answer itself was a good one
+    except requests.ConnectionError:  # requests raises this for a pause in a stream; the answer itself was good
         return
 
 

@@ -1,4 +1,4 @@
-"""Reading RunPod's answers: who owns a pod strictly, the rest field by field; unreadable is never taken for empty."""
+"""Parses RunPod's answers: the owner of a pod strictly, other fields separately. Unreadable is never empty."""
 
 import re
 from collections.abc import Mapping
@@ -58,9 +58,9 @@ CAPACITY = re.compile(
 )
 BALANCE = re.compile(r"balance is too low|add funds|insufficient (?:funds|balance)", re.IGNORECASE)
 QUOTA = re.compile(r"quota|maximum number of (?:pods|gpus)|spend(?:ing)? limit", re.IGNORECASE)
-CLOUDFLARE = re.compile(r"error code: 1\d\d\d")  # the proxy in front refused the client, not the key
+CLOUDFLARE = re.compile(r"error code: 1\d\d\d")  # the proxy in front of the API refused the client, not the key
 
-# What became of an answer that is none; the first that fits.
+# What an error answer means; the first row that matches.
 NO_ANSWER: tuple[tuple[type[requests.RequestException], str], ...] = (
     (requests.exceptions.InvalidJSONError, "the answer cannot be read: no JSON, or not all of it"),
     (requests.exceptions.ChunkedEncodingError, "the answer was cut off"),
@@ -70,10 +70,10 @@ NO_ANSWER: tuple[tuple[type[requests.RequestException], str], ...] = (
 
 
 def pod(record: object) -> Pod | None:
-    """Read one pod of a list; None for a record without an id that is certainly nobody's of ours.
+    """Read one pod of a list. Return None for a record without an id that certainly does not belong to this fleet.
 
-    Only what proves identity is required: the id, and in the environment whose pod it is. Every other field becomes a
-    value or unknown, so that an odd record harms nobody but its own pod. Of a foreign pod nothing else is read.
+    Only the identity is required: the id, and the owner in the environment. Every other field is a value or unknown, so
+    an odd record affects only its own pod. Nothing else of a foreign pod is read.
     """
     fields = an_object(record, "pod")
     env = fields.get("env")
@@ -82,7 +82,7 @@ def pod(record: object) -> Pod | None:
         return None if foreign_id is None else _opaque(foreign_id, fields)
     pod_id = text(fields, "id")
     if not isinstance(env, dict) and known(text, fields, "name") is None:
-        raise Malformed("env")  # with no name either, nothing tells this from something that is no pod at all
+        raise Malformed("env")  # without a name too, the record may not be a pod at all
     if not isinstance(env, dict) or not all(_readable(env, name) for name in IDENTITY):
         return _opaque(pod_id, fields, owner_unknown=True)
     return _own(pod_id, env, fields)
@@ -93,7 +93,7 @@ def _readable(env: Mapping[str, Any], name: str) -> bool:
 
 
 def _opaque(pod_id: str, fields: Mapping[str, Any], *, owner_unknown: bool = False) -> Pod:
-    """A pod that is there, and of which nothing is known that could lead to an action."""
+    """Return a pod of unknown owner, on which no action is possible."""
     name, status = known(text, fields, "name") or "", _status(fields)
     return Pod(
         pod_id, name, status, None, None, False, None, None, None, None, None, None, None, None,
@@ -105,7 +105,7 @@ def _own(pod_id: str, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Pod:
     status = _status(fields)
     running = status is PodStatus.RUNNING
     gpu = inner(fields, "gpu")
-    ssh_host, ssh_port = _ssh(fields) if running else (None, None)  # an exited pod shows the ports it had
+    ssh_host, ssh_port = _ssh(fields) if running else (None, None)  # a pod that has exited shows its earlier ports
     return Pod(
         id=pod_id,
         name=known(text, fields, "name") or "",
@@ -118,8 +118,9 @@ def _own(pod_id: str, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Pod:
         gpu_type=known(text, gpu, "id"),
         gpu_count=known(whole, gpu, "count"),
         data_center=known(text, fields, "dataCenterId"),
-        # The suffix of the SSH proxy's user name may name the host, or the account: guessed wrong, one strike would
-        # avoid every pod. RunPod documents no field for the machine; the public address of its SSH stands for it.
+        # The suffix of the SSH proxy's user name may name the host, or the account. If it is the account, one strike
+        # would avoid every pod. RunPod documents no field for the machine, so the public address of its SSH server
+        # identifies it.
         machine_id=known(text, fields, "machineId") or public_address(ssh_host),
         price_usd_per_hour=known(price, fields, "cost"),
         created_at=known(moment, fields, "createdAt"),
@@ -129,18 +130,18 @@ def _own(pod_id: str, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Pod:
 
 
 def _status(fields: Mapping[str, Any]) -> PodStatus:
-    """A status that RunPod has come up with since must not hide all pods: none could be ended, and each is paid for."""
+    """Parse the status. An unknown status (added later by RunPod) must not hide all pods, because each costs money."""
     status = fields.get("status")
     return PodStatus(status) if isinstance(status, str) and status in STATUSES else PodStatus.UNKNOWN
 
 
 def ssh_address(record: object) -> tuple[str | None, int | None]:
-    """Where port 22 of any pod is reachable, whoever's it is; (None, None) while RunPod says of no such place."""
+    """Return the address of port 22 of any pod, also of a foreign one. (None, None) while RunPod shows none."""
     return _ssh(an_object(record, "pod"))
 
 
 def _ssh(fields: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """Where port 22 is reachable: `ssh.direct`, else the runtime's mapping; (None, None) while neither is known."""
+    """Return the address of port 22: `ssh.direct`, else the runtime's mapping. (None, None) while neither is known."""
     direct = inner(inner(fields, "ssh"), "direct")
     where, number = known(host, direct, "host"), known(port, direct, "port")
     if where is not None and number is not None:
@@ -155,15 +156,17 @@ def _ssh(fields: Mapping[str, Any]) -> tuple[str | None, int | None]:
 
 
 def _user(fields: Mapping[str, Any]) -> str | None:
-    """The account that SSH logs into, as far as it is told and could be one."""
+    """Return the account for SSH logins, if it is known and valid."""
     user = known(text, inner(inner(fields, "ssh"), "direct"), "username")
     return user if user is not None and USER.fullmatch(user) else None
 
 
 def page(reply: object, collection: str) -> tuple[list[Any], str | None, bool]:
-    """Read one page of a list: its records, the cursor of the next page if there is one, and whether it says so.
+    """Read one page of a list.
 
-    The published document knows no pagination of pods: a reply without that field is the whole list.
+    Its records, the cursor of the next page or None, and whether the page shows completeness.
+
+    The published document has no pagination of pods: a reply without that field is the whole list.
     """
     fields = an_object(reply, "reply")
     records = fields.get(collection)
@@ -186,15 +189,15 @@ def _cursor(pagination: Mapping[str, Any]) -> str:
 
 
 def volume(record: object) -> tuple[str, str, str] | None:
-    """Read a network volume: id, name, data centre; None for one that could not be used."""
+    """Read a network volume: id, name, data centre. None for an unusable record."""
     fields = an_object(record, "network volume")
-    center = known(text, fields, "dataCenter") or known(text, fields, "dataCenterId")  # the document, and an older API
+    center = known(text, fields, "dataCenter") or known(text, fields, "dataCenterId")  # documented; older API
     volume_id, name = known(text, fields, "id"), known(text, fields, "name")
     return None if volume_id is None or name is None or center is None else (volume_id, name, center)
 
 
 def prices(reply: object) -> dict[str, float]:
-    """Read the catalogue: "<GPU type>|<cloud>" -> $/h of one GPU, for what has a price."""
+    """Read the catalogue: "<GPU type>|<cloud>" -> dollars per hour of one GPU, without entries that have no price."""
     records = an_object(reply, "reply").get("gpus")
     if not isinstance(records, list):
         raise Malformed("gpus is not a list")
@@ -203,14 +206,14 @@ def prices(reply: object) -> dict[str, float]:
         fields = record if isinstance(record, dict) else {}
         gpu_type, by_cloud = known(text, fields, "id"), inner(fields, "price")
         for cloud in by_cloud if gpu_type is not None else ():
-            usd = known(price, by_cloud, cloud)  # 0: it cannot be rented in that cloud
+            usd = known(price, by_cloud, cloud)  # 0 means: not available in that cloud
             if usd is not None:
                 found[f"{gpu_type}|{cloud.upper()}"] = usd
     return found
 
 
 def bills(reply: object) -> tuple[Bill, ...]:
-    """Read the pods' billing history: per pod and bucket a `totalAmount`, GPU, CPU and disk together."""
+    """Read the pods' billing history: `totalAmount` per pod and bucket, GPU, CPU and disk together."""
     records = an_object(reply, "reply").get("records")
     if not isinstance(records, list):
         raise Malformed("records is not a list")
@@ -219,7 +222,7 @@ def bills(reply: object) -> tuple[Bill, ...]:
 
 
 def port_error(error: Exception, doing: str) -> PortError:
-    """Say what an SDK error means; never with a header or a key in it."""
+    """Return the port's error for an SDK error. Its text never contains a header or a key."""
     if isinstance(error, AuthenticationError):
         return ApiAuth(f"{doing}: the API key was refused (401)")
     if isinstance(error, QueryError) and error.status_code is not None:
@@ -235,7 +238,7 @@ def port_error(error: Exception, doing: str) -> PortError:
 
 
 def _never_sent(error: requests.RequestException) -> bool:
-    """Whether no connection came about, so that no request can have gone out."""
+    """Return whether there was no connection, so that no request can have been sent."""
     if isinstance(error, requests.ConnectTimeout):
         return True
     reason = getattr(error.args[0], "reason", None) if error.args else None
@@ -245,7 +248,7 @@ def _never_sent(error: requests.RequestException) -> bool:
 def _refusal(status: int, detail: str, doing: str) -> PortError:
     text = f"{doing}: {status} {detail}"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return RateLimited(text, 0.0)  # the adapter knows how long
+        return RateLimited(text, 0.0)  # the adapter adds the time
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status < HTTPStatus.BAD_REQUEST:
         return Unavailable(text)
     if status == HTTPStatus.FORBIDDEN and CLOUDFLARE.search(detail):

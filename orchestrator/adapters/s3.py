@@ -1,26 +1,30 @@
-"""The bucket over boto3, in a few threads of its own.
+"""The bucket over boto3, in a few threads.
 
-boto3 takes a third of a second to import and is needed by few commands, so it is imported with the first use. An object
-counts as stored only when a HEAD shows its size: a server that answers 200 and keeps nothing, or keeps less, is an
-error here and not a hole in somebody's log.
+boto3 takes a third of a second to import and few commands need it, so it is imported at the first use. An object counts
+as stored only if a HEAD shows its size: if a server answers 200 and stores less, or nothing, the call raises an error,
+and the log gets no gap.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
-from orchestrator.ports import BlobRefused, NoBucket, NotFound, ObjectExists, PortError, Unavailable, Upload
+from orchestrator.adapters.s3_signing import presigned
+from orchestrator.ports import BlobRefused, NoBucket, NotFound, ObjectExists, PortError, Unavailable
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-THREADS = 8  # calls at a time; each holds one connection and at most one piece of a log in memory
+THREADS = 8  # simultaneous calls; each holds one connection and at most one piece of a log in memory
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
-ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto backs off between them
-CALL_TIMEOUT_S = 120.0  # over all attempts of one call
+ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto pauses between them
+CALL_TIMEOUT_S = 120.0  # seconds for all attempts of one call
+MAX_UPLOADS = 10_000  # multipart uploads that one call lists
 CLOSED = "S3: the client was closed"
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 PRECONDITION_FAILED = 412  # HTTP status
@@ -28,7 +32,7 @@ T = TypeVar("T")
 
 
 class S3Blobs:
-    """Blobs in one bucket, under one prefix; without an endpoint it is AWS."""
+    """Objects in one bucket, under one prefix. Without an endpoint, the service is AWS."""
 
     def __init__(
         self,
@@ -41,7 +45,10 @@ class S3Blobs:
         *,
         on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None,
     ) -> None:
-        """`on_call` is told of each call: the operation, and None or what it raised; NotFound is an answer."""
+        """Configure the bucket. `on_call` gets each call: the operation, and None or its exception.
+
+        NotFound counts as an answer.
+        """
         self._endpoint_url = endpoint_url
         self._access_key = access_key
         self._secret_key = secret_key
@@ -52,7 +59,7 @@ class S3Blobs:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
 
     async def put(self, key: str, content: bytes, *, content_type: str) -> None:
-        """Store, then read the size back: an object that was not kept whole raises Unavailable."""
+        """Store an object, then check its size. Raises Unavailable if it was not stored completely."""
         name = self._prefix + key
 
         def put() -> int:
@@ -68,7 +75,7 @@ class S3Blobs:
             raise Unavailable(f"S3 kept {kept_bytes} of the {len(content)} bytes of {key}")
 
     async def get(self, key: str) -> bytes:
-        """The object's bytes, whole. Raises NotFound."""
+        """Return all bytes of an object. Raises NotFound."""
         name = self._prefix + key
 
         def get() -> bytes:
@@ -77,19 +84,19 @@ class S3Blobs:
         return await self._in_thread("get", get)
 
     async def delete(self, key: str) -> None:
-        """Delete the object; one that is not there is no error."""
+        """Delete an object. A missing object is no error."""
         name = self._prefix + key
         await self._in_thread("delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
 
     async def size(self, key: str) -> int:
-        """The object's size in bytes. Raises NotFound."""
+        """Return the size in bytes. Raises NotFound."""
         name = self._prefix + key
         return await self._in_thread(
             "size", lambda: int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
         )
 
     async def look(self, key: str) -> Mapping[str, Any]:
-        """What a HEAD shows of the object. Raises NotFound."""
+        """Return what a HEAD shows of the object. Raises NotFound."""
         name = self._prefix + key
         shown = await self._in_thread("look", lambda: self._client.head_object(Bucket=self._bucket, Key=name))
         version, sha256 = shown.get("VersionId"), shown.get("Metadata", {}).get("sha256")
@@ -97,49 +104,46 @@ class S3Blobs:
         return seen | ({"version": version} if version else {}) | ({"sha256": sha256[:64]} if sha256 else {})
 
     async def put_new(self, key: str, content: bytes) -> None:
-        """Store if there is no object of this key. Raises ObjectExists."""
+        """Store the object if none has this key. Raises ObjectExists."""
         name = self._prefix + key
         await self._in_thread(
             "put_new", lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=content, IfNoneMatch="*")
         )
 
-    def sign_get(self, key: str, *, expires_s: int) -> str:
-        """A URL that fetches the object with no further credential; nothing is sent to make it."""
-        return self._sign("get_object", key, expires_s)
+    def sign(
+        self, method: str, key: str, *, expires_s: int, query: Mapping[str, str] = {}, headers: Mapping[str, str] = {}
+    ) -> str:
+        """Return a URL for one request with exactly these headers, which needs no other credential. Sends nothing."""
+        url = f"{self._url}{quote(self._prefix + key, safe='/~')}"
+        keys = (self._access_key, self._secret_key)
+        return presigned(method, url, keys=keys, region=self._region, expires_s=expires_s, query=query, headers=headers)
 
-    def sign_head(self, key: str, *, expires_s: int) -> str:
-        """A URL that tells of the object by HEAD with no further credential; nothing is sent to make it."""
-        return self._sign("head_object", key, expires_s)
+    async def abort_uploads(self, prefix: str, *, older_than: datetime) -> int:
+        """Abort multipart uploads below a prefix that began before the given time. Return their number."""
 
-    def sign_put(self, key: str, *, expires_s: int, upload: Upload | None = None) -> str:
-        """A URL that takes the object by PUT with no further credential; nothing is sent to make it.
+        def abort() -> int:
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"MaxItems": MAX_UPLOADS}
+            )
+            old = [one for page in pages for one in page.get("Uploads", ()) if one["Initiated"] < older_than]
+            for one in old:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=one["Key"], UploadId=one["UploadId"])
+            return len(old)
 
-        The headers of `upload` and its length are signed: the bucket refuses a request with others, and a body that
-        its checksum does not fit.
-        """
-        if upload is None:
-            return self._sign("put_object", key, expires_s)
-        bound = {
-            "IfNoneMatch": "*",
-            "ContentLength": upload.size_bytes,
-            "ContentType": upload.content_type,
-            "ChecksumSHA256": upload.checksum,
-            "Metadata": {"sha256": upload.sha256},
-        }
-        return self._sign("put_object", key, expires_s, **bound)
+        return await self._in_thread("abort_uploads", abort, may_be_refused=True)
 
     def location(self, key: str) -> str:
-        """`s3://bucket/prefix/key`."""
+        """Return `s3://bucket/prefix/key`."""
         return f"s3://{self._bucket}/{self._prefix}{key}"
 
     def key_of(self, location: str) -> str | None:
-        """The inverse of `location`; None for a location in another bucket or prefix."""
+        """Return the key of a location. None for a location in another bucket or prefix."""
         start = f"s3://{self._bucket}/{self._prefix}"
         key = location.removeprefix(start)
         return key if location.startswith(start) and key else None
 
     async def close(self) -> None:
-        """Give the threads back; calls that have not begun, or come later, raise Unavailable."""
+        """End the threads. Calls that have not begun, and later calls, raise Unavailable."""
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     @cached_property
@@ -155,9 +159,9 @@ class S3Blobs:
             region_name=self._region,
             config=Config(
                 signature_version="s3v4",
-                # A custom endpoint has no name per bucket in DNS.
+                # A custom endpoint has no DNS name per bucket.
                 s3={"addressing_style": "path" if self._endpoint_url else "auto"},
-                # The newer default, a CRC in a trailing chunk, is refused by several servers that are not AWS.
+                # boto's newer default, a CRC in a trailing chunk, is refused by several servers other than AWS.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
                 retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
@@ -167,24 +171,31 @@ class S3Blobs:
             ),
         )
 
-    def _sign(self, operation: str, key: str, expires_s: int, **bound: Any) -> str:
-        arguments = {"Bucket": self._bucket, "Key": self._prefix + key, **bound}
-        return self._client.generate_presigned_url(operation, Params=arguments, ExpiresIn=expires_s)
+    @cached_property
+    def _url(self) -> str:
+        """Return the bucket's URL as boto3 addresses it, with a slash at its end."""
+        signed: str = self._client.generate_presigned_url("get_object", Params={"Bucket": self._bucket, "Key": "k"})
+        return signed.partition("?")[0].removesuffix("k")
 
-    async def _in_thread(self, operation: str, call: Callable[[], T]) -> T:
+    async def _in_thread(self, operation: str, call: Callable[[], T], *, may_be_refused: bool = False) -> T:
+        """Run the call in a thread and return its answer.
+
+        With `may_be_refused`, a refusal is not reported as a store error.
+        """
         try:
             begun = self._threads.submit(_translated, call)
-        except RuntimeError as error:  # so the executor says that it was shut down
+        except RuntimeError as error:  # the executor's error for a call after its shutdown
             raise Unavailable(CLOSED) from error
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 answer = await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and not task.cancelling():
-                raise Unavailable(CLOSED) from None  # the call was dropped, not its caller
+                raise Unavailable(CLOSED) from None  # the executor dropped the call; the caller was not cancelled
             raise
         except PortError as error:
-            self._on_call(operation, error)
+            if not (may_be_refused and isinstance(error, BlobRefused)):
+                self._on_call(operation, error)
             raise
         except TimeoutError:
             late = Unavailable(f"S3 did not answer within {CALL_TIMEOUT_S:.0f} s")
@@ -195,7 +206,7 @@ class S3Blobs:
 
 
 def _translated(call: Callable[[], T]) -> T:
-    """The call's answer, or what went wrong in the port's words."""
+    """Run the call and return its answer. Raises the port's errors."""
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
@@ -203,7 +214,7 @@ def _translated(call: Callable[[], T]) -> T:
         return call()
     except ClientError as error:
         raise _refusal(error.response, str(error)) from error
-    except (BotoCoreError, HTTPError, OSError) as error:  # HTTPError: the body broke off while it was read
+    except (BotoCoreError, HTTPError, OSError) as error:  # HTTPError: the body ended while it was read
         raise Unavailable(f"S3: {type(error).__name__}: {error}") from error
 
 
@@ -212,7 +223,7 @@ def _refusal(response: Any, text: str) -> PortError:
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code == "NoSuchBucket":
         return NoBucket(text)
-    if code == "NotImplemented":  # a header that the server does not know: asking again is of no use
+    if code == "NotImplemented":  # the server does not know a header, so a repetition is useless
         return BlobRefused(text)
     if status == PRECONDITION_FAILED:
         return ObjectExists(text)

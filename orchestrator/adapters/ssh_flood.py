@@ -1,12 +1,12 @@
-"""What the packets of one SSH server may cost: a server that sends more of them than its work needs is hung up on.
+"""Limits on the packets of an SSH server. If a server sends more than its work needs, its connection is closed.
 
-A packet costs about 40 µs of the event loop, however little it says. SSH allows some packets at any time, so a pod
-could delay everything else in this process by seconds. asyncssh bounds neither their number nor what one read may
-bring, and has no hook for it: this module wraps two of its connection's methods, and
-tests/process/bringup/test_ssh_floods.py notices if they change.
+A packet costs about 40 µs of the event loop, however small it is. SSH allows some packets at any time, so a pod could
+delay everything else in this process by seconds. asyncssh limits neither their number nor the bytes of one read, and
+has no hook for it: this module wraps two methods of its connection, and tests/process/bringup/test_ssh_floods.py
+notices if they change.
 """
 
-# ruff: noqa: SLF001  asyncssh shows its packets to nobody
+# ruff: noqa: SLF001  asyncssh does not expose its packets
 
 import time
 from typing import Any
@@ -15,9 +15,10 @@ import asyncssh
 
 READ_BYTES = 32 << 10  # of one turn of the event loop: 900 packets of the smallest size
 SMALL_PACKET_BYTES = 1024  # file blocks come in packets of 16 KiB or more
-# Small packets of all kinds: a command's output may come in 4,096, a file operation needs a handful.
+ALLOWED_BY_BYTES = 8 << 10  # of a large packet; a block of 32 KiB may come with three small packets
+# Small packets of all kinds: the output of a command may take 4,096, a file operation needs a few.
 SMALL_PACKETS, SMALL_PACKETS_PER_S = 5_000.0, 1_000.0
-# Packets that belong to no channel and no key exchange, of any size: keep-alives, requests of the server, nonsense.
+# Packets outside of any channel and key exchange, of any size: keep-alives, requests of the server, invalid ones.
 STRAY_PACKETS, STRAY_PACKETS_PER_S = 200.0, 10.0
 IGNORE = 2  # RFC 4253 §11.2; a server of asyncssh sends an empty one before each packet
 
@@ -27,18 +28,18 @@ class Flood(asyncssh.ProtocolError):
 
 
 class _Allowance:
-    """So many packets at once, and so many a second."""
+    """A token bucket: so many packets at once, and so many per second."""
 
     def __init__(self, kind: str, burst: float, per_s: float) -> None:
         self._kind, self._burst, self._per_s = kind, burst, per_s
         self._left, self._since_s = burst, time.monotonic()
 
-    def give_back(self) -> None:
-        """One more may come."""
-        self._left = min(self._burst, self._left + 1)
+    def give_back(self, count: int) -> None:
+        """Allow so many more packets."""
+        self._left = min(self._burst, self._left + count)
 
     def take(self) -> None:
-        """Count one. Raises Flood."""
+        """Count one packet. Raises Flood."""
         self._left -= 1
         if self._left >= 0:
             return
@@ -51,7 +52,7 @@ class _Allowance:
 
 
 def bound(connection: asyncssh.SSHClientConnection) -> None:
-    """Have this connection end itself when its peer floods it; what waits for an answer raises Flood."""
+    """Apply the limits to this connection. A flood ends it; calls that wait for an answer raise Flood."""
     wire: Any = connection
     begin_packet, process_packet = wire._recv_pkthdr, wire.process_packet
     small = _Allowance("small", SMALL_PACKETS, SMALL_PACKETS_PER_S)
@@ -60,7 +61,10 @@ def bound(connection: asyncssh.SSHClientConnection) -> None:
     def counted_begin() -> bool:
         has_begun: bool = begin_packet()
         if has_begun:
-            (small.take if wire._pktlen < SMALL_PACKET_BYTES else small.give_back)()
+            if wire._pktlen < SMALL_PACKET_BYTES:
+                small.take()
+            else:
+                small.give_back(max(1, wire._pktlen // ALLOWED_BY_BYTES))
         return has_begun
 
     def counted_stray(kind: int, number: int, packet: Any) -> Any:
@@ -69,4 +73,4 @@ def bound(connection: asyncssh.SSHClientConnection) -> None:
         return process_packet(kind, number, packet)
 
     wire._recv_pkthdr, wire.process_packet = counted_begin, counted_stray
-    wire._transport.max_size = READ_BYTES  # of asyncio's own event loop; another one has no such attribute
+    wire._transport.max_size = READ_BYTES  # of asyncio's own event loop; other loops have no such attribute

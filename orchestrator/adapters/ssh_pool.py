@@ -1,4 +1,4 @@
-"""One SSH connection per worker, shared by bring-up and shipping, re-made when it is gone."""
+"""One SSH connection per worker, shared by bring-up and log shipping, and made again after a loss."""
 
 import asyncio
 import contextlib
@@ -6,79 +6,79 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from orchestrator.core.model import SSH_USER, Worker
+from orchestrator.core.model import Worker
 from orchestrator.ports import Session, Shell, Unavailable
 
 
 @dataclass(slots=True)
-class _Line:
-    """What is known of the way to one worker."""
+class _PooledSession:
+    """The connection to one worker."""
 
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
     session: Session | None = None
     address: tuple[str, int] | None = None
-    pinned: str | None = None  # the first key seen in this process, should the caller's row be older than the pin
+    pinned: str | None = None  # the first key that this process saw, if the caller's row is older than the pin
 
 
 class SshPool:
     """One SSH connection to each worker.
 
-    The host key of the first contact holds for this process; bring-up writes it to the row.
+    This process trusts the host key of the first contact; bring-up writes it to the row.
     """
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+        self._sessions: defaultdict[str, _PooledSession] = defaultdict(_PooledSession)
         self._are_open = True
 
     @contextlib.asynccontextmanager
     async def session(self, worker: Worker, *, timeout_s: float) -> AsyncIterator[Session]:
-        """A live session, made within `timeout_s` if there is none. What `Shell.connect` raises, this raises."""
-        line = self._lines[worker.id]
-        async with line.connecting:
-            session = await self._live(line, worker, timeout_s)
+        """Return a live session; connect within `timeout_s` if there is none. Raises the errors of `Shell.connect`."""
+        pooled = self._sessions[worker.id]
+        async with pooled.connecting:
+            session = await self._live(pooled, worker, timeout_s)
         try:
             yield session
         except Unavailable:
-            # Whatever did not answer may have been this connection: the next caller gets a new one.
-            if line.session is session:
-                line.session = None
+            # The fault may be this connection's: the next caller gets a new one.
+            if pooled.session is session:
+                pooled.session = None
                 await session.close()
             raise
 
     async def drop(self, worker_id: str) -> None:
-        """Hang up and forget a worker that will not come back."""
-        line = self._lines.pop(worker_id, None)
-        if line is not None and line.session is not None:
-            await line.session.close()
+        """Close the connection of a worker that has ended, and forget the worker."""
+        pooled = self._sessions.pop(worker_id, None)
+        if pooled is not None and pooled.session is not None:
+            await pooled.session.close()
 
     def open(self) -> None:
-        """Connect again when asked to."""
+        """Allow connections again."""
         self._are_open = True
 
     async def close(self) -> None:
-        """Hang up everywhere, and connect to nobody until `open`: another process may lead now."""
+        """Close all connections, and make none until `open`, because another process may lead now."""
         self._are_open = False
-        await asyncio.gather(*(self.drop(worker_id) for worker_id in tuple(self._lines)))
+        await asyncio.gather(*(self.drop(worker_id) for worker_id in tuple(self._sessions)))
 
-    async def _live(self, line: _Line, worker: Worker, timeout_s: float) -> Session:
+    async def _live(self, pooled: _PooledSession, worker: Worker, timeout_s: float) -> Session:
         if worker.ssh_host is None or worker.ssh_port is None:
             raise Unavailable(f"{worker.id} has no SSH address yet")
         self._check_open()
         address = (worker.ssh_host, worker.ssh_port)
-        if line.session is not None and (line.session.closed or line.address != address):
-            await line.session.close()
-            line.session = None
-        if line.session is None:
-            pinned = worker.host_key or line.pinned
+        if pooled.session is not None and (pooled.session.closed or pooled.address != address):
+            await pooled.session.close()
+            pooled.session = None
+        if pooled.session is None:
+            pinned = worker.host_key or pooled.pinned
             session = await self._shell.connect(
-                *address, pinned=pinned, timeout_s=timeout_s, user=worker.metadata.get(SSH_USER)
+                *address, pinned=pinned, timeout_s=timeout_s, user=worker.metadata.ssh_user
             )
-            if not self._are_open:  # closed while this connected
+            if not self._are_open:  # the pool was closed while this connected
                 await session.close()
             self._check_open()
-            line.session, line.address, line.pinned = session, address, session.host_key
-        return line.session
+            pooled.session, pooled.address, pooled.pinned = session, address, session.host_key
+        return pooled.session
 
     def _check_open(self) -> None:
         if not self._are_open:

@@ -1,6 +1,6 @@
-"""The Store port over any Db: names the SQL functions and their arguments, decodes their rows.
+"""The Store port over any Db: names the SQL functions and their arguments, and decodes their rows.
 
-Rows for people (`SqlStore` from `workers` on) stay as the JSON that the database made, times as ISO 8601.
+Rows for people (`SqlStore` from `workers` on) stay as the JSON of the database, with times as ISO 8601.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,16 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from orchestrator.adapters.api_rows import ApiRows
+from orchestrator.adapters.finder import Finder
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import (
+    OPERATOR,
     Row,
     arguments_of,
-    climb_of,
     demand_of,
+    ended_bringup_of,
+    fault_of,
     maybe_moment,
     moment,
     offer_of,
@@ -22,10 +26,10 @@ from orchestrator.adapters.rows import (
 )
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
-from orchestrator.core.model import Pause, Spent, StoreAway, TaskType, Worker
+from orchestrator.core.model import EVERY_POOL, Pause, Spent, StoreOutage, TaskType, Worker
 from orchestrator.core.states import Stage, State
 from orchestrator.observability.redaction import redact
-from orchestrator.ports import Attempt, DatabaseHalf, Db, Lease, LogRange, SchemaMismatch
+from orchestrator.ports import DatabaseHalf, Db, Lease, LogRange, SchemaMismatch, StageAttempt
 
 RETENTION_EVERY_S = 3600.0
 
@@ -36,43 +40,37 @@ class SqlStore:
     def __init__(self, db: Db, fleet_id: str) -> None:
         self._db = db
         self._fleet = fleet_id
+        self.find = Finder(db, fleet_id)
+
+    @property
+    def api(self) -> ApiRows:
+        """The rows of the API: tokens and the audit log."""
+        return ApiRows(self._db, self._fleet)
 
     async def _call(self, function: str, /, **args: Any) -> Any:
-        # Evidence, reasons and last looks quote what pods, commands and libraries said.
-        said = {name: storable(_without_secrets(value)) for name, value in args.items()}
-        return await self._db.call(function, p_fleet=self._fleet, **said)
+        # Evidence, reasons and final snapshots quote the output of pods, commands and libraries.
+        arguments = {name: storable(_without_secrets(value)) for name, value in args.items()}
+        return await self._db.call(function, p_fleet=self._fleet, **arguments)
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
-        """Take or renew the lead of the fleet, or learn who has it."""
+        """Take or renew the lease of the fleet, or learn who has it."""
         row = await self._call("fleet_lead", p_holder=holder, p_ttl_s=ttl_s)
         return Lease(row["leader"], row["term"], row["holder"], moment(row["expires_at"]), moment(row["since"]))
 
     async def resign(self, holder: str, term: int) -> None:
-        """Give the lead up at once, if it is still ours."""
+        """End the lease at once, if this process still holds it."""
         await self._call("fleet_resign", p_holder=holder, p_term=term)
 
     async def snapshot(self) -> DatabaseHalf:
-        """One statement's view of the fleet and its queue."""
+        """Return one consistent view of the fleet and its queue. SchemaMismatch if the schema is older."""
         row = await self._call("fleet_snapshot")
-        return DatabaseHalf(
-            now=moment(row["now"]),
-            workers=tuple(worker_of(worker) for worker in row["workers"]),
-            demand=tuple(demand_of(demand) for demand in row["demand"]),
-            expired_leases=int(row["expired_leases"]),
-            offers={offer["key"]: offer_of(offer) for offer in row["offers"]},
-            last_spawn_at={pool: moment(at) for pool, at in row["last_spawn_at"].items()},
-            paused={
-                pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()
-            },
-            ended=tuple(climb_of(bring_up) for bring_up in row["ended"]),
-            proven=frozenset(row["proven"]),
-            spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
-            avoid={key: moment(until) for key, until in row["avoid"].items()},
-            database_id=row.get("database_id"),
-        )
+        try:
+            return _half(row)
+        except KeyError as missing:  # an older schema, before `migrate`
+            raise SchemaMismatch(f"fleet_snapshot() of this database answers without {missing}") from None
 
     async def spawn(self, term: int, worker: Row) -> bool:
-        """Insert an intent with its reservation; False if the id exists already. OverBudget with the arithmetic."""
+        """Insert an intent with its reservation; False if the id exists already. OverBudget names the amounts."""
         return bool((await self._call("fleet_spawn", p_term=term, p_worker=worker))["created"])
 
     async def move(
@@ -86,7 +84,7 @@ class SqlStore:
         reason: str,
         fields: Row | None = None,
     ) -> Worker:
-        """Compare-and-set on one worker. LostRace if its state is not among `from_states`."""
+        """Compare-and-set on one worker. LostRace if its state is not one of `from_states`."""
         row = await self._call(
             "fleet_move",
             p_term=term,
@@ -100,18 +98,18 @@ class SqlStore:
         return worker_of(row["worker"])
 
     async def open_attempt(self, term: int, worker_id: str, stage: Stage) -> int:
-        """Write down that a stage of bring-up is being tried; the attempt's id."""
+        """Record the begin of an attempt at a bring-up stage. Return the attempt's id."""
         row = await self._call("fleet_attempt_open", p_term=term, p_worker_id=worker_id, p_stage=stage)
         return int(row["id"])
 
     async def note_attempt(self, term: int, attempt_id: int, code: FailureCode | None, evidence: Row) -> None:
-        """Write down what is suspected and seen while it goes on."""
+        """Record the suspected cause and the evidence of an open attempt."""
         await self._call(
             "fleet_attempt_note", p_term=term, p_id=attempt_id, p_failure_code=code, p_evidence=dict(evidence)
         )
 
-    async def close_attempt(self, term: int, attempt_id: int, result: Attempt) -> None:
-        """Write down how it ended."""
+    async def close_attempt(self, term: int, attempt_id: int, result: StageAttempt) -> None:
+        """Record the end of an attempt."""
         await self._call(
             "fleet_attempt_close",
             p_term=term,
@@ -123,17 +121,17 @@ class SqlStore:
         )
 
     async def rescue(self, term: int, *, worker_id: str | None = None, over_s: float = 0) -> Sequence[Row]:
-        """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
+        """Requeue or fail tasks whose lease ended at least `over_s` ago, or all tasks of the named worker."""
         if worker_id is not None:
             return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id))["tasks"])
         return list((await self._call("fleet_rescue_overdue", p_term=term, p_over_s=over_s))["tasks"])
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
-        """Remember that an offer was refused or granted."""
+        """Record that an offer was refused or granted."""
         await self._call("fleet_note_offer", p_term=term, p_key=key, p_refused=refused, p_code=code)
 
     async def strike(self, term: int, strike: Strike, *, code: str, evidence: Row) -> Row:
-        """Hold a failure against a machine or a place: its strikes that count, and until when it is avoided."""
+        """Record a strike against a machine or a place. Return its valid strikes, and until when it is avoided."""
         return dict(
             await self._call(
                 "fleet_strike",
@@ -148,15 +146,15 @@ class SqlStore:
         )
 
     async def hosts(self, *, avoided: bool = False) -> Sequence[Row]:
-        """Machines and places that failed, newest first: key, strikes, evidence, avoid_until, avoided."""
+        """Return machines and places that failed, newest first: key, strikes, evidence, avoid_until, avoided."""
         return list((await self._call("fleet_hosts", p_avoided=avoided))["hosts"])
 
     async def record_decision(self, term: int, decision: Row) -> None:
-        """Keep a decision, unless it is the same as the pool's last one."""
+        """Record a decision, unless it equals the pool's last one."""
         await self._call("fleet_record_decision", p_term=term, p_decision=decision)
 
     async def declare_pools(self, term: int, task_types: Sequence[TaskType]) -> None:
-        """Let submitted tasks go to the pool of their type, with its limits; what was declared before is forgotten."""
+        """Declare the pool and the limits of each task type. Replaces the earlier declaration."""
         rows = [
             {"task_type": t.name, "pool": t.pool, "timeout_s": t.timeout_s, "max_attempts": t.max_attempts}
             for t in task_types
@@ -164,33 +162,36 @@ class SqlStore:
         await self._call("fleet_declare_pools", p_term=term, p_pools=rows)
 
     async def declare_programs(self, term: int, pools: Sequence[str], stuck_s: float) -> None:
-        """Name the pools whose programs take tasks; in others a task that nobody holds is requeued after `stuck_s`."""
+        """Declare the pools whose programs take tasks.
+
+        In other pools, a task without a holder is requeued after `stuck_s`.
+        """
         await self._call("fleet_declare_programs", p_term=term, p_pools=list(pools), p_stuck_s=stuck_s)
 
     async def declare_release(self, term: int, releases: Mapping[str, str], task_types: Sequence[str]) -> None:
-        """Let be known, while this term lasts, what a worker of each pool would run now, and the types it handles."""
+        """Declare for this term the release of new workers in each pool, and the task types that it handles."""
         await self._call("fleet_declare_release", p_term=term, p_releases=releases, p_task_types=list(task_types))
 
     async def log_begin(self, term: int, piece: LogRange) -> None:
-        """Ledger row before the upload. LostRace if the range does not follow the one before."""
+        """Write the ledger row before the upload. LostRace if the range does not follow the previous one."""
         await self._call("fleet_log_begin", p_term=term, **arguments_of(piece))
 
     async def log_shipped(self, term: int, piece: LogRange) -> None:
-        """The begun piece lies in S3."""
+        """Record that S3 has the begun piece."""
         await self._call("fleet_log_shipped", p_term=term, **arguments_of(piece))
 
     async def log_ends(self, worker_id: str) -> Sequence[Row]:
-        """Of each stream of a worker the ledger's last piece, and the last one that has arrived."""
+        """Return the last piece of each stream of a worker, and the last one that S3 has."""
         return list((await self._call("fleet_log_ends", p_worker_id=worker_id))["pieces"])
 
     async def log_pieces(self, worker_id: str) -> Sequence[Row]:
-        """The ledger of one worker, in the order of boot, stream and seq."""
+        """Return the ledger of one worker, ordered by boot, stream and seq."""
         return list((await self._call("fleet_log_pieces", p_worker_id=worker_id))["pieces"])
 
     async def log_lost(
         self, term: int, worker_id: str, boot_id: str, stream: str, first: int, last: int | None, reason: str
     ) -> None:
-        """Declare bytes from `first` on lost. LostRace unless everything before has arrived and nothing after."""
+        """Declare bytes from `first` on lost. LostRace unless S3 has all bytes before them and none after."""
         await self._call(
             "fleet_log_lost",
             p_term=term,
@@ -203,56 +204,88 @@ class SqlStore:
         )
 
     async def asks(self, limit: int) -> Sequence[Row]:
-        """What pods ask of the bucket through PostgREST: {id, worker_id, method, subject}, the oldest first."""
+        """Return the questions of pods that use PostgREST: {id, worker_id, method, subject}, the oldest first."""
         return list((await self._call("fleet_asks", p_limit=limit))["asks"])
 
     async def answer(self, term: int, answers: Sequence[Row]) -> int:
-        """Answer some of them, {id, answer} each; how many were still open."""
-        # Past the redaction: a signed URL is what the pod asked for, and the row goes soon after it was read.
+        """Answer some of them, {id, answer} each. Return how many were still open."""
+        # Not redacted: the pod asked for a signed URL, and the row is deleted soon after it was read.
         given = {"p_fleet": self._fleet, "p_term": term, "p_answers": list(answers)}
         return int((await self._db.call("fleet_answer", **given))["answered"])
 
+    async def alerts(self) -> Row:
+        """Return the alerts and the state of their messages: {now, alerts, sent_1h, unsent, last_failure}."""
+        return dict(await self._call("fleet_alerts"))
+
+    async def note_alerts(self, term: int, alerts: Sequence[Row], messages: Sequence[Row]) -> int:
+        """Replace the alerts and write messages to the outbox, each key once. Return the number of written messages."""
+        answer = await self._call("fleet_note_alerts", p_term=term, p_alerts=alerts, p_messages=messages)
+        return int(answer["written"])
+
+    async def outbox_take(self, term: int, url_name: str, *, limit: int, lease_s: float) -> Row:
+        """Return the due messages for an address: {now, messages}.
+
+        Until a message is closed, it is due again after `lease_s`.
+        """
+        args = {"p_url_name": url_name, "p_limit": limit, "p_lease_s": lease_s}
+        return dict(await self._call("fleet_outbox_take", p_term=term, **args))
+
+    async def outbox_close(self, term: int, message_id: str, failure: str | None, retry_s: float | None) -> None:
+        """Record how an attempt to send ended. Without a failure, it was sent; without `retry_s`, it is given up."""
+        await self._call("fleet_outbox_close", p_term=term, p_id=message_id, p_error=failure, p_retry_s=retry_s)
+
     async def retention(self, term: int) -> Mapping[str, int] | None:
-        """Delete a bounded number of rows past their age, once an hour; table -> rows, or None if it is not due."""
+        """Delete a bounded number of expired rows, once an hour. Return table -> rows, or None if it is not due."""
         answer = await self._call("fleet_retain", p_term=term, p_every_s=RETENTION_EVERY_S)
         return None if answer["deleted"] is None else dict(answer["deleted"])
 
     async def metrics(self, since: datetime | None) -> Row:
-        """What tasks have been through since a moment, counted up to "until", and the log bytes not shipped yet."""
+        """Return the attempts since a moment, counted up to "until", and the log bytes that are not shipped yet."""
         row = dict(await self._call("fleet_metrics", p_since=since))
         return row | {"until": moment(row["until"])}
 
-    async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - the operator's word
-        """Live workers, newest first, with tasks and costs; with `all`, ended ones too."""
+    async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - an option's name
+        """Return live workers, newest first, with tasks and costs; with `all`, also ended ones."""
         return list((await self._call("fleet_workers", p_all=all, p_limit=limit))["workers"])
 
     async def worker(self, worker_id: str) -> Row:
-        """One worker with its events, bring-up attempts and tasks; its "worker" is None if there is none."""
+        """Return one worker with its events, bring-up attempts and tasks. "worker" is None if it is unknown."""
         return dict(await self._call("fleet_worker", p_worker_id=worker_id))
 
-    async def request_spawn(self, worker: Row) -> bool:
-        """An operator's intent: the leader's next tick asks the provider for its pod."""
-        return bool((await self._call("fleet_spawn", p_term=None, p_worker=worker))["created"])
+    async def _act(self, actor: str, action: str, subject: str, args: Row) -> Any:
+        """Do an action and note it in the audit log, in one transaction."""
+        return await self._call("fleet_act", p_actor=actor, p_action=action, p_subject=subject, p_args=args)
 
-    async def request_termination(self, worker_id: str, reason: str, *, now_not_drain: bool = False) -> Row:
-        """Ask for a worker to be drained, or stopped at once: {outcome: requested, already or not_found}."""
-        return dict(
-            await self._call(
-                "fleet_request_termination", p_worker_id=worker_id, p_reason=reason, p_now_not_drain=now_not_drain
-            )
-        )
+    async def request_spawn(self, worker: Row, *, actor: str = OPERATOR) -> bool:
+        """Record an operator's intent: the next tick of the leader requests the pod."""
+        return bool((await self._act(actor, "worker.spawn", worker["id"], worker))["created"])
+
+    async def request_termination(
+        self, worker_id: str, reason: str, *, now_not_drain: bool = False, actor: str = OPERATOR
+    ) -> Row:
+        """Request the drain of a worker, or its immediate stop: {outcome: requested, already or not_found}."""
+        return dict(await self._act(actor, "worker.terminate", worker_id, {"reason": reason, "at_once": now_not_drain}))
 
     async def decisions(self, limit: int = 100) -> Sequence[Row]:
-        """The newest decisions first."""
+        """Return the newest decisions first."""
         return list((await self._call("fleet_decisions", p_limit=limit))["decisions"])
 
-    async def pause(self, reason: str | None, *, pool: str | None = None, for_s: float | None = None) -> Row:
-        """Stop spawning for a reason (None: go on), in one pool or all, for a time or for good; what holds then."""
-        answer = await self._call("fleet_pause", p_pool=pool, p_reason=reason, p_for_s=for_s)
+    async def pause(
+        self, reason: str | None, *, pool: str | None = None, for_s: float | None = None, actor: str = OPERATOR
+    ) -> Row:
+        """Stop spawning for a reason (None: resume) in one pool or all, for a time or without end.
+
+        Return the pauses in force.
+        """
+        args = {} if reason is None else {"reason": reason, "for_s": for_s}
+        answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
         return dict(answer["paused"])
 
-    async def hold_claims(self, term: int, away: StoreAway | None, *, for_s: float) -> None:
-        """While the object store is away no worker of the fleet claims; None: it is back, and waiting claims look."""
+    async def hold_claims(self, term: int, away: StoreOutage | None, *, for_s: float) -> None:
+        """Stop the fleet's claims while the object store is unavailable. None.
+
+        It works again, and waiting claims try again.
+        """
         await self._call(
             "fleet_store_away",
             p_term=term,
@@ -261,71 +294,98 @@ class SqlStore:
             p_for_s=for_s if away else None,
         )
 
+    async def note_tick(self, term: int, error: str | None, *, for_s: float) -> None:
+        """Record that ticks fail. None: a tick has succeeded again."""
+        await self._call("fleet_note_tick", p_term=term, p_error=error, p_for_s=for_s)
+
     async def leadership(self) -> Row:
-        """Who leads ({holder, since, term}, or None), and where nobody does who led last: {leader, last, now}."""
+        """Return the leader ({holder, since, term} or None), and without a leader the last one: {leader, last, now}."""
         return dict(await self._call("fleet_leadership"))
 
     async def explain(self, worker_id: str) -> Row:
-        """All that an explanation of one worker needs; its "worker" is None if there is none."""
+        """Return all facts that explain one worker. "worker" is None if it is unknown."""
         return dict(await self._call("fleet_explain", p_worker_id=worker_id))
 
+    async def explain_workers(self) -> Mapping[str, Row]:
+        """Return all facts that explain each live worker, by its id."""
+        return dict((await self._call("fleet_explain_workers"))["workers"])
+
     async def explain_task(self, task_id: UUID | str) -> Row:
-        """All that an explanation of one task needs; its "task" is None if there is none."""
+        """Return all facts that explain one task. "task" is None if it is unknown."""
         return dict(await self._call("fleet_task_explain", p_task_id=str(task_id)))
 
     async def explain_scaling(self) -> Row:
-        """The last decision of each pool, the offers, and who waits for capacity, budget or an operator."""
+        """Return each pool's last decision, its offers, and workers that wait for capacity, budget or an operator."""
         return dict(await self._call("fleet_scaling_explain"))
 
     async def usual(self, gpu_type: str | None) -> Row:
-        """How long earlier bring-ups took: {n, p50_s, p95_s}; of every GPU type without one."""
+        """Return the usual duration of bring-ups: {n, p50_s, p95_s}; of all GPU types without one."""
         return dict(await self._call("fleet_usual", p_gpu_type=gpu_type))
 
     async def cost(self, since: datetime, until: datetime | None = None) -> Row:
-        """Dollars between two moments, by worker, kind of state, task type and task. BadArgument if there are none."""
+        """Return dollars between two moments, by worker, state, task type and task.
+
+        BadArgument for an invalid window.
+        """
         return dict(await self._call("fleet_cost", p_since=since, p_until=until))
 
     async def report(self) -> Row:
-        """The database's half of the diagnostic report: queue, workers, failures, decisions and spending; read-only."""
+        """Return the database's part of the diagnostic report: queue, workers, failures, decisions and spending.
+
+        Read-only.
+        """
         return dict(await self._call("fleet_report"))
 
+    async def task_troubles(self, handled: Sequence[str]) -> Row:
+        """Return tasks without a handler (waiting_types), refused_tasks, and what failed within a quarter of an hour.
+
+        That is lost_tasks (with their worker), failed_tasks (if most attempts fail) and failed_bringups.
+        """
+        return dict(await self._call("fleet_task_troubles", p_handled=list(handled)))
+
     async def efficiency(self, since: datetime, until: datetime | None = None) -> Row:
-        """Throughput, utilisation, queue depth and dollars a task between two moments. BadArgument if none."""
+        """Return throughput, utilisation, queue depth and dollars per task. BadArgument for an invalid window."""
         return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
 
     async def claim_as(self, worker_id: str) -> None:
-        """Ask for no task in the name of a worker that does not exist: UnknownWorker is the answer that all is well."""
+        """Claim for a worker that does not exist, to test the function. UnknownWorker shows that it works."""
         nobody = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
         await self._db.call("worker_claim", **nobody)
 
     async def describe(self) -> Row:
-        """The schema's version, and the argument names of every function that can be called."""
+        """Return the schema's version, and the argument names of every function that can be called."""
         return dict(await self._db.call("fleet_describe"))
 
+    async def schema_problems(self) -> Sequence[Row]:
+        """Return what in the database differs from what the functions need: what, why and fix, the worst first."""
+        return list((await self._db.call("fleet_schema_problems"))["problems"])
+
     async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
-        """Queue tasks, at most 2000 at once; {id, created} of each. BadArgument names the first that is not valid."""
+        """Submit at most 2000 tasks; {id, created} of each. BadArgument names the first invalid one."""
         return list((await self._db.call("task_submit", p_tasks=list(tasks)))["tasks"])
 
     async def task(self, task_id: UUID | str) -> Row:
-        """One task ("task" is None if there is none) with its attempts."""
+        """Return one task with its attempts. "task" is None if it is unknown."""
         return dict(await self._db.call("task_get", p_id=str(task_id)))
 
     async def tasks(self, status: str | None = None, task_type: str | None = None, limit: int = 100) -> Row:
-        """Tasks, newest first, and the counts of all by status."""
+        """Return tasks, newest first, and the number of all tasks by status."""
         return dict(await self._db.call("task_list", p_status=status, p_task_type=task_type, p_limit=limit))
 
-    async def cancel(self, task_id: UUID | str) -> Row:
-        """Cancel a queued task now, a running one with its agent's next heartbeat: {outcome, status}."""
-        return dict(await self._db.call("task_cancel", p_id=str(task_id)))
+    async def cancel(self, task_id: UUID | str, *, actor: str = OPERATOR) -> Row:
+        """Cancel a queued task now, and a running one with its agent's next heartbeat: {outcome, status}."""
+        return dict(await self._act(actor, "task.cancel", str(task_id), {}))
 
-    async def retry(self, task_id: UUID | str) -> Row:
-        """Queue a failed or cancelled task again, and what failed only because of it: {outcome, tasks}."""
-        return dict(await self._db.call("task_retry", p_id=str(task_id)))
+    async def retry(self, task_id: UUID | str, *, actor: str = OPERATOR) -> Row:
+        """Requeue a failed or cancelled task, and the tasks that failed only because of it: {outcome, tasks}."""
+        return dict(await self._act(actor, "task.retry", str(task_id), {}))
 
     async def check_functions(self) -> str:
-        """The schema's version. SchemaMismatch names what this version calls and the database does not have.
+        """Return the schema's version.
 
-        A later schema may have more functions, and more arguments with defaults: a roll-back must start.
+        SchemaMismatch names the functions that this version calls and the database lacks.
+
+        A later schema may have more functions, and more arguments with defaults, so that a rollback can start.
         """
         described = await self.describe()
         there: Mapping[str, Sequence[str]] = described["functions"] or {}
@@ -344,3 +404,22 @@ class SqlStore:
 
 def _without_secrets(value: Any) -> Any:
     return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
+
+
+def _half(row: Row) -> DatabaseHalf:
+    """Decode an answer of fleet_snapshot(). KeyError if it lacks a part."""
+    return DatabaseHalf(
+        now=moment(row["now"]),
+        workers=tuple(worker_of(worker) for worker in row["workers"]),
+        demand=tuple(demand_of(demand) for demand in row["demand"]),
+        expired_leases=int(row["expired_leases"]),
+        offers={offer["key"]: offer_of(offer) for offer in row["offers"]},
+        last_spawn_at={pool: moment(at) for pool, at in row["last_spawn_at"].items()},
+        paused={pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()},
+        ended=tuple(ended_bringup_of(bring_up) for bring_up in row["ended"]),
+        promoted_releases=frozenset(row["promoted_releases"]),
+        faults=tuple(fault_of(fault) for fault in row.get("faults", ())),
+        spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
+        avoid={key: moment(until) for key, until in row["avoid"].items()},
+        database_id=row.get("database_id"),
+    )

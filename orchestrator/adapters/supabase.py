@@ -1,8 +1,8 @@
 """The Supabase transport: the same functions over PostgREST's RPC, through the supabase client.
 
-A call that is known not to have been executed is made again for a while: PostgREST has not read the schema yet or
-cannot reach its database (503 in bursts while a project wakes up or migrates), or it does not know of a function that a
-migration has just made. Everything else that is no clear answer may have been done, and is the caller's to look at.
+A call is repeated for a while if it is known not to have been executed: PostgREST has not read the schema yet, or
+cannot reach its database (503 in bursts while a project wakes up or migrates), or does not know a function that a
+migration has just made. Any other unclear answer may mean that the call was executed, so the caller decides.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from orchestrator.adapters.replies import loads
 from orchestrator.ports import BadArgument, DatabaseAuth, PortError, SchemaMismatch, Unavailable
 
 CONNECT_TIMEOUT_S = 10.0
-KEEP_ALIVE_S = 30.0  # below what the balancers in front of a project keep an idle connection for
-AGAIN_AFTER_S = (0.1, 0.3, 0.6, 1.0, 2.0, 2.0)  # waits between tries, where nothing was done
-RELOADS = 4  # of these waits are for a schema cache that is stale: then the function is really not there
-DEADLOCK = "40P01"  # the transaction was undone as a whole: calling again is safe
+KEEP_ALIVE_S = 30.0  # seconds: load balancers in front of a project close an idle connection later
+AGAIN_AFTER_S = (0.1, 0.3, 0.6, 1.0, 2.0, 2.0)  # seconds between tries of a call that was not executed
+RELOADS = 4  # tries for a stale schema cache; after these, the function does not exist
+DEADLOCK = "40P01"  # the transaction was rolled back as a whole, so a repetition is safe
 NOT_DONE = frozenset(
     {
         DEADLOCK,
         "PGRST000",  # no connection to the database
-        "PGRST002",  # the schema has not been read yet
+        "PGRST002",  # PostgREST has not read the schema yet
         "PGRST003",  # no connection of the pool became free in time
     }
 )
-UNKNOWN = frozenset({"PGRST202", "PGRST205"})  # no such function, no such table: perhaps not yet
-# 300: the server has no key. 301, 303: signature, form, expiry. 302: no token. 401, 403: the door in front said so.
+UNKNOWN = frozenset({"PGRST202", "PGRST205"})  # no such function or table, perhaps not yet
+# 300: the server has no key. 301, 303: signature, form, expiry. 302: no token. 401, 403: from the proxy in front.
 AUTH = frozenset({"PGRST300", "PGRST301", "PGRST302", "PGRST303", "401", "403"})
-BAD_KEY = "Invalid API key"  # what the door says, without a code
+BAD_KEY = "Invalid API key"  # the proxy's answers, which have no code
 HOW = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
 
 
@@ -54,9 +54,9 @@ class SupabaseDb:
     async def open(
         cls, url: str, key: str, *, pool_size: int = 8, call_timeout_s: float = 15, poll_s: float = POLL_S
     ) -> Self:
-        """A Db. It does not wait for the database: a call does."""
-        # HTTP/1.1: over one HTTP/2 connection, a lost packet or a GOAWAY would hold up or fail all calls at once.
-        http = _Client(
+        """Return a Db. It does not wait for the database; the first call does."""
+        # HTTP/1.1: with one HTTP/2 connection, a lost packet or a GOAWAY would delay or fail all calls at once.
+        http = _HttpClient(
             timeout=httpx.Timeout(call_timeout_s, connect=min(CONNECT_TIMEOUT_S, call_timeout_s)),
             limits=httpx.Limits(max_connections=pool_size, keepalive_expiry=KEEP_ALIVE_S),
             verify=_trusted(),
@@ -72,7 +72,10 @@ class SupabaseDb:
         await self._http.aclose()
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """The function's jsonb, decoded. Raises port errors by `code`; Unavailable where there is no clear answer."""
+        """Return the function's decoded jsonb. Raises the port's error for `code`.
+
+        Unavailable without a clear answer.
+        """
         check_names((function, *args))
         body = plain(args)
         last: PortError | None = None
@@ -92,7 +95,7 @@ class SupabaseDb:
         raise AssertionError("unreachable")
 
     def notifications(self) -> AsyncIterator[tuple[str, str]]:
-        """(channel, payload) of what changed, by polling, for ever; CONNECTED first, and after each gap."""
+        """Yield (channel, payload) of changes forever, by polling. CONNECTED comes first, and after each gap."""
         return self._listeners.stream()
 
     async def _once(self, function: str, body: Mapping[str, Any]) -> Any:
@@ -105,15 +108,15 @@ class SupabaseDb:
             raise _NotDone(Unavailable(f"{function}: no connection with {where}: {_words(error)}")) from error
         except httpx.HTTPError as error:
             raise Unavailable(f"{function}: {_words(error)}") from error
-        except ValueError as error:  # NaN, a lone surrogate: no JSON, so nothing was sent
-            raise BadArgument(f"{function}: not to be said in JSON: {error}") from error
-        if not isinstance(answer, dict):  # our functions return objects: somebody else's page
+        except ValueError as error:  # NaN or a lone surrogate is not JSON, so nothing was sent
+            raise BadArgument(f"{function}: not valid as JSON: {error}") from error
+        if not isinstance(answer, dict):  # our functions return objects: this is another program's page
             raise Unavailable(f"{function}: an answer that is no JSON object: {str(answer)[:200]}")
         return answer
 
 
-class _Client(httpx.AsyncClient):
-    """Its replies are decoded as those over a direct connection are."""
+class _HttpClient(httpx.AsyncClient):
+    """Decodes its replies as a direct connection does."""
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         response = await super().send(request, **options)
@@ -123,12 +126,12 @@ class _Client(httpx.AsyncClient):
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """The certificates that are trusted: read once, which takes 20 ms."""
+    """Return the trusted certificates, read once: reading takes 20 ms."""
     return httpx.create_ssl_context()
 
 
 class _NotDone(Exception):
-    """Nothing was executed; `error` is what the caller hears if it stays so."""
+    """The call was not executed; `error` is for the caller if that does not change."""
 
     def __init__(self, error: PortError) -> None:
         super().__init__(str(error))
@@ -136,12 +139,12 @@ class _NotDone(Exception):
 
 
 def _read(function: str, error: APIError) -> Exception:
-    """The port error for PostgREST's refusal, or for that of whatever stands in front of it."""
+    """Return the port's error for a refusal of PostgREST, or of the proxy in front of it."""
     code, message = error.code, error.message or "no reason given"
     if code in AUTH or (code is None and BAD_KEY in message):
         return DatabaseAuth(f"{function}: Supabase refuses the key: {message}; fix: {HOW}")
     found = refusal(code, f"{function}: {message}", error.details, error.hint)
-    if isinstance(found, DatabaseAuth):  # the key is another role's: the anon key, most often
+    if isinstance(found, DatabaseAuth):  # the key has another role, most often anon
         return DatabaseAuth(f"{found}; fix: {HOW}")
     return _NotDone(found) if code in NOT_DONE or code in UNKNOWN else found
 

@@ -1,0 +1,127 @@
+"""What the API asks of the database: tokens, the audit log, and the tasks that a token may see.
+
+A user's params pass unchanged: nothing here is redacted, and nothing here is logged.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.core.api_tokens import TokenHolder
+from orchestrator.core.model import EVERY_POOL
+from orchestrator.ports import ApiCalls
+
+Row = Mapping[str, Any]
+
+
+class ApiRows:
+    """The rows of one fleet. Raises PortError."""
+
+    def __init__(self, db: ApiCalls, fleet_id: str) -> None:
+        self._db, self._fleet = db, fleet_id
+
+    async def create_token(self, token: Row, actor: str) -> None:
+        """Store a token: {name, hash, scopes, pools, tenant, expires_at}. BadArgument if its name is used."""
+        await self._db.call("fleet_token_create", p_fleet=self._fleet, p_token=token, p_actor=actor)
+
+    async def use_token(self, token_hash: str) -> Row:
+        """The valid token with this SHA-256, and whether there is any: {token, any, now}."""
+        return dict(await self._db.call("fleet_token_use", p_fleet=self._fleet, p_hash=token_hash))
+
+    async def tokens(self) -> Sequence[Row]:
+        """All tokens without their hashes, newest first."""
+        return list((await self._db.call("fleet_tokens", p_fleet=self._fleet))["tokens"])
+
+    async def revoke_token(self, name: str, actor: str) -> Row:
+        """End a token: {outcome: revoked, already or not_found}."""
+        return dict(await self._db.call("fleet_token_revoke", p_fleet=self._fleet, p_name=name, p_actor=actor))
+
+    async def audit(self, *, before: int | None = None, limit: int = 100) -> Sequence[Row]:
+        """The newest entries of the audit log, or those before an entry."""
+        answer = await self._db.call("fleet_audit", p_fleet=self._fleet, p_before=before, p_limit=limit)
+        return list(answer["entries"])
+
+    async def submit(self, holder: TokenHolder, tasks: Sequence[Row], *, key: str | None, sha256: str) -> Row:
+        """Submit tasks, once for a key within 24 hours: {outcome: ok, repeated or key_reused, tasks}."""
+        args = {"p_actor": holder.name, "p_scope": holder.restriction(), "p_key": key, "p_sha256": sha256}
+        return dict(await self._db.call("task_submit_for", p_fleet=self._fleet, p_tasks=list(tasks), **args))
+
+    async def task(self, holder: TokenHolder, task_id: str) -> Row:
+        """{task, attempts}; the task is None if there is none for this holder."""
+        return dict(await self._db.call("task_get_for", p_scope=holder.restriction(), p_id=task_id))
+
+    async def act(self, holder: TokenHolder, task_id: str, action: str, version: str | None) -> Row:
+        """Cancel or retry a task, if it still has this version (None: whatever it has)."""
+        args = {"p_actor": holder.name, "p_scope": holder.restriction(), "p_action": action, "p_version": version}
+        return dict(await self._db.call("task_act_for", p_fleet=self._fleet, p_id=task_id, **args))
+
+    async def task_states(self, task_ids: Sequence[str]) -> Sequence[Row]:
+        """{id, status, progress, progress_at, attempt, version} of those that exist."""
+        return list((await self._db.call("task_states", p_ids=list(task_ids)))["tasks"])
+
+    async def tasks(self, holder: TokenHolder, wanted: Row, after: Sequence[str] | None, limit: int) -> Row:
+        """A page, newest first, and where the next one begins: {tasks, next}."""
+        args = {"p_scope": holder.restriction(), "p_filter": wanted, "p_cursor": after, "p_limit": limit}
+        return dict(await self._db.call("task_page", **args))
+
+    async def workers(
+        self, holder: TokenHolder, *, ended: bool, after: Sequence[str] | None, limit: int
+    ) -> Sequence[Row]:
+        """A page of the workers that a holder sees, newest first; `after`: the time and id of the last one seen."""
+        args = {"p_pools": holder.restriction()["pools"], "p_ended": ended, "p_cursor": after, "p_limit": limit}
+        return list((await self._db.call("fleet_workers_page", p_fleet=self._fleet, **args))["workers"])
+
+    async def worker(self, worker_id: str) -> Row | None:
+        """One worker, or None."""
+        answer = await self._db.call("fleet_worker", p_fleet=self._fleet, p_worker_id=worker_id)
+        row: Row | None = answer["worker"]
+        return row
+
+    async def _act(self, actor: str, action: str, subject: str, args: Row) -> Row:
+        """Do an action and note it in the audit log, in one transaction."""
+        named = {"p_actor": actor, "p_action": action, "p_subject": subject, "p_args": args}
+        return dict(await self._db.call("fleet_act", p_fleet=self._fleet, **named))
+
+    async def terminate(self, actor: str, worker_id: str, reason: str, *, at_once: bool) -> Row:
+        """Ask for a worker's end: {outcome: requested, already or not_found}."""
+        return await self._act(actor, "worker.terminate", worker_id, {"reason": reason, "at_once": at_once})
+
+    async def decisions(self, holder: TokenHolder, *, before: int | None, limit: int) -> Sequence[Row]:
+        """A page of the decisions that a holder sees, newest first, before this one."""
+        args = {"p_pools": holder.restriction()["pools"], "p_before": before, "p_limit": limit}
+        return list((await self._db.call("fleet_decisions_page", p_fleet=self._fleet, **args))["decisions"])
+
+    async def events(self, holder: TokenHolder, *, after: int | None, limit: int) -> Row:
+        """What happened to the workers that a holder sees after an event; None: the newest. {events, next, more}."""
+        args = {"p_pools": holder.restriction()["pools"], "p_after": after, "p_limit": limit}
+        return dict(await self._db.call("fleet_events", p_fleet=self._fleet, **args))
+
+    async def scaling(self) -> Row:
+        """The last decision of each pool, the offers, pauses and workers that wait."""
+        return dict(await self._db.call("fleet_scaling_explain", p_fleet=self._fleet))
+
+    async def pauses(self) -> Row:
+        """The pauses in force: {pool: {reason, until}}; `*` is every pool."""
+        return dict((await self._db.call("fleet_pauses", p_fleet=self._fleet))["paused"])
+
+    async def pause(self, actor: str, reason: str | None, *, pool: str | None, for_s: float | None = None) -> Row:
+        """Stop spawning for a reason (None: go on); the pauses that hold then."""
+        args = {} if reason is None else {"reason": reason, "for_s": for_s}
+        answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
+        return dict(answer["paused"])
+
+    async def cost(self, since: str, until: str | None) -> Row:
+        """Dollars between two moments, by worker, kind of state, task type and task."""
+        return dict(await self._db.call("fleet_cost", p_fleet=self._fleet, p_since=since, p_until=until))
+
+    async def task_explained(self, task_id: str) -> Row:
+        """All facts that explain one task. "task" is None if it is unknown."""
+        return dict(await self._db.call("fleet_task_explain", p_fleet=self._fleet, p_task_id=task_id))
+
+    async def worker_explained(self, worker_id: str) -> Row:
+        """All facts that explain one worker. "worker" is None if it is unknown."""
+        return dict(await self._db.call("fleet_explain", p_fleet=self._fleet, p_worker_id=worker_id))
+
+    async def log_pieces(self, worker_id: str) -> Sequence[Row]:
+        """The ledger of one worker's logs, in the order of boot, stream and seq."""
+        answer = await self._db.call("fleet_log_pieces", p_fleet=self._fleet, p_worker_id=worker_id)
+        return list(answer["pieces"])
