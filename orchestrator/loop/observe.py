@@ -1,35 +1,36 @@
 """One observation: the pods first, then one statement for the whole database half.
 
-In this order a worker that the rows show and the list does not may be newer than the list, never the other way round.
-The list is asked for at most once in LIST_EVERY_S for each page that it has. Ticks in between see the last one, as does
-a tick that a new one does not answer in time; absence is only counted on new ones. When the provider gives no list, the
-snapshot says so; when the database gives no answer, there is none.
+In this order, a worker without a listed pod may be newer than the list, and no listed pod is newer than the rows. A
+list is requested at most once in LIST_EVERY_S for each of its pages. Ticks in between use the last list, and so does a
+tick for which the new list is late. Absence counts only with new lists. Without a list, the snapshot says so; without
+an answer of the database, there is no snapshot.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from math import ceil
 
-import structlog
-
 from orchestrator.core import store_outage
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import Pod, Snapshot, StoreAway
+from orchestrator.core.model import Pod, Snapshot, StoreOutage, Worker
+from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import PAGE_PODS, PodTracker, fold
+from orchestrator.core.states import State
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability import log_phrases
+from orchestrator.observability.logger import LazyLogger
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store
 
-LIST_EVERY_S = 2.0  # per page, at least; longer where the account's limits would be used up at that pace
-PATIENCE_S = 0.2  # of a tick with a list under way, once there is an earlier one
-FIRST_PATIENCE_S = 2.0  # … of all ticks together, while there is none
-LATE_S = 5.0  # a list that takes longer is told of
-NAMED = 5  # pods of another database, in the line that tells of them
-GAPS = 500  # remembered; what was before the oldest of them is forgotten
-log = structlog.get_logger()
+LIST_EVERY_S = 2.0  # per page, at least; longer if this pace would use up the account's limits
+PATIENCE_S = 0.2  # how long a tick waits for a new list, if there is an earlier one
+FIRST_PATIENCE_S = 2.0  # how long all ticks together wait for the first list
+LATE_S = 5.0  # a list that takes longer is logged
+NAMED = 5  # pods of another database in one log line
+GAPS = 500  # the number of gaps that are remembered; the time before the oldest one is forgotten
+log = LazyLogger()
 
 
 class Observer:
@@ -46,52 +47,55 @@ class Observer:
         patience_s: float = FIRST_PATIENCE_S,
         store_watch: StoreWatch | None = None,
     ) -> None:
-        """Without a cloud nothing is known about pods; a database as slow as `deaf_s` heard no heartbeats meanwhile.
+        """Without a cloud, nothing is known about pods. A database call of `deaf_s` counts as a gap for heartbeats.
 
-        The first list is waited for `patience_s`; whoever looks once, and not again in two seconds, has more.
+        `patience_s` is the wait for the first list. A command that observes only once waits longer.
         """
         self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
         self._deaf_s, self._patience_s = deaf_s, patience_s
         self._store_watch = store_watch
-        self._store_away: StoreAway | None = None  # at the last snapshot
+        self._store_outage: StoreOutage | None = None  # at the last snapshot
         self._pod_tracker = PodTracker()
         self._pods: tuple[Pod, ...] | None = None
         self._listed_at_s = -1e9
         self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
-        self._began_s: float | None = None  # hearing, on the loop's clock
+        self._began_s: float | None = None  # the begin of the observation window, on the loop's clock
         self._heard_s = 0.0  # when the database last answered
-        self._gaps: deque[tuple[float, float]] = deque()  # in which nobody could be heard
-        self._deaf = True  # since _heard_s
-        self._clocks: tuple[datetime, float] | None = None  # the database's at the last snapshot, the loop's before
-        self._met_strangers = False
-        self._knocks_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
-        self.cloud_error: str | None = None
-        self.wake: Callable[[], object] = lambda: None  # when a list that a tick did not wait for has come
+        self._gaps: deque[tuple[float, float]] = deque()  # times in which no heartbeat could be received
+        self._deaf = True  # a gap since _heard_s
+        # the database's clock at the last snapshot, the loop's clock before it
+        self._clocks: tuple[datetime, float] | None = None
+        self._reported_foreign_pods = False
+        self._unanswered_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
+        self._claim_numbers: dict[str, tuple[int, datetime]] = {}  # idle worker -> its number, and since when
+        self.cloud_error: PortError | None = None  # of the last pod list
+        self.wake: Callable[[], object] = lambda: None  # called when a late list has arrived
 
-    def knocked(self, worker_id: str) -> None:
-        """A worker called through our own door and got no answer from us: it is alive, whatever its row says."""
-        self._knocks_s[worker_id] = asyncio.get_running_loop().time()
+    def note_unanswered(self, worker_id: str) -> None:
+        """Note a worker whose call the gateway could not answer: the worker is alive."""
+        self._unanswered_s[worker_id] = asyncio.get_running_loop().time()
 
     @property
     def knows_the_store(self) -> bool:
-        """Whether this process can tell that the object store is not away."""
+        """Whether this process knows that the object store answers."""
         return self._store_watch is not None and self._store_watch.is_known
 
     def gap(self) -> None:
-        """Something was missed (no lead, no database) since we last heard: it makes no silence until we hear again."""
+        """Begin a gap (no leadership, no database): until the next answer, silence does not count."""
         self._deaf = True
         self._pods, self._listed_at_s = None, -1e9
-        if self._listing is not None:  # begun before the gap: it counts for nothing
+        if self._listing is not None:  # the list began before the gap, so it does not count
             self._listing.cancel()
             self._listing = None
 
     def forget(self) -> None:
-        """Somebody else may have led: what lists have not shown counts anew. A pod without a live row never has one."""
+        """Restart the counting of absence, because another process may have led. Orphans stay known."""
         self.gap()
         self._pod_tracker = PodTracker(orphan_since=self._pod_tracker.orphan_since)
+        self._claim_numbers = {}
 
     def heard(self) -> None:
-        """The database answered us while we lead: whoever speaks is heard."""
+        """Note an answer of the database while this process leads: heartbeats can be received."""
         now_s = asyncio.get_running_loop().time()
         if self._began_s is None:
             self._began_s = now_s
@@ -102,7 +106,7 @@ class Observer:
         self._heard_s, self._deaf = now_s, False
 
     async def observe(self, in_flight: frozenset[str], bringing_up: frozenset[str]) -> Snapshot:
-        """What is now. Raises a port error when the database does not answer."""
+        """Return a snapshot. Raises a port error if the database does not answer."""
         fresh = await self._list()
         asked_s = asyncio.get_running_loop().time()
         try:
@@ -116,14 +120,16 @@ class Observer:
         self._compare_clocks(half.now, asked_s, answered_s)
         self.heard()
         clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
-        self._knocks_s = {worker_id: at_s for worker_id, at_s in self._knocks_s.items() if worker_id in live}
-        knocked = {name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._knocks_s.items()}
-        pods, strangers = self._apart(half.database_id)
+        self._unanswered_s = {worker_id: at_s for worker_id, at_s in self._unanswered_s.items() if worker_id in live}
+        unanswered_at = {
+            name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._unanswered_s.items()
+        }
+        pods, foreign_pods = self._apart(half.database_id)
         if fresh and pods is not None:
             self._pod_tracker = fold(self._pod_tracker, pods, half.workers, self._fleet_id, half.now)
         away = self._store_watch.away() if self._store_watch else None
-        own = StoreAway(half.now - timedelta(seconds=away[0]), away[1], refused=away[2]) if away else None
-        self._store_away = store_outage.judge(own, half.workers, self._store_away, half.now)
+        own = StoreOutage(half.now - timedelta(seconds=away[0]), away[1], refused=away[2]) if away else None
+        self._store_outage = store_outage.detect(own, half.workers, self._store_outage, half.now)
         return Snapshot(
             now=half.now,
             window=self._window(half.now, clock_s),
@@ -140,38 +146,52 @@ class Observer:
             last_spawn_at=half.last_spawn_at,
             paused=half.paused,
             ended=half.ended,
-            proven=half.proven,
+            promoted_releases=half.promoted_releases,
+            faults=half.faults,
             spent=half.spent,
             avoid=half.avoid,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
-            knocked=knocked,
-            unlisted=self._late() or (self.cloud_error if self._pods is None else None),
+            unanswered_at=unanswered_at,
+            claim_seen_at=self._claims_seen(half.workers, half.now),
+            unlisted=self._late() or (str(self.cloud_error) if self.cloud_error and self._pods is None else None),
             database_id=half.database_id,
-            store_away=self._store_away,
-            strangers=strangers,
+            store_outage=self._store_outage,
+            database_s=answered_s - asked_s,
+            foreign_pods=foreign_pods,
         )
 
+    def _claims_seen(self, workers: Iterable[Worker], now: datetime) -> dict[str, datetime]:
+        """Return for each idle worker when its present claim number was first seen."""
+        before, self._claim_numbers = self._claim_numbers, {}
+        for worker in workers:
+            if worker.state is State.IDLE:
+                number, seen_at = before.get(worker.id, (None, now))
+                self._claim_numbers[worker.id] = (worker.claim_no, seen_at if number == worker.claim_no else now)
+        return {name: seen_at for name, (_, seen_at) in self._claim_numbers.items()}
+
     def _apart(self, database_id: str | None) -> tuple[tuple[Pod, ...] | None, tuple[Pod, ...]]:
-        """The listed pods, and apart from them those of a fleet of this name in another database."""
+        """Split the listed pods into this database's and those of a fleet of this name in another database."""
         if self._pods is None:
             return None, ()
         apart: dict[bool, list[Pod]] = {True: [], False: []}
         for pod in self._pods:
-            apart[pod.is_strange(self._fleet_id, database_id)].append(pod)
-        strangers = tuple(apart[True])
-        if strangers and not self._met_strangers:
-            what = f"{len(strangers)} pod(s) of fleet {self._fleet_id} belong to another database and are left alone"
+            apart[pod.is_foreign(self._fleet_id, database_id)].append(pod)
+        foreign_pods = tuple(apart[True])
+        if foreign_pods and not self._reported_foreign_pods:
+            what = f"{counted(len(foreign_pods), 'pod')} of fleet {self._fleet_id}: of another database, left alone"
             fix = "give each environment a FLEET_ID of its own; see python -m orchestrator sync"
-            log.warning("strange_pods_found", message=f"{what}; fix: {fix}", pods=[pod.id for pod in strangers[:NAMED]])
-        self._met_strangers = bool(strangers)
-        return tuple(apart[False]), strangers
+            log.warning(
+                "foreign_pods_found", message=f"{what}; fix: {fix}", pods=[pod.id for pod in foreign_pods[:NAMED]]
+            )
+        self._reported_foreign_pods = bool(foreign_pods)
+        return tuple(apart[False]), foreign_pods
 
     def _compare_clocks(self, now: datetime, asked_s: float, answered_s: float) -> None:
-        """Hear anew from here where time has passed for the database and not for us.
+        """Begin a gap if more time has passed for the database than for this process.
 
-        This machine was suspended, and its monotonic clock with it, so that agents called in vain; or the database's
-        clock was set forward. What looks like silence then is none.
+        This machine was suspended with its monotonic clock, and agents' calls failed; or the database's clock was set
+        forward. Then silence does not count.
         """
         if self._clocks is not None:
             passed_s = (now - self._clocks[0]).total_seconds()
@@ -192,14 +212,14 @@ class Observer:
         return ObservationWindow(at(began_s), tuple((at(began), at(ended)) for began, ended in self._gaps))
 
     def _late(self) -> str | None:
-        """That a list is under way for too long."""
+        """Return what is wrong with a list that takes too long; None if none does."""
         late_s = asyncio.get_running_loop().time() - self._listed_at_s
         if self._listing is None or late_s < LATE_S:
             return None
         return f"asked for more than {LATE_S:g} s ago, and not answered yet"
 
     async def _list(self) -> bool:
-        """Whether a new complete list came."""
+        """Return whether a new complete list has arrived."""
         if self._cloud is None:
             return False
         clock_s = asyncio.get_running_loop().time()
@@ -216,13 +236,13 @@ class Observer:
             return False  # there was a gap meanwhile
         if not listing.done():
             listing.add_done_callback(lambda _: self.wake())
-            return False  # a later tick will have it
+            return False  # a later tick will use it
         self._listing = None
         try:
             self._pods = listing.result()
         except PortError as error:
             self._pods = None
-            self.cloud_error = str(error)
+            self.cloud_error = error
             words = log_phrases.AUTHENTICATION if isinstance(error, ApiAuth) else "the provider gave no list of pods"
             log.warning("pods_unlisted", message=f"{words}: {error}", error=type(error).__name__)
             return False

@@ -1,4 +1,4 @@
-"""What all parts of one orchestrator process share."""
+"""Objects that all parts of one orchestrator process share."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from orchestrator.ports import Db, Store
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The rows, the rules and the records of one process."""
+    """The store, the policy, the metrics and the health record of one process."""
 
     store: Store
     db: Db

@@ -1,6 +1,6 @@
-"""Whether the object store serves this process: known from each of its calls, and from a probe while none tells.
+"""Detects whether the object store serves this process: from each call, and from a probe if there are no calls.
 
-Reading and writing are told apart: a bucket that may be read and not written to is away for all that matters here.
+Reads and writes are counted separately: a bucket that allows only reads counts as unavailable.
 """
 
 import asyncio
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from orchestrator.ports import BlobRefused, Blobs, NotFound, PortError
 
-FAILURES = 2  # in a row; one may be a hiccup
-QUIET_S = 10.0  # without a call that was answered: then it is asked
+FAILURES = 2  # in a row; a single failure does not count
+QUIET_S = 10.0  # without an answered call: then a probe is sent
+MEASURE_S = 60.0  # between two probes, however many other calls are answered
 SLOW_S = 5.0  # a probe that takes longer is no answer
 KEY = "probes/store"  # overwritten by each probe; relative to S3_PREFIX
 CONTENT = b"written by the orchestrator to see whether this bucket takes objects\n"
@@ -28,7 +29,7 @@ class _Side:
     refused: bool = False
 
     def note(self, now_s: float, error: PortError | None) -> None:
-        """Take in one call's end."""
+        """Note the result of one call."""
         if error is None or isinstance(error, NotFound):
             self.failures = 0
             return
@@ -39,21 +40,22 @@ class _Side:
 
 
 class StoreWatch:
-    """One process's view; `called` may be used from any thread."""
+    """The view of one process. Any thread may use `called`."""
 
     def __init__(self) -> None:
         self._reads, self._writes = _Side(), _Side()
         self._answered_s: float | None = None
         self._probe: asyncio.Task[None] | None = None
         self._probed_s = 0.0
+        self.took_s = 0.0  # for the last probe that was answered; 0: none was
 
     def called(self, operation: str, error: PortError | None) -> None:
-        """A call of this process ended; None: it was answered."""
+        """Note the end of a call of this process. None: it was answered."""
         now_s = time.monotonic()
         (self._writes if operation == "put" else self._reads).note(now_s, error)
         if error is None or isinstance(error, NotFound):
             self._answered_s = now_s
-        if operation == "put" and error is None:  # a put reads the size back
+        if operation == "put" and error is None:  # a put also reads the size back
             self._reads.note(now_s, None)
 
     @property
@@ -62,7 +64,10 @@ class StoreWatch:
         return self._answered_s is not None
 
     def away(self) -> tuple[float, str, bool] | None:
-        """For how many seconds it has been away, why, and whether it refuses; None while it serves, or is unknown."""
+        """Return for how long it has been unavailable, why, and whether it refuses.
+
+        None if it serves, or is unknown.
+        """
         now_s = time.monotonic()
         sides = [side for side in (self._writes, self._reads) if side.failures >= FAILURES]
         if sides:
@@ -72,16 +77,18 @@ class StoreWatch:
         return (pending_s, f"S3 has not answered for {SLOW_S:.0f} s", False) if pending_s >= SLOW_S else None
 
     async def look(self, blobs: Blobs) -> None:
-        """Begin a probe if one is due; it is not waited for, because a store that hangs holds a call for minutes."""
+        """Begin a probe if one is due. Nothing waits for it, because a hanging store holds a call for minutes."""
         if self._probe is not None:
             return
         failing = self._reads.failures or self._writes.failures
-        if failing or self._answered_s is None or time.monotonic() - self._answered_s >= QUIET_S:
-            self._probed_s = time.monotonic()
+        now_s = time.monotonic()
+        quiet = self._answered_s is None or now_s - self._answered_s >= QUIET_S
+        if failing or quiet or now_s - self._probed_s >= MEASURE_S:
+            self._probed_s = now_s
             self._probe = asyncio.create_task(self._ask(blobs, writes=bool(failing)), name="probe:store")
 
     def stop(self) -> None:
-        """Give up the probe under way."""
+        """Cancel the running probe."""
         if self._probe is not None:
             self._probe.cancel()
 
@@ -91,12 +98,15 @@ class StoreWatch:
                 await blobs.put(KEY, CONTENT, content_type="text/plain")
             else:
                 await blobs.size(KEY)
+            self.took_s = time.monotonic() - self._probed_s
+        except NotFound:
+            self.took_s = time.monotonic() - self._probed_s
         except PortError:
-            pass  # `called` has been told
+            pass  # `called` has noted it
         finally:
             self._probe = None
 
 
 def _why(error: PortError) -> str:
-    said = f"{type(error).__name__}: {str(error)[:WHY_CHARS]}"
-    return f"S3 refuses ({said}); {FIX}" if isinstance(error, BlobRefused) else f"S3 does not answer ({said})"
+    text = f"{type(error).__name__}: {str(error)[:WHY_CHARS]}"
+    return f"S3 refuses ({text}); {FIX}" if isinstance(error, BlobRefused) else f"S3 does not answer ({text})"

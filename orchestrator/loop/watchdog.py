@@ -1,12 +1,12 @@
-"""End a process that stands still, so that its platform starts another one.
+"""Ends a process that hangs, so that its platform starts another one.
 
 A platform restarts a process that ends, and none restarts one that hangs: it would keep the lease, or its place as the
 standby, and decide nothing. A thread of its own watches two things: that the event loop answers, and that ticks go on.
 A tick that fails is a tick that ended, so an outage of the database or of RunPod is no reason to end.
 
-The thread counts its own rounds rather than seconds. A process that is stopped (SIGSTOP, a suspended machine) makes no
-rounds, and one that is starved of CPU makes few: neither is wedged. A C call that never releases the interpreter's lock
-stops this thread too; input is bounded where it enters so that there is none.
+The thread counts its own rounds, not seconds. A stopped process (SIGSTOP, a suspended machine) makes no rounds, and a
+process without CPU time makes few: neither hangs. A C call that never releases the interpreter's lock would stop this
+thread too; bounded input prevents such calls.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 EXIT_WEDGED = 70  # EX_SOFTWARE of sysexits.h
-STILL_S = 120.0  # without progress: wedged
+STILL_S = 120.0  # without progress: the process hangs
 ROUND_S = 1.0  # between two looks
 
 
@@ -33,7 +33,7 @@ class Watchdog:
         round_s: float = ROUND_S,
         end: Callable[[str], None] | None = None,
     ) -> None:
-        """`progress` is another value after each step of a tick; `end` is called with the reason, once."""
+        """`progress` changes after each step of a tick. `end` is called once, with the reason."""
         self._progress, self._end = progress, end or _end
         self._limits_s = {"event loop": loop_limit_s, "tick": tick_limit_s}
         self._round_s = round_s
@@ -64,12 +64,12 @@ class Watchdog:
                     self._end(f"the {name} has stood still for {limit_s:g} s")
                     return
             before = now
-            with contextlib.suppress(RuntimeError):  # the loop has closed: the process is about to end
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
                 loop.call_soon_threadsafe(self._answer)
 
 
 def _end(why: str) -> None:
-    """Not through logging: a thread that hangs may hold its lock."""
+    """Write to stderr without logging: a hanging thread may hold its lock."""
     os.write(2, f'{{"event": "orchestrator_wedged", "level": "critical", "message": "{why}"}}\n'.encode())
     faulthandler.dump_traceback(2)
     os._exit(EXIT_WEDGED)

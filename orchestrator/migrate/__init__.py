@@ -1,12 +1,13 @@
 """Bring a database to this version's schema.
 
-`migrations/tables/` has numbered files that are applied once, in order, and never change. Everything else is current
-text: `functions/`, `views.sql`, `triggers.sql`, `grants.sql`. It is applied again, in one transaction, when a checksum
-differs from the ledger `schema_migrations`.
+`migrations/tables/` has numbered files that are applied once, in order, and never change. All other files are current
+text: `functions/`, `views.sql`, `triggers.sql`, `grants.sql`. If a checksum differs from the ledger
+`schema_migrations`, they are applied again, in one transaction.
 
-Any number of migrators may start at once: one works, the others wait and find nothing to do. A database that was made
-from other files is refused untouched. A database that a newer release has migrated is left as it is, and that is no
-error: a roll-back migrates too. Functions keep their names and arguments, so processes of an earlier version go on.
+Several migrators may start at once: one works, the others wait and find nothing to do. A database that was made from
+other files is refused without a change. A database that a newer release has migrated is left as it is, without an
+error, because a rollback migrates too. Functions keep their names and arguments, so processes of an earlier version go
+on.
 
 A user's live `tasks` and `workers` are adopted without long locks: each statement that locks them is short and gives up
 after LOCK_TIMEOUT_S, rows are changed a few pages at a time, and indexes are built while others write.
@@ -33,27 +34,28 @@ __all__ = [
     "looked_at",
     "migrate",
     "missing_sql",
+    "planned",
     "sql_files",
 ]
 
-NOTE = "OR100"  # the SQLSTATE of notices that are meant for the operator
-OF_OLD_TABLES = "row level security"  # in the one that a table calls for only if somebody may have been reading it
+NOTE = "OR100"  # the SQLSTATE of notices for the operator
+OF_OLD_TABLES = "row level security"  # needed for a table only if clients may have read it earlier
 NEW = "select to_regclass('public.tasks') is null and to_regclass('public.workers') is null"
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What a run did: the versions it applied (none: the schema was current) and what an operator should know."""
+    """The result of a run: the applied versions (none if the schema was current), and notes for the operator."""
 
     applied: tuple[str, ...]
     notes: tuple[str, ...]
-    version: str  # the schema's version now
+    version: str  # the schema's version after the run
 
 
 async def migrate(url: str, *, directory: Traversable | None = None, requeue_held: bool = False) -> MigrationReport:
-    """Apply what is missing. SchemaMismatch if the database does not fit the files; Unavailable if it is away.
+    """Apply the missing files. SchemaMismatch if the database does not fit the files; Unavailable without a connection.
 
-    Tasks In Progress that no worker holds are noted, and with `requeue_held` queued again.
+    The notes name tasks In Progress without a worker. With `requeue_held`, these tasks are queued again.
     """
     files = sql_files(directory)
     async with alone(url) as lock, connected(url) as connection:
@@ -66,8 +68,19 @@ async def migrate(url: str, *, directory: Traversable | None = None, requeue_hel
     return MigrationReport(applied, (*notes, *_of_a_newer(now, files)), now)
 
 
+async def planned(url: str, *, directory: Traversable | None = None) -> MigrationReport:
+    """Return what `migrate` would apply now. It changes nothing and takes no lock. SchemaMismatch, Unavailable."""
+    files = sql_files(directory)
+    async with connected(url) as connection:
+        ledger = await read_ledger(connection)
+        await check(connection, ledger, files)
+    newer = files.version.standing(ledger.version) == "newer"
+    versions = () if newer else tuple(version for step in steps(files, ledger) for version in step.versions)
+    return MigrationReport(versions, _of_a_newer(ledger.version, files), ledger.version)
+
+
 async def missing_sql(url: str | None, now: datetime, *, directory: Traversable | None = None) -> str:
-    """What this database lacks, or without a database everything, as one SQL file. `now` (UTC) names it."""
+    """Return the SQL that this database lacks, or without a database the whole schema. `now` (UTC) names the file."""
     files = sql_files(directory)
     if url is None:
         return script(files, Ledger(), now)
@@ -79,7 +92,7 @@ async def missing_sql(url: str | None, now: datetime, *, directory: Traversable 
 
 
 def looked_at(version: str, *, directory: Traversable | None = None) -> MigrationReport:
-    """The report on a schema that cannot be changed from here. SchemaMismatch where it is older than the files."""
+    """Return the report on a schema that cannot be changed here. SchemaMismatch if it is older than the files."""
     files = sql_files(directory)
     if files.version.standing(version) == "older":
         there = version if SchemaVersion.parse(version) or version.isdigit() else "none that it tells of"
@@ -91,19 +104,19 @@ def looked_at(version: str, *, directory: Traversable | None = None) -> Migratio
 async def _apply(
     connection: Connection, lock: Connection, files: SqlFiles, ledger: Ledger
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """All steps; what they applied and noted."""
+    """Apply all steps. Return the applied versions and the notes."""
     notes: list[str] = []
     new = await (await connection.execute(NEW)).fetchone() == (True,)
 
     def note(diagnostic: psycopg.errors.Diagnostic) -> None:
-        said = diagnostic.message_primary
-        if diagnostic.sqlstate == NOTE and said and not (new and OF_OLD_TABLES in said):
-            notes.append(said)
+        message = diagnostic.message_primary
+        if diagnostic.sqlstate == NOTE and message and not (new and OF_OLD_TABLES in message):
+            notes.append(message)
 
     connection.add_notice_handler(note)
     applied: list[str] = []
     for step in steps(files, ledger):
-        await lock.execute("select 1")  # still alone
+        await lock.execute("select 1")  # while no other migrator runs
         await apply(connection, step)
         applied += step.versions
     return tuple(applied), tuple(notes)

@@ -1,4 +1,4 @@
-"""The SQL files: which there are, how they are applied, and the version that they stand for together."""
+"""The SQL files: their list, how each is applied, and the schema version that they define."""
 
 import hashlib
 import re
@@ -18,39 +18,39 @@ TABLE_FILE = re.compile(r"tables/(\d{4})_([a-z0-9_]+)\.sql")
 CURRENT = ("views.sql", "triggers.sql", "grants.sql")  # after the functions, in this order
 DEPLOY = re.compile(r"-- (pre|post)-deploy")
 NO_TRANSACTION = "-- no transaction"
-TABLE = re.compile(r"^create table public\.(\w+)", re.MULTILINE)  # not "if not exists": those may be a project's own
+TABLE = re.compile(r"^create table public\.(\w+)", re.MULTILINE)  # not "if not exists": a project's own
 FUNCTION = re.compile(r"create or replace function public\.(\w+)", re.IGNORECASE)
-# What a semicolon does not end: comments, strings, quoted names, dollar-quoted texts.
+# A semicolon within these ends no statement: comments, strings, quoted names, dollar-quoted texts.
 TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
 DIGEST_DIGITS = 8
 
 
 @dataclass(frozen=True)
 class SqlFile:
-    """One file; `path` is below the directory of migrations. Line ends are Unix."""
+    """One file. `path` is relative to the directory of migrations. Line ends are Unix."""
 
     path: str
     sql: str
 
     @property
     def version(self) -> str:
-        """What the ledger calls it: the number of a table file, or the path of any other."""
+        """Return the file's name in the ledger: the number of a table file, or the path of any other file."""
         match = TABLE_FILE.fullmatch(self.path)
         return match[1] if match else self.path
 
     @property
     def name(self) -> str:
-        """The subject."""
+        """Return the file's subject."""
         return re.sub(r"^\d{4}_", "", self.path.rpartition("/")[2].removesuffix(".sql"))
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the text."""
+        """Return the SHA-256 of the text."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
     @property
     def post_deploy(self) -> bool:
-        """Whether a table file is applied after the functions and triggers."""
+        """Return whether a table file is applied after the functions and triggers."""
         match = DEPLOY.fullmatch(self.sql.partition("\n")[0])
         if match is None:
             raise SchemaMismatch(f"{self.path} does not begin with '-- pre-deploy' or '-- post-deploy'")
@@ -58,37 +58,40 @@ class SqlFile:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a table file is applied as one transaction. Otherwise it can be repeated after an interruption."""
+        """Return whether a table file is applied as one transaction.
+
+        Otherwise it can be repeated after an interruption.
+        """
         return self.sql.split("\n", 2)[1] != NO_TRANSACTION
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Names of the functions that it makes."""
+        """Return the names of the functions that the file makes."""
         return tuple(sorted(set(FUNCTION.findall(self.sql))))
 
     def statements(self) -> list[str]:
-        """Its statements one by one, each with the comment in front of it."""
+        """Return the statements, each with the comment in front of it."""
         ends = [match.end() for match in TOKEN.finditer(self.sql) if match[0] == ";"]
         return [self.sql[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True)
 class SqlFiles:
-    """All files: `tables` are applied once, in order; `current` again whenever one of them has changed."""
+    """All files: `tables` are applied once, in order; `current` again after a change."""
 
     tables: tuple[SqlFile, ...]
     current: tuple[SqlFile, ...]
 
     @property
     def version(self) -> "SchemaVersion":
-        """The version of a database that has all of them."""
+        """Return the version of a database that has all of them."""
         rows = ((file.version, file.checksum) for file in (*self.tables, *self.current))
         return SchemaVersion(self.tables[-1].version, release, digest(rows))
 
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """`<last table file>-<release that applied the files>-<digest of all files>`, as fleet_describe tells it."""
+    """`<last table file>-<release that applied the files>-<digest of all files>`, as fleet_describe returns it."""
 
     tables: str
     release: str
@@ -99,15 +102,15 @@ class SchemaVersion:
 
     @classmethod
     def parse(cls, text: str) -> "SchemaVersion | None":
-        """None for the version of a database that no release has made."""
+        """Parse a version. None if no release made the database."""
         match = re.fullmatch(r"(\d{4})-([^-]+)-([0-9a-f]+)", text)
         return cls(*match.groups()) if match else None
 
     def standing(self, there: str) -> Literal["older", "current", "newer"]:
-        """How the database's version compares with this one, of the files.
+        """Compare the database's version with the version of the files.
 
-        The files of one release have one text. If they differ under the same release, they are being developed, and
-        those at hand are applied.
+        The files of one release have one text. If they differ under the same release, they are being developed, and the
+        present ones are applied.
         """
         other = SchemaVersion.parse(there)
         if other is None:
@@ -122,13 +125,13 @@ def _order(version: SchemaVersion) -> tuple[str, list[int]]:
 
 
 def digest(rows: Iterable[tuple[str, str]]) -> str:
-    """Of versions and checksums; fleet_describe computes the same from the ledger."""
+    """Return the digest of versions and checksums. fleet_describe computes the same from the ledger."""
     text = "\n".join(f"{version} {checksum}" for version, checksum in sorted(rows))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
 def sql_files(directory: Traversable | None = None) -> SqlFiles:
-    """The files of the installed package or, in a checkout, of its directory `migrations`."""
+    """Return the files of the installed package or, in a checkout, of its directory `migrations`."""
     packaged = resources.files("orchestrator") / "migrations"
     directory = directory or (packaged if packaged.is_dir() else CHECKOUT)
     if not (directory / "tables").is_dir():

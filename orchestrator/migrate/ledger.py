@@ -1,4 +1,4 @@
-"""What a database has: the table `schema_migrations`, and what a database without it may have instead."""
+"""The state of a database: its table `schema_migrations`, or the state of a database without one."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,8 @@ from orchestrator.ports import SchemaMismatch
 Connection = psycopg.AsyncConnection[TupleRow]
 
 # `version` is the number of a table file, or the path of a file that is applied again when its text has changed.
-# `functions` are the signatures that such a file has made. What it no longer makes is dropped, and nothing else.
+# `functions` are the signatures of the functions that such a file has made. Functions that it no longer makes are
+# dropped, and nothing else is.
 LEDGER = """create table if not exists public.schema_migrations (
     version text primary key,
     name text not null,
@@ -26,14 +27,17 @@ alter table public.schema_migrations
 READ = "select to_jsonb(m) from public.schema_migrations m"
 EXISTS = "select to_regclass(%s) is not null"
 
-# Development databases, from before the first release: their last version has the tables of the files up to BASELINE.
+# Development databases from before the first release: their last version has the tables of the files up to BASELINE.
 DEVELOPMENT_LAST = "20261202020300"
 DEVELOPMENT_DIGITS = 14
 BASELINE = "0004"
 SUPABASES_LEDGER = "supabase_migrations.schema_migrations"
 PUSHED = f"select 1 from {SUPABASES_LEDGER} where version::text = %s"  # noqa: S608
 
-KNOWN_BY = {"tasks": ("id", "task_type", "params", "status"), "workers": ("id", "status")}  # columns of a project's own
+KNOWN_BY = {
+    "tasks": ("id", "task_type", "params", "status"),
+    "workers": ("id", "status"),
+}  # of a project's table
 OF_OTHERS = """
 select c.relname || ' is there already' from pg_catalog.pg_class c
  where c.relnamespace = 'public'::regnamespace and c.relname = any (%(made)s)
@@ -49,48 +53,48 @@ select format('%%s has no %%s', k.name, string_agg(w.name, ', ' order by w.name)
 
 @dataclass(frozen=True)
 class Ledger:
-    """Checksums by version, and what else the rows say."""
+    """The rows of the ledger: checksums by version, and more."""
 
     checksums: dict[str, str] = field(default_factory=dict)
     development: frozenset[str] = frozenset()  # versions from before the first release
-    release: str = ""  # that made the last change
+    release: str = ""  # the release that made the last change
     exists: bool = False
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Versions of the table files that were applied."""
+        """Return the versions of the applied table files."""
         return tuple(sorted(version for version in self.checksums if version.isdigit()))
 
     @property
     def version(self) -> str:
-        """As fleet_describe tells it; empty for a database that no release has made."""
+        """Return the version as fleet_describe does; empty if no release made the database."""
         last = self.tables[-1] if self.tables else ""
         return str(SchemaVersion(last, self.release, digest(self.checksums.items()))) if last else ""
 
     @property
     def is_development(self) -> bool:
-        """Whether a development version made the tables, and no release has adopted them."""
+        """Return whether a development version made the tables and no release has adopted them."""
         return bool(self.development) and not self.tables
 
     def missing(self, files: SqlFiles) -> tuple[SqlFile, ...]:
-        """Table files that are still to be applied."""
+        """Return the table files that are not applied yet."""
         there = {file.version for file in files.tables if file.version <= BASELINE} if self.is_development else ()
         return tuple(file for file in files.tables if file.version not in (*self.tables, *there))
 
     def changed(self, files: SqlFiles) -> tuple[SqlFile, ...]:
-        """Current texts that are not the database's; with any change the grants come again."""
+        """Return the current texts that differ from the database's. With any change, the grants are applied again."""
         changed = [file for file in files.current if self.checksums.get(file.version) != file.checksum]
         grants = files.current[-1]
         return tuple(changed) if not changed or grants in changed else (*changed, grants)
 
     def removed(self, files: SqlFiles) -> tuple[str, ...]:
-        """Files whose functions the database has and that no longer exist."""
+        """Return files that made functions of the database and no longer exist."""
         known = {file.version for file in files.current}
         return tuple(sorted(v for v in self.checksums if not v.isdigit() and v not in known))
 
 
 async def read_ledger(connection: Connection) -> Ledger:
-    """The ledger of this database. SchemaMismatch if the table is another tool's."""
+    """Read the ledger of this database. SchemaMismatch if the table belongs to another tool."""
     if not await _first(connection, EXISTS, "public.schema_migrations"):
         return Ledger(development=await _pushed(connection))
     rows: list[dict[str, Any]] = [row for (row,) in await (await connection.execute(READ)).fetchall()]
@@ -108,20 +112,20 @@ async def read_ledger(connection: Connection) -> Ledger:
 
 
 async def check(connection: Connection, ledger: Ledger, files: SqlFiles) -> None:
-    """SchemaMismatch where the database is not one that these files can bring up to date."""
+    """Raise SchemaMismatch if these files cannot bring the database up to date."""
     if ledger.is_development and DEVELOPMENT_LAST not in ledger.development:
         raise SchemaMismatch(
             f"the database was made by a development version: its last migration is {max(ledger.development)}; "
             f"fix: run `migrate` of a checkout that has migration {DEVELOPMENT_LAST}, then this one"
         )
     if not ledger.tables and not ledger.is_development:
-        await _check_strangers(connection, files)
+        await _check_other_tables(connection, files)
     known = {file.version: file for file in files.tables}
     missing = ledger.missing(files)
-    for stranger in (version for version in ledger.tables if version not in known):
-        if missing or stranger < files.tables[-1].version:  # not this version's future: another's past
+    for unknown in (version for version in ledger.tables if version not in known):
+        if missing or unknown < files.tables[-1].version:  # a number of another program, not of a later version
             raise SchemaMismatch(
-                f"the database was made from other files: it has migration {stranger}, which is not known here; "
+                f"the database was made from other files: it has migration {unknown}, which is not known here; "
                 "fix: run the version that migrated it, or use another database"
             )
     for version in ledger.tables:
@@ -132,8 +136,8 @@ async def check(connection: Connection, ledger: Ledger, files: SqlFiles) -> None
             )
 
 
-async def _check_strangers(connection: Connection, files: SqlFiles) -> None:
-    """Before the first statement: a table that was made ours by half would be nobody's."""
+async def _check_other_tables(connection: Connection, files: SqlFiles) -> None:
+    """Check for tables of another program before the first statement, so that no foreign table is changed in part."""
     made = sorted({name for file in files.tables for name in TABLE.findall(file.sql)})
     found = await (await connection.execute(OF_OTHERS, {"made": made, "known_by": Jsonb(KNOWN_BY)})).fetchall()
     if found:
@@ -144,7 +148,7 @@ async def _check_strangers(connection: Connection, files: SqlFiles) -> None:
 
 
 async def _pushed(connection: Connection) -> frozenset[str]:
-    """A development version that `supabase db push` has applied, from its own history."""
+    """Return a development version that `supabase db push` has applied, from Supabase's own history."""
     if not await _first(connection, EXISTS, SUPABASES_LEDGER):
         return frozenset()
     pushed = await _first(connection, PUSHED, DEVELOPMENT_LAST)

@@ -12,12 +12,12 @@ from orchestrator.migrate.steps import RELOAD, SETTINGS, Statement, Step
 from orchestrator.ports import SchemaMismatch, Unavailable
 
 LOCK_KEY = 0x6F72_6368_6573_7472  # "orchestr": pg_try_advisory_xact_lock(bigint)
-MIGRATOR_WAIT_S = 600  # for another migrator, which may be building indexes
+MIGRATOR_WAIT_S = 600  # seconds to wait for another migrator, which may be building indexes
 MIGRATOR_POLL_S = 0.2
-LOCK_TIMEOUT_S = 3  # for a table lock: as long do other users of the table wait behind this one
+LOCK_TIMEOUT_S = 3  # seconds for a table lock: other users of the table wait behind this one for as long
 LOCK_TRIES = 20
-LOCK_PAUSE_S = 1.0  # between two tries, so that those who waited behind go on
-INDEX_TIMEOUT_S = 3600  # CREATE INDEX CONCURRENTLY waits for old transactions and lets nobody wait
+LOCK_PAUSE_S = 1.0  # seconds between two tries, so that waiting users of the table can go on
+INDEX_TIMEOUT_S = 3600  # CREATE INDEX CONCURRENTLY waits for old transactions, and no other statement waits for it
 CONNECT_TIMEOUT_S = 15
 
 INDEX = re.compile(r"create (?:unique )?index concurrently if not exists (\w+)", re.IGNORECASE)
@@ -35,7 +35,7 @@ select distinct format('%s (%s, %s) on %s', a.pid, coalesce(nullif(a.application
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
-    """A connection in autocommit mode that a pooler can share. Unavailable if the database does not answer."""
+    """Open a connection in autocommit mode that a pooler can share. Unavailable if the database does not answer."""
     try:
         async with await psycopg.AsyncConnection.connect(
             url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
@@ -47,11 +47,11 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def alone(url: str) -> AsyncIterator[Connection]:
-    """No other migrator is at this database meanwhile.
+    """Keep other migrators of this database out.
 
-    The lock belongs to a transaction on a connection of its own, because a pooler may give each transaction another
-    session, and CREATE INDEX CONCURRENTLY runs in none. It is tried for in short transactions, not waited for in one:
-    the index of the migrator that has the lock would wait for a transaction that holds a snapshot.
+    The lock belongs to a transaction on its own connection, because a pooler may give each transaction another session,
+    and CREATE INDEX CONCURRENTLY cannot run in a transaction. It is tried in short transactions and not awaited in one:
+    the index build of the migrator with the lock would wait for a transaction that holds a snapshot.
     """
     async with connected(url) as connection:
         for _ in range(int(MIGRATOR_WAIT_S / MIGRATOR_POLL_S)):
@@ -66,7 +66,7 @@ async def alone(url: str) -> AsyncIterator[Connection]:
 
 
 async def apply(connection: Connection, step: Step) -> None:
-    """One step. Unavailable if a table stays locked, SchemaMismatch if a statement does not fit the database."""
+    """Apply one step. Unavailable if a table stays locked; SchemaMismatch if a statement does not fit the database."""
     for tried in range(1, LOCK_TRIES + 1):
         try:
             await (_together if step.in_transaction else _one_by_one)(connection, step)
@@ -90,7 +90,7 @@ async def _together(connection: Connection, step: Step) -> None:
 
 
 async def _one_by_one(connection: Connection, step: Step) -> None:
-    """With settings of the session, since there is no transaction; they are reset for a pooler's next client."""
+    """Apply statements with settings of the session, without a transaction. Reset them for a pooler's next client."""
     await connection.execute("set statement_timeout = 0")
     try:
         for statement in step.statements:
@@ -131,7 +131,10 @@ async def _waited(connection: Connection, error: psycopg.OperationalError) -> st
 
 
 def _title(text: str, context: str | None) -> str:
-    """The statement that waited: within a block what PostgreSQL says, else the first line that is no comment."""
+    """Return the title of the statement that waited.
+
+    PostgreSQL's context within a block, else the first line of code.
+    """
     if context:
         return " ".join(context.split())
     return next(line.strip() for line in text.split("\n") if line.strip() and not line.startswith("--"))

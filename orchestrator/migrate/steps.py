@@ -1,7 +1,7 @@
-"""What a database lacks, as steps of SQL: executed one after the other, or printed as one file.
+"""The changes that a database lacks, as steps of SQL: executed one after the other, or printed as one file.
 
-Order: table files marked pre-deploy, the current texts (functions, views, triggers, grants) in one transaction, table
-files marked post-deploy. Every step writes its rows of the ledger itself.
+Order: table files marked pre-deploy; the current texts (functions, views, triggers, grants) in one transaction; table
+files marked post-deploy. Every step writes its own rows of the ledger.
 """
 
 import re
@@ -15,10 +15,10 @@ from orchestrator import __version__ as release
 from orchestrator.migrate.files import SqlFile, SqlFiles
 from orchestrator.migrate.ledger import BASELINE, LEDGER, Ledger
 
-RELOAD = "notify pgrst, 'reload schema'"  # a PostgREST in front of the database learns of the new functions
+RELOAD = "notify pgrst, 'reload schema'"  # so that a PostgREST in front of the database learns of the new functions
 RECORD = """insert into public.schema_migrations (version, name, checksum, release, functions)
 values ({version}, {name}, {checksum}, {release}, null)"""
-# Of the functions with these names, those that this transaction has written: not an overload that it has left alone.
+# Of the functions with these names, only those that this transaction has written: not an unchanged overload.
 RECORD_CURRENT = """insert into public.schema_migrations (version, name, checksum, release, functions)
 select {version}, {name}, {checksum}, {release}, array(
            select p.oid::regprocedure::text from pg_catalog.pg_proc p
@@ -27,7 +27,14 @@ select {version}, {name}, {checksum}, {release}, array(
     on conflict (version) do update
        set checksum = excluded.checksum, release = excluded.release, functions = excluded.functions,
            applied_at = now()"""
-# What these files made before and have not made again: another list of arguments, or a function that is gone.
+# The internal functions of a development database, as if the file of this version had made them: those that no file
+# makes any more are dropped then.
+ADOPT_FUNCTIONS = """insert into public.schema_migrations (version, name, checksum, release, functions)
+select {version}, {name}, '', {release}, array(
+           select p.oid::regprocedure::text from pg_catalog.pg_proc p
+            where p.pronamespace = 'public'::regnamespace and p.proname like 'internal\\_%' order by 1)
+    on conflict (version) do nothing"""
+# Functions that these files made earlier and no longer make: with other arguments, or with another name.
 DROP_LEFT = """do $$
 declare
     v_function text;
@@ -63,12 +70,12 @@ HEAD = """-- GPU orchestrator {release}: what the database lacks of schema {vers
 -- It can be applied with `supabase db push`, in the SQL editor or with psql, all of it or nothing. While it runs,
 -- writers of an existing table `tasks` wait; `orchestrator migrate` with DATABASE_URL does not let them wait."""
 SETTINGS = ("set local search_path = ''", "set local check_function_bodies = off")
-COMMIT = re.compile(r"^\s*commit;\n", re.MULTILINE)  # of a batch, within a DO block
+COMMIT = re.compile(r"^\s*commit;\n", re.MULTILINE)  # of a batch within a DO block
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One or several statements of a file, sent together."""
+    """One or several statements of a file that are sent together."""
 
     path: str
     text: str
@@ -78,13 +85,13 @@ class Statement:
 class Step:
     """Statements that are applied as one transaction, or one by one; repeated as a whole after an interruption."""
 
-    versions: tuple[str, ...]  # as the ledger and the report call what it applies
+    versions: tuple[str, ...]  # the versions that the step applies, for the ledger and the report
     statements: tuple[Statement, ...]
     in_transaction: bool = True
 
 
 def steps(files: SqlFiles, ledger: Ledger) -> list[Step]:
-    """All that the database lacks, in order; nothing if it is up to date."""
+    """Return the steps that the database lacks, in order; none if it is up to date."""
     missing = ledger.missing(files)
     made = [_table_step(file) for file in missing if not file.post_deploy]
     made += _current_steps(files, ledger)
@@ -94,11 +101,12 @@ def steps(files: SqlFiles, ledger: Ledger) -> list[Step]:
     first = [Statement("schema_migrations", LEDGER)]
     if ledger.is_development:
         first += [_record(file) for file in files.tables if file.version <= BASELINE]
+        first.append(_record(files.current[0], ADOPT_FUNCTIONS))
     return [Step((), tuple(first)), *made]
 
 
 def script(files: SqlFiles, ledger: Ledger, now: datetime) -> str:
-    """What the database lacks as one file, for those who apply SQL by other means."""
+    """Return the steps as one file, for users who apply SQL by other means."""
     there = steps(files, ledger)
     if not there:
         return "-- The schema is up to date.\n"
@@ -127,12 +135,15 @@ def _current_steps(files: SqlFiles, ledger: Ledger) -> Iterable[Step]:
     statements += [_record(file, RECORD_CURRENT) for file in others]
     if removed:
         statements.append(Statement("schema_migrations", _filled(FORGET, versions=list(removed))))
-    statements += [*_current(grants), _record(grants, RECORD_CURRENT)]  # they read which functions are recorded
+    statements += [*_current(grants), _record(grants, RECORD_CURRENT)]  # the grants read which functions are recorded
     yield Step(tuple(file.version for file in (*others, grants)), tuple(statements))
 
 
 def _current(file: SqlFile) -> Sequence[Statement]:
-    """Functions lock no table and go together; of others it must be known which one waits for a lock."""
+    """Split a file into statements. Functions lock no table and are sent together.
+
+    Of others, an error must name the one that waits for a lock.
+    """
     if file.path.startswith("functions/"):
         return (Statement(file.path, file.sql),)
     return tuple(Statement(file.path, text) for text in file.statements())

@@ -1,8 +1,8 @@
-"""Tasks In Progress that no worker holds: they are named after a migration, and queued again on request."""
+"""Tasks In Progress without a worker: a migration reports them, and queues them again on request."""
 
 from orchestrator.migrate.ledger import Connection
 
-# Without the lease of a claim, and not with a worker that lives.
+# Without the lease of a claim, and without a live worker.
 UNHELD = """
 from public.tasks t
  where t.status = 'In Progress'
@@ -15,11 +15,11 @@ REQUEUE = f"""
 with unheld as (select t.id {UNHELD} for update)
 update public.tasks t set status = 'Queued', worker_id = null, lease_expires_at = null from unheld u where t.id = u.id
 """  # noqa: S608
-NAMED = 20  # tasks in a note; the others are counted
+NAMED = 20  # tasks that a note names; the others are counted
 
 
 async def note_unheld(connection: Connection, *, requeue: bool) -> tuple[str, ...]:
-    """The note about tasks In Progress that no worker holds; with `requeue` they are queued again."""
+    """Return the note about tasks In Progress without a worker. With `requeue`, they are queued again."""
     found = await (await connection.execute(LIST, (NAMED,))).fetchall()
     if not found:
         return ()

@@ -1,1 +1,1 @@
-"""What the process says about itself: logging, redaction of secrets, metrics, the health record."""
+"""Logging, redaction of secrets, metrics, and the health record of the process."""

@@ -1,8 +1,8 @@
-"""What the two health probes answer, from a record that the daemon keeps.
+"""The answers of the two health probes, from a record that the daemon keeps.
 
-`/healthz` is 503 only when the loop is dead, so that a platform restarts the process for nothing less: a database that
-is down is a reason in the body. `/readyz` is 200 for a leader and for a healthy standby alike; if standbys were not
-ready, a rolling deploy would wait for ever for the new process to lead.
+`/healthz` is 503 only if the loop is dead, so that a platform restarts the process only then. An outage of the database
+is only a reason in the body. `/readyz` is 200 for a leader and for a healthy standby: otherwise a rolling deploy would
+wait forever for the new process to lead.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,63 +14,63 @@ DEAD_AFTER_S = 120.0  # no tick begun for so long after it was due: the loop han
 
 @dataclass(slots=True)
 class Health:
-    """The daemon's state as it last said; times are seconds of one monotonic clock."""
+    """The last reported state of the daemon. Times are seconds of one monotonic clock."""
 
     started_at_s: float
     dead_after_s: float = DEAD_AFTER_S
     role: str = "starting"  # starting | leader | standby | stopping
     term: int | None = None
     holder: str | None = None  # who leads, us included
-    tick_at_s: float | None = None  # when the last tick began, as leader or standby, whatever came of it
+    tick_at_s: float | None = None  # when the last tick began, as leader or standby, also if it failed
     database_answered: bool = False  # once since the start
-    reason: str | None = None  # why the last tick came to nothing
+    reason: str | None = None  # why the last tick failed
     runs: Mapping[str, str | None] = field(default_factory=dict)  # version, commit, schema
-    steps: int = 0  # of all ticks together: what the watchdog looks at
+    steps: int = 0  # of all ticks together, for the watchdog
     depends: Callable[[], Mapping[str, str]] = dict  # database, provider, s3 -> up | down | unknown
 
     def ticked(self, now_s: float) -> None:
-        """A tick begins, so the one before it has ended."""
+        """Note the begin of a tick."""
         self.tick_at_s = now_s
         self.stepped()
 
     def stepped(self) -> None:
-        """A tick has done one of its parts."""
+        """Note the end of one step of a tick."""
         self.steps += 1
 
     def leads(self, term: int, holder: str) -> None:
-        """The lease is ours."""
+        """Note that this process leads."""
         self.role, self.term, self.holder, self.database_answered = "leader", term, holder, True
 
     def stands_by(self, term: int, holder: str) -> None:
-        """Somebody else has the lease."""
+        """Note that another process leads."""
         self.role, self.term, self.holder, self.database_answered = "standby", term, holder, True
 
     def stops(self) -> None:
-        """The process is on its way out."""
+        """Note that the process is ending."""
         self.role = "stopping"
 
     def failed(self, reason: str) -> None:
-        """The tick came to nothing; the next one decides."""
+        """Note a failed tick."""
         self.reason = reason
 
     def recovered(self) -> None:
-        """The tick went through."""
+        """Note a successful tick."""
         self.reason = None
 
     def age_s(self, now_s: float) -> float:
-        """Seconds since the last tick began, or since the start when there was none."""
+        """Return the seconds since the last tick began, or since the start if there was none."""
         return max(0.0, now_s - (self.started_at_s if self.tick_at_s is None else self.tick_at_s))
 
     def alive(self, now_s: float) -> bool:
-        """Whether the loop still turns."""
+        """Whether the loop still runs."""
         return self.age_s(now_s) <= self.dead_after_s
 
     def ready(self, now_s: float) -> bool:
-        """Whether this process does its part: it turns, and has reached the database."""
+        """Whether the loop runs and has reached the database."""
         return self.alive(now_s) and self.database_answered and self.role in {"leader", "standby"}
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """The body of both probes."""
+        """Return the body of both probes."""
         alive = self.alive(now_s)
         reason = self.reason if alive else f"no tick for {self.age_s(now_s):.0f} s: the loop is dead"
         return {

@@ -1,4 +1,4 @@
-"""The literal phrases that operators search the log for; each is said exactly when it is true."""
+"""The literal phrases for which operators search the log. Each is logged only if it is true."""
 
 from orchestrator.core.failures import AUTHENTICATION_FAILED, FailureCode
 
@@ -9,5 +9,5 @@ RESET = "Failed to reset orphaned tasks"
 
 
 def of_failure(code: FailureCode | None, otherwise: str) -> str:
-    """What a log line about a worker that ends with this code says."""
+    """Return the phrase for the end of a worker with this code."""
     return (code.row.phrase if code else None) or otherwise

@@ -1,7 +1,7 @@
-"""structlog set-up: one-line JSON with `level` and `message` for machines, colours for terminals, secrets for nobody.
+"""structlog set-up: one-line JSON with `level` and `message` for machines, colours for terminals, no secrets.
 
 Events are fixed `noun_verbed` names with facts as keys; `message` carries the phrases that operators grep for. Records
-of third-party loggers take the same way out, tracebacks, warnings and what nobody caught included.
+of third-party loggers, tracebacks, warnings and uncaught errors use the same output.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 def _steady(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Nothing from elsewhere steers the terminal; what is not text, the renderer shows by its repr."""
+    """Remove control characters from texts. The renderer shows other values by their repr."""
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = plain(value)
@@ -60,7 +60,7 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
     root.setLevel(level)
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # That a job is skipped while the one before it still runs is how the timers are meant.
+    # A timer's job is skipped on purpose while the previous one still runs.
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
     logging.getLogger("apscheduler.executors.default").addFilter(_is_no_cut)
     logging.captureWarnings(True)
@@ -68,13 +68,13 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
 
 
 def _is_no_cut(record: logging.LogRecord) -> bool:
-    """Not a timer's job that was cancelled: nothing but a shutdown does that, and it is no error."""
+    """Drop records about cancelled jobs: only a shutdown cancels them, and it is no error."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Out(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Say that a record could not be written; logging's own way shows its arguments as they are."""
+        """Report a record that could not be written. logging's default would print its arguments unredacted."""
         kind = sys.exc_info()[0]
         sys.stderr.write(f"logging_failed: {kind.__name__ if kind else '?'} in a record of {record.name}\n")
 
@@ -87,8 +87,8 @@ def _log_what_nobody_caught() -> None:
         caught("main", error)
 
     sys.excepthook = in_main
-    threading.excepthook = lambda said: caught(said.thread.name if said.thread else "thread", said.exc_value)
-    sys.unraisablehook = lambda said: caught(f"unraisable: {said.err_msg}", said.exc_value)
+    threading.excepthook = lambda hooked: caught(hooked.thread.name if hooked.thread else "thread", hooked.exc_value)
+    sys.unraisablehook = lambda hooked: caught(f"unraisable: {hooked.err_msg}", hooked.exc_value)
 
 
 def _redacted(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -1,7 +1,7 @@
-"""What Prometheus is told, in a registry that is passed in: numbers of the fleet, never a worker's or task's name.
+"""The metrics for Prometheus, in a given registry. No label contains the name of a worker or task.
 
-Every label has a bounded set of values: enums of core, SQL functions by name, configured pools; what is none of them
-is "other". Gauges of the fleet are the leader's alone: a standby shows none, so that a sum over replicas is right.
+Every label has a bounded set of values: enums of core, names of SQL functions, configured pools; any other value is
+"other". Only the leader exports gauges of the fleet, so that a sum over replicas is correct.
 """
 
 import time
@@ -16,7 +16,7 @@ from orchestrator.core.breaker import STATES, spawn_limit
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.stages import STAGE_SPECS
-from orchestrator.core.states import Stage, State
+from orchestrator.core.states import READY, Stage, State
 from orchestrator.core.task_failures import TaskFailure
 from orchestrator.ports import PortError
 
@@ -26,26 +26,26 @@ XID = "XID"  # all of NVIDIA's numbers
 FAST_S = (0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2, 15)  # a database call
 TICK_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 30)
 STAGE_S = (0.05, 0.25, 1, 2, 5, 15, 30, 60, 120, 300, 600, 900)
-NO_SERVICE = frozenset({"401", "403", "429"})  # the provider is there, and not for us
-CAUSES = ("claimable", "running", "dependencies", "scheduled", "paused")
+NO_SERVICE = frozenset({"401", "403", "429"})  # the provider answers, but refuses us
+CAUSES = ("claimable", "running", "dependencies", "concurrency", "scheduled", "paused")
 DEPENDENCIES = ("database", "provider", "s3")
 ROLES = ("starting", "leader", "standby", "stopping")
 
 
 def code_of(code: str | None) -> str:
-    """A failure code as a label: what is not ours is `other`, whoever wrote it."""
+    """Return a failure code as a label. An unknown code is `other`."""
     if code is None:
         return "none"
     return XID if code.startswith("XID_") else str(code) if code in CODES else OTHER
 
 
 class Metrics:
-    """The numbers of one process."""
+    """The metrics of one process."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry = registry or CollectorRegistry()
-        self._answered: dict[str, bool] = {}  # dependency -> its last answer was one
-        self._opened: dict[int, tuple[Stage, float]] = {}  # attempts of bring-up under way: id -> stage, begin
+        self._answered: dict[str, bool] = {}  # dependency -> whether its last call was answered
+        self._opened: dict[int, tuple[Stage, float]] = {}  # running attempts of bring-up: id -> stage, begin
         ProcessCollector(namespace="orchestrator", registry=registry)
 
         def counter(name: str, what: str, *labels: str) -> Counter:
@@ -60,15 +60,18 @@ class Metrics:
         self.build = gauge("build", "1; what runs here", "version", "commit", "schema")
         self.role = gauge("role", "1 for what this process is", "role")
         self.queue = gauge("queue_tasks", "tasks by what they wait for", "pool", "cause")
-        self.oldest = gauge("queue_oldest_seconds", "age of the oldest task that could be claimed", "pool")
+        self.oldest = gauge("queue_oldest_seconds", "age of the oldest task that is ready to run", "pool")
         self.workers = gauge("workers", "live workers", "pool", "state")
+        self.bringups = gauge("bringups", "workers in bring-up, by the stage that they are in", "pool", "stage")
         self.breaker = gauge("breaker", "1 for the state of a pool's breaker", "pool", "state")
-        self.usd_per_hour = gauge("dollars_per_hour", "what all live workers cost")
+        self.condition = gauge("condition", "conditions found in the last tick; docs/health.md", "kind", "severity")
+        self.findings = gauge("findings", "ready workers whose agent reports it; gpu-guards.md", "code", "severity")
+        self.usd_per_hour = gauge("dollars_per_hour", "cost of all live workers")
         self.usd_today = gauge("dollars_spent_today", "since midnight UTC")
-        self.usd_budget = gauge("dollars_budget", "what may be spent; absent without a limit", "per")
+        self.usd_budget = gauge("dollars_budget", "the budget; absent without a limit", "per")
         self.log_pending = gauge("log_bytes_pending", "of worker logs: written as heartbeats say, not in S3 yet")
-        self.tick_s = histogram("tick_seconds", "of one look and decision", TICK_S)
-        self.ticks = counter("ticks", "looks at the fleet", "outcome")
+        self.tick_s = histogram("tick_seconds", "of one tick", TICK_S)
+        self.ticks = counter("ticks", "ticks", "outcome")
         self.last_tick = gauge("last_tick_timestamp_seconds", "when the last tick began, as leader or standby")
         self.stage_s = histogram("stage_seconds", "of one stage of bring-up", STAGE_S, "stage", "outcome")
         self.stage_failures = counter("stage_failures", "stages of bring-up that failed", "stage", "code")
@@ -77,34 +80,45 @@ class Metrics:
         self.completions = counter("task_completions", "tasks whose completion was accepted")
         self.failures = counter("task_failures", "attempts at tasks that failed or were lost", "code")
         self.provider = counter("provider_calls", "requests to RunPod", "operation", "status")
-        self.log_shipped = counter("log_bytes_shipped", "of worker logs, proven in S3")
+        self.log_shipped = counter("log_bytes_shipped", "of worker logs, confirmed in S3")
         self.db_s = histogram("database_call_seconds", "of one SQL function", FAST_S, "function")
-        self.db_errors = counter("database_errors", "calls that came to nothing", "function", "error")
+        self.db_errors = counter("database_errors", "calls without a clear answer", "function", "error")
         self.gateway = counter("gateway_calls", "calls of agents", "function", "status")
+        self.spans = counter("trace_spans", "spans of tasks: exported, failed or dropped; docs/tracing.md", "result")
         self.up = gauge("dependency_up", "1 if its last answer was one, 0 if not", "dependency")
 
     def dependencies(self) -> dict[str, str]:
-        """Whether what this process needs gave an answer when it was last asked: up, down, or not asked yet."""
+        """Return whether each dependency answered its last call: up, down, or not asked yet."""
         words = {None: "not asked yet", True: "up", False: "down"}
         return {name: words[self._answered.get(name)] for name in DEPENDENCIES}
 
     def plays(self, role: str) -> None:
-        """What this process is now; who does not lead shows nothing of the fleet."""
+        """Set the role. A process that does not lead exports no metrics of the fleet."""
         for known in ROLES:
             self.role.labels(known).set(known == role)
         if role != "leader":
-            for table in (self.queue, self.oldest, self.workers, self.breaker, self.usd_budget):
+            for table in (
+                self.queue,
+                self.oldest,
+                self.workers,
+                self.bringups,
+                self.breaker,
+                self.usd_budget,
+                self.condition,
+                self.findings,
+            ):
                 table.clear()
             for number in (self.usd_per_hour, self.usd_today, self.log_pending):
                 number.set(0)
 
     def saw(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
-        """One tick of the leader."""
+        """Record a tick of the leader."""
         self.ticks.labels("ok").inc()
         self.tick_s.observe(took_s)
         pools = {pool.name for pool in policy.pools}
         self._count_queue(snapshot, pools)
         self._count_workers(snapshot, policy, pools)
+        self._count_findings(snapshot)
         self.usd_per_hour.set(snapshot.spent.hourly_usd)
         self.usd_today.set(snapshot.spent.today_usd)
         for per, limit in (("hour", policy.hourly_budget_usd), ("day", policy.daily_budget_usd)):
@@ -113,6 +127,10 @@ class Metrics:
         for action in made.actions:
             if isinstance(action, Terminate):
                 self.ended.labels(action.cause, code_of(action.code)).inc()
+
+    def found(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """How many conditions of each kind and severity the last tick found."""
+        _show(self.condition, counts)
 
     def _count_queue(self, snapshot: Snapshot, pools: set[str]) -> None:
         tasks = dict.fromkeys(((pool, cause) for pool in pools for cause in CAUSES), 0)
@@ -128,6 +146,13 @@ class Metrics:
         _show(self.queue, tasks)
         _show(self.oldest, {(pool,): age_s for pool, age_s in ages_s.items()})
 
+    def _count_findings(self, snapshot: Snapshot) -> None:
+        counts: dict[tuple[str, str], int] = {}
+        for one in (one for worker in snapshot.workers if worker.state in READY for one in worker.findings):
+            key = (one.code if one.guard else OTHER, str(one.severity))
+            counts[key] = counts.get(key, 0) + 1
+        _show(self.findings, counts)
+
     def _count_workers(self, snapshot: Snapshot, policy: Policy, pools: set[str]) -> None:
         states = [state for state in State if state is not State.TERMINATED]
         workers = dict.fromkeys(((pool, str(state)) for pool in pools for state in states), 0)
@@ -135,13 +160,19 @@ class Metrics:
             key = (worker.pool if worker.pool in pools else OTHER, str(worker.state))
             workers[key] = workers.get(key, 0) + 1
         _show(self.workers, workers)
+        stages: dict[tuple[str, str], int] = {}
+        for worker in snapshot.workers:
+            if worker.state is State.SPAWNING:
+                place = (worker.pool if worker.pool in pools else OTHER, str(worker.stage))
+                stages[place] = stages.get(place, 0) + 1
+        _show(self.bringups, stages)
         for pool in policy.pools:
             limit = spawn_limit(pool, snapshot, policy, 0)
             for name, kind in STATES.items():
                 self.breaker.labels(pool.name, name).set(kind is (limit.reason.kind if limit else None))
 
     def counted(self, row: Mapping[str, Any]) -> None:
-        """What `fleet_metrics` says has happened to tasks since the last time, and what is not shipped."""
+        """Record the counts of `fleet_metrics`: finished tasks since the last call, and unshipped log bytes."""
         self.claims.inc(row["claimed"])
         for end in row["ended"]:
             if end["outcome"] == "complete":
@@ -151,16 +182,16 @@ class Metrics:
         self.log_pending.set(row["log_bytes_pending"])
 
     def called(self, operation: str, status: str) -> None:
-        """One request to the provider."""
+        """Record a request to the provider."""
         self.provider.labels(operation, status).inc()
         self._heard("provider", answered=status.startswith(("2", "4")) and status not in NO_SERVICE)
 
     def stored(self, answered: bool) -> None:
-        """One call to the bucket."""
+        """Record a call to the bucket."""
         self._heard("s3", answered=answered)
 
     def asked(self, function: str, args: Mapping[str, Any], answer: Any, took_s: float) -> None:
-        """One answered call to the database; bring-up and shipping write down there how long and how much."""
+        """Record an answered call to the database. Calls of bring-up and shipping also give durations and bytes."""
         self.db_s.labels(function).observe(took_s)
         self._heard("database", answered=True)
         if function == "fleet_attempt_open":
@@ -175,7 +206,7 @@ class Metrics:
             self.log_shipped.inc(args["p_last"] - args["p_first"])
 
     def unanswered(self, function: str, error: PortError, *, away: bool) -> None:
-        """A call to the database that raised; `away`: it gave no clear answer."""
+        """Record a failed call to the database. `away`: it gave no clear answer."""
         self.db_errors.labels(function, type(error).__name__).inc()
         if away:
             self._heard("database", answered=False)

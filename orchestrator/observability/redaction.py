@@ -1,8 +1,8 @@
-"""Secrets kept out of everything that leaves this process in words: logs, rows, answers, reports, error messages.
+"""Removes secrets from all text that leaves this process: logs, rows, answers, reports, error messages.
 
-By value: each secret that was configured, as it is and in the encodings in which it travels. By shape: what is made at
-run time and looks like nothing else (workers' tokens, signed URLs, passwords in URLs, private keys). By the name of its
-key, where asked for. `redact` is the one function that every sink calls; `hide` tells it the secrets.
+By value: each configured secret, plain and in the usual encodings. By shape: values that are made at run time and have
+a clear form (workers' tokens, presigned URLs, passwords in URLs, private keys). By the name of the key, on request.
+Every output calls `redact`; `hide` adds secrets.
 """
 
 import base64
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 HIDDEN = "[redacted]"
-SHORTEST = 8  # characters of a secret or of an encoding of it; what is shorter would hide words
+SHORTEST = 8  # characters of a secret or of its encoding; a shorter one would also hide ordinary words
 LINE = 16  # characters of a line that is a secret by itself: a private key's
 SECRET_NAMES = re.compile(
     r"secret|passw|token|api_?key|private_?key|signing_?key|service_role|authorization|database_url|cookie|credential",
@@ -28,7 +28,7 @@ SECRET_NAMES = re.compile(
 PUBLIC_NAMES = frozenset({"token_jti"})
 PLAIN = (bool, int, float, type(None))
 
-# What stands between the texts that are searched together. No pattern may replace it.
+# The separator of texts that are searched together. No pattern may replace it.
 SEPARATOR = "\0"
 BLOCK_BYTES = 8  # of a text, compared with the beginnings of secrets at once
 WHOLE_BLOCK_BYTES = 2 * BLOCK_BYTES - 1  # a text of this length holds an aligned block wherever it begins
@@ -51,14 +51,15 @@ SHAPES = tuple(
         ("bearer", r"\b(Bearer\s+)[\w.~+/=-]{8,}", rf"\1{HIDDEN}"),
         ("basic", r"(authorization\W{1,8}(?:b\W)?Basic\s+)[\w+/=-]{4,}", rf"\1{HIDDEN}"),  # `basic` is a word, too
         ("rpa_", r"\brpa_\w{16,}", HIDDEN),
+        ("gpo_", r"\bgpo_[\w-]{16,}", HIDDEN),  # a token of our API
         ("sb_secret_", r"\bsb_secret_[\w-]{16,}", HIDDEN),
     )
 )
-PRIVATE_KEYS = SHAPES[:1]  # what stays hidden even where an operator asks for secrets
+PRIVATE_KEYS = SHAPES[:1]  # stays hidden even if an operator asks for secrets
 
 
 class Redactor:
-    """Hides secrets in text and in whatever is made of lists, mappings and text."""
+    """Hides secrets in text, and in lists and mappings of text."""
 
     def __init__(self, secrets: Iterable[str] = (), shapes: tuple[Any, ...] = SHAPES) -> None:
         self._shapes = shapes
@@ -69,7 +70,7 @@ class Redactor:
         self.hide(secrets)
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Hide these too, from now on."""
+        """Also hide these from now on."""
         added = {part for secret in secrets for part in _parts(secret)} - self._secrets
         if added:
             self._secrets |= added
@@ -79,9 +80,9 @@ class Redactor:
             self._beginnings = frozenset(self._blocks)
 
     def redact(self, value: Any, *, by_name: bool = False, by_shape: bool = True) -> Any:
-        """The value without secrets; an object that would show one becomes text.
+        """Return the value without secrets. An object that would show one becomes text.
 
-        All texts of a value are searched as one: a search has a price of its own, and there may be very many texts.
+        All texts of a value are searched together, because each search has a fixed cost.
         """
         if isinstance(value, str):
             return self._text(value, by_shape=by_shape)
@@ -172,35 +173,35 @@ def encodings(secret: str) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Text from elsewhere without what would steer a terminal: escape sequences, C1 controls, marks of direction."""
+    """Remove control characters from a text: escape sequences, C1 controls, bidi marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
 def passwords(text: str) -> Iterator[str]:
-    """The passwords of the URLs in a text, as they stand there and decoded; not one that is the user's own name."""
+    """Return the passwords of the URLs in a text, raw and decoded, unless a password equals the user's name."""
     for user, password in re.findall(r"://([^\s/:@]*):([^\s/@]+)@", text):
         if password != user:
             yield password
             yield urllib.parse.unquote(password)
 
 
-def guard_last_words() -> None:
-    """Redact what Python itself writes to stderr: uncaught exceptions of any thread, logging that nobody set up."""
+def redact_uncaught_errors() -> None:
+    """Redact Python's own output to stderr: uncaught exceptions of all threads, and unconfigured logging."""
     sys.excepthook = _excepthook
-    sys.unraisablehook = lambda said: _excepthook(said.exc_type, said.exc_value, said.exc_traceback)
-    threading.excepthook = lambda said: _excepthook(said.exc_type, said.exc_value, said.exc_traceback)
+    sys.unraisablehook = lambda hooked: _excepthook(hooked.exc_type, hooked.exc_value, hooked.exc_traceback)
+    threading.excepthook = lambda hooked: _excepthook(hooked.exc_type, hooked.exc_value, hooked.exc_traceback)
     warnings.showwarning = _show_warning
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Plain())
 
 
-def last_words(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> str:
+def uncaught_error_text(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> str:
     """A traceback, redacted."""
     return plain(str(redact("".join(traceback.format_exception(kind, error, trace)))))
 
 
 def _excepthook(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    sys.stderr.write(last_words(kind, error, trace))
+    sys.stderr.write(uncaught_error_text(kind, error, trace))
 
 
 def _show_warning(

@@ -1,25 +1,26 @@
-"""The stages in which the provider is waited for: the pod runs, and shows where SSH is."""
+"""The stages that wait for the provider: the pod runs, and has an SSH address."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.images import is_pulling
-from orchestrator.core.model import SSH_USER, Pod, PodStatus, Worker
+from orchestrator.core.images import digest_of, is_pulling
+from orchestrator.core.model import Pod, PodStatus, Worker
+from orchestrator.core.worker_metadata import metadata
 from orchestrator.pods.agent_control import StageFailed
 from orchestrator.pods.bringup_context import BringupContext, Evidence
 from orchestrator.pods.latest import PodView
 from orchestrator.ports import PortError
 
-LOG_LOOK_S = 20.0  # before a pod that does not run is given up, its own log is asked
-EARLY_S = 2.5  # a boot that takes no longer is worth no remark
-LOOK_AFTER_S = 5.0  # … and one that takes so long has the pod's own log read: is it the image?
-LOOK_AGAIN_S = 30.0  # … and once more while it goes on
+LOG_LOOK_S = 20.0  # before the deadline of a pod that does not run, its own log is read
+EARLY_S = 2.5  # seconds; a shorter boot needs no remark
+LOOK_AFTER_S = 5.0  # seconds after which the pod's log is read, to see whether the image is being pulled
+LOOK_AGAIN_S = 30.0  # seconds until it is read again
 LOOK_TIMEOUT_S = 10.0
-LOOK_GAP_S = 5.0  # between two such looks, of all pods together: a look is one of the account's 60 calls a minute, …
-LOOKS_AT_ONCE = 5  # … but for the first few; the lists take 30 of them, and the looks 17
-LOG_LINES = 30  # of it are kept
+LOOK_GAP_S = 5.0  # seconds between two reads for all pods together: each is one of the account's 60 calls per minute
+LOOKS_AT_ONCE = 5  # the first reads need no gap; lists use 30 calls a minute, log reads 17
+LOG_LINES = 30  # of the log are kept
 PULLS = ": its image is being pulled"
 POD_FACTS = ("machine_id", "data_center", "gpu_type", "price_usd_per_hour")  # columns of the same names
 GONE = {
@@ -29,35 +30,36 @@ GONE = {
 }
 
 
-class Boot:
-    """What the provider's lists show of a pod; `pod_log` gives its own log."""
+class BootStages:
+    """The stages that read the provider's lists. `pod_log` returns a pod's own log."""
 
     def __init__(self, pods: PodView, pod_log: Callable[[str], Awaitable[str]]) -> None:
         self._pods, self._pod_log = pods, pod_log
-        self._looked_until_s = 0.0  # monotonic: so far the looks are spread out
+        self._looked_until_s = 0.0  # monotonic: log reads are scheduled up to this time
 
     async def pod_running(self, context: BringupContext) -> Evidence:
-        """The provider says RUNNING, and a runtime is present."""
-        look_s = min(LOG_LOOK_S, context.limit_s / 4)  # before the deadline, the pod's own log is asked why
+        """Check that the list shows the pod as RUNNING, with a runtime."""
+        look_s = min(LOG_LOOK_S, context.limit_s / 4)  # before the deadline, the pod's log may show the cause
         try:
             pod = await self._until_it_runs(context, context.limit_s - look_s)
         except TimeoutError:
-            said = await self._look(context, look_s / 2) if self._may_look() else {}  # then an earlier look counts
-            evidence = context.evidence | said
+            log_facts = await self._look(context, look_s / 2) if self._may_look() else {}  # then an earlier read counts
+            evidence = context.evidence | log_facts
             await context.suspects(FailureCode.IMAGE_PULL_SLOW if _pulls(evidence) else None, evidence)
             pod = await self._pod(context, _runs, context.limit_s)
-        return {"pod_id": pod.id, "machine_id": pod.machine_id}
+        pulled = {name: context.evidence[name] for name in ("image_digest",) if name in context.evidence}
+        return {"pod_id": pod.id, "machine_id": pod.machine_id, **pulled}
 
     async def _until_it_runs(self, context: BringupContext, timeout_s: float) -> Pod:
-        """The running pod; what is shown instead is written down, when it changes, and what its log says of its image.
+        """Wait for the running pod. Record what the list shows instead, and what the pod's log says about its image.
 
-        The log is read beside the wait: a pod that runs meanwhile is not kept waiting for it.
+        The log is read concurrently, so it does not delay a pod that begins to run.
         """
         seen: Pod | None = None
-        said, look = Evidence(), None
+        log_facts, look = Evidence(), None
         due_s = time.monotonic() + LOOK_AFTER_S
 
-        def told(pod: Pod) -> bool:
+        def runs(pod: Pod) -> bool:
             nonlocal seen
             seen = pod
             return _runs(pod)
@@ -66,20 +68,20 @@ class Boot:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        return await self._pod(context, told, EARLY_S)
+                        return await self._pod(context, runs, EARLY_S)
                     except TimeoutError:
                         if look is not None and look.done():
-                            said, look = said | look.result(), None
+                            log_facts, look = log_facts | look.result(), None
                         if look is None and time.monotonic() >= due_s and self._may_look():
                             look = asyncio.create_task(self._look(context, LOOK_TIMEOUT_S))
                             due_s = time.monotonic() + LOOK_AGAIN_S
-                        await context.suspects(None, said | {"shown": _shown(seen) + PULLS * _pulls(said)})
+                        await context.suspects(None, log_facts | {"shown": _shown(seen) + PULLS * _pulls(log_facts)})
         finally:
             if look is not None:
                 look.cancel()
 
     def _may_look(self) -> bool:
-        """Whether the account's calls allow one more look now; then it is counted."""
+        """Whether the account's limits allow one more read now. If so, count it."""
         now_s = time.monotonic()
         if self._looked_until_s - now_s > LOOK_GAP_S * (LOOKS_AT_ONCE - 1):
             return False
@@ -87,24 +89,26 @@ class Boot:
         return True
 
     async def _look(self, context: BringupContext, timeout_s: float) -> Evidence:
-        """The last lines of the pod's own log, or why there are none."""
+        """Return the last lines of the pod's own log, or why there are none."""
         try:
             async with asyncio.timeout(timeout_s):
-                said = await self._pod_log(context.worker.pod_id or "")
+                text = await self._pod_log(context.worker.pod_id or "")
         except (PortError, TimeoutError) as error:
             return {"pod_log_error": f"{type(error).__name__}: {error}"[:300]}
-        return {"pod_log": said.splitlines()[-LOG_LINES:], "pod_log_error": None}
+        digest = digest_of(text)
+        pulled = {"image_digest": digest} if digest else {}
+        return {"pod_log": text.splitlines()[-LOG_LINES:], "pod_log_error": None, **pulled}
 
     async def ssh_details(self, context: BringupContext) -> Evidence:
-        """A public address for port 22."""
+        """Check that the pod has a public address for port 22."""
         pod = await self._pod(context, lambda p: bool(p.ssh_host and p.ssh_port), context.limit_s)
         context.facts |= {"ssh_host": pod.ssh_host, "ssh_port": pod.ssh_port}
         if pod.ssh_user not in (None, "root"):
-            context.facts["metadata"] = {SSH_USER: pod.ssh_user}
+            context.facts["metadata"] = metadata(ssh_user=pod.ssh_user)
         return {"address": f"{pod.ssh_host}:{pod.ssh_port}"}
 
     def address(self, worker: Worker) -> tuple[str | None, int | None]:
-        """Where the newest list shows SSH, which a restart moves to another port; the row's where it shows nothing."""
+        """Return the SSH address of the newest list, or of the row. A restart of the pod changes the port."""
         pod = self._pods.now(worker.pod_id or "")
         return (pod.ssh_host, pod.ssh_port) if pod and pod.ssh_host else (worker.ssh_host, worker.ssh_port)
 
@@ -113,22 +117,22 @@ class Boot:
         if pod_id is None:
             raise StageFailed(FailureCode.POD_MISSING, "the row names no pod")
 
-        def told(pod: Pod) -> bool:
-            """Keep what the list shows even of a pod that never gets further: it names the machine."""
+        def is_settled(pod: Pod) -> bool:
+            """Keep the list's facts, which name the machine, also of a pod that never starts."""
             found = {name: getattr(pod, name) for name in POD_FACTS}
             context.facts |= {name: value for name, value in found.items() if value is not None}
             if pod.status is PodStatus.PROVISIONING and pod.data_center is None:
                 context.unassigned_at_s = time.monotonic()
             return pod.status in GONE or ready(pod)
 
-        pod = await self._pods.until(pod_id, told, timeout_s)
+        pod = await self._pods.until(pod_id, is_settled, timeout_s)
         if pod.status in GONE:
             raise StageFailed(GONE[pod.status], f"the provider says {pod.status}")
         return pod
 
 
 def _pulls(evidence: Evidence) -> bool:
-    """Whether the pod's own log, when it was last read, said that its image was still coming."""
+    """Whether the pod's log, when it was last read, showed an image pull in progress."""
     return is_pulling("\n".join(evidence.get("pod_log", ())))
 
 

@@ -1,13 +1,13 @@
-"""Bring-up: one worker's climb from a created pod to promotion, each stage proven and each attempt a row.
+"""Bring-up: the stages of one worker from a created pod to promotion, with a stage check each. Each attempt is a row.
 
-Level-triggered: a climb begins at pod_running whatever stage the row shows, and proves the cheap stages again; that is
-how it goes on after a restart of the orchestrator. An agent that runs already under the row's nonce is found, not
-started twice.
+Level-triggered: a bring-up begins at pod_running, whatever stage the row shows, and repeats the cheap stages. So it
+continues after a restart of the orchestrator. An agent that runs already under the row's nonce is found, not started
+twice.
 
     move(stage, deadline) -> open the attempt -> I/O under the deadline -> close the attempt, whatever happened
 
-A "no" ends the worker with its code. No answer (a lost connection, an unknown exit status) proves nothing: the attempt
-is closed as lost and the climb begins again, until the deadline of the stage that was lost.
+A failed check ends the worker with its code. Without an answer (a lost connection, an unknown exit status), the result
+is unknown: the attempt is closed as lost, and the bring-up begins again, until the deadline of the lost stage.
 """
 
 import asyncio
@@ -25,45 +25,45 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
 from orchestrator.core.stages import STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.worker_metadata import metadata
 from orchestrator.observability import log_phrases
 from orchestrator.pods.agent_commands import LaunchConfig
 from orchestrator.pods.agent_control import StageFailed
-from orchestrator.pods.boot_stages import Boot
+from orchestrator.pods.boot_stages import BootStages
 from orchestrator.pods.bringup_context import BringupContext, Evidence, StageCheck
 from orchestrator.pods.bringup_stages import BringupStages, pauses
 from orchestrator.pods.bundle import Bundle
 from orchestrator.pods.host_strikes import remember
 from orchestrator.pods.latest import Latest
-from orchestrator.ports import Attempt, LostRace, PortError, SessionPool, Shell, Store, Unavailable
+from orchestrator.ports import LostRace, PortError, SessionPool, Shell, StageAttempt, Store, Unavailable
 
 __all__ = ["BringUp", "Credentials", "LaunchConfig"]
-EXTENDED = "image_pull_extended"  # in the row's metadata: its image was given a second deadline
 log = structlog.get_logger()
 
 
-class Lost(Exception):
-    """The connection went in the middle of a stage: nothing is known."""
+class BringUpLost(Exception):
+    """The connection was lost during a stage: its result is unknown."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__(f"the connection went during {stage}")
+        super().__init__(f"the connection was lost during {stage}")
         self.stage = stage
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secrets that bring-up gives to a worker."""
+    """The secrets for a worker."""
 
     token_for: Callable[[Worker, str], str]  # worker, jti
-    nonce_for: Callable[[str], str]  # worker id: proves the pod's identity at first contact
+    nonce_for: Callable[[str], str]  # worker id -> the nonce that shows the pod's identity at first contact
 
 
 class BringUp:
-    """Climbs workers, each on its own."""
+    """Brings up workers, each independently."""
 
     def __init__(
         self,
         store: Store,
-        lines: SessionPool,
+        ssh_pool: SessionPool,
         shell: Shell,
         bundle: Bundle,
         latest: Latest,
@@ -71,73 +71,85 @@ class BringUp:
         credentials: Credentials,
         pod_log: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        """`pod_log` returns a pod's own log by its id; it shows whether the image is still being pulled."""
+        """`pod_log` returns a pod's own log by its id. It shows whether the image is still being pulled."""
         self._store, self._config = store, config
-        boot = Boot(latest.pods, pod_log or _no_log)
-        self._proofs = BringupStages(
-            lines, shell, bundle, boot, latest.workers, config, credentials.token_for, credentials.nonce_for
+        boot = BootStages(latest.pods, pod_log or _no_log)
+        self._stages = BringupStages(
+            ssh_pool, shell, bundle, boot, latest.workers, config, credentials.token_for, credentials.nonce_for
         )
 
     async def bring_up(self, term: int, worker: Worker) -> None:
-        """Promote the worker, or end it with a code. Raises what the store raises; LostRace if others moved it."""
+        """Promote the worker, or end it with a code.
+
+        Raises the store's errors, and LostRace if another process moved it.
+        """
         began = time.monotonic()
         context = BringupContext(term, worker, worker.stage_since)
         clock = _Clock(self._config.spawning_timeout_s)
         try:
             for pause_s in pauses():
                 try:
-                    await self._ascend(context, clock)
+                    await self._run_stages(context, clock)
                     break
-                except Lost as lost:
+                except BringUpLost as lost:
                     clock.lost(lost.stage)
                     await asyncio.sleep(max(0.0, min(pause_s, clock.left_s(None))))
             await self._promote(context, time.monotonic() - began)
         except StageFailed as no:
             await self._give_up(context, no)
 
-    async def _ascend(self, context: BringupContext, clock: "_Clock") -> None:
-        for rung, check in self._proofs.ladder(context.worker):
+    async def _run_stages(self, context: BringupContext, clock: "_Clock") -> None:
+        for stage_spec, check in self._stages.stage_checks(context.worker):
             try:
-                await self._stage(context, clock, rung, check)
+                await self._stage(context, clock, stage_spec, check)
             except StageFailed as no:
-                spent = EXTENDED in context.worker.metadata or clock.left_s(None) <= 0
+                spent = context.worker.metadata.image_pull_extended or clock.left_s(None) <= 0
                 if no.code is not FailureCode.IMAGE_PULL_SLOW or spent:
                     raise
-                context.facts = {"metadata": {EXTENDED: True}}  # once: it is coming, only slowly
-                await self._stage(context, clock, rung, check)
-            clock.passed(rung.stage)
+                # once: the pull is slow, but makes progress
+                context.facts = {"metadata": metadata(image_pull_extended=True)}
+                await self._stage(context, clock, stage_spec, check)
+            clock.passed(stage_spec.stage)
 
-    async def _stage(self, context: BringupContext, clock: "_Clock", rung: StageSpec, check: StageCheck) -> None:
-        stage = rung.stage
+    async def _stage(self, context: BringupContext, clock: "_Clock", stage_spec: StageSpec, check: StageCheck) -> None:
+        stage = stage_spec.stage
         setting_up = stage is Stage.PROCESS and self._config.setup_command is not None
-        own_s = None if setting_up else self._config.deadline_s(rung)  # setting up has only the hard cap
+        # the set-up command has only the limit of the whole bring-up
+        own_s = None if setting_up else self._config.deadline_s(stage_spec)
         limit_s = clock.left_s(own_s)
         if limit_s <= 0:
             why = f"no time is left for {stage}"
-            raise StageFailed(clock.overdue(rung), why, {"after_s": round(clock.bringup_s())})
+            raise StageFailed(clock.overdue(stage_spec), why, {"after_s": round(clock.bringup_s())})
         facts, context.facts = context.facts, {}
         context.suspect, context.evidence, context.limit_s = None, {}, limit_s
-        waiting = {"waiting_on": rung.waiting_on, "waiting_for": str(stage), "deadline_s": limit_s, "next_attempt_s": 0}
-        context.worker = await self._move(context, stage=stage, reason=f"climbing: {stage}", fields=facts | waiting)
+        waiting = {
+            "waiting_on": stage_spec.waiting_on,
+            "waiting_for": str(stage),
+            "deadline_s": limit_s,
+            "next_attempt_s": 0,
+        }
+        context.worker = await self._move(context, stage=stage, reason=f"bring-up: {stage}", fields=facts | waiting)
         context.entered_at = context.worker.deadline_at - timedelta(seconds=limit_s)
         clock.entered(stage, (context.entered_at - context.worker.created_at).total_seconds(), limit_s)
         attempt_id = await self._store.open_attempt(context.term, context.worker.id, stage)
         context.note = partial(self._store.note_attempt, context.term, attempt_id)
-        result = Attempt("lost")
+        result = StageAttempt("lost")
         try:
-            result = Attempt("ok", evidence=await _timed(check, context, rung, limit_s, clock.overdue(rung)))
+            result = StageAttempt(
+                "ok", evidence=await _timed(check, context, stage_spec, limit_s, clock.overdue(stage_spec))
+            )
         except asyncio.CancelledError:
-            result = Attempt("cancelled")
+            result = StageAttempt("cancelled")
             raise
         except StageFailed as no:
             late = isinstance(no.__cause__, TimeoutError)
             kind = type(no.__cause__ or no).__name__
-            result = Attempt("timeout" if late else "failed", no.code, kind, {"error": str(no), **no.evidence})
+            result = StageAttempt("timeout" if late else "failed", no.code, kind, {"error": str(no), **no.evidence})
             raise
         except PortError as error:
             kind, evidence = type(error).__name__, {"error": str(error)[:500], **context.evidence}
-            result = Attempt("lost", FailureCode.CONNECTION_LOST, kind, evidence)
-            raise Lost(stage) from error
+            result = StageAttempt("lost", FailureCode.CONNECTION_LOST, kind, evidence)
+            raise BringUpLost(stage) from error
         finally:
             await self._store.close_attempt(context.term, attempt_id, result)
 
@@ -167,10 +179,12 @@ class BringUp:
                 context, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=context.facts | fields
             )
         except LostRace:
-            return  # somebody else ended it first, with a reason of their own
+            return  # it is already ending, for another reason
         await remember(self._store, context.term, ended, no.code, {"why": str(no)[:500]})
-        said = {"worker": context.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
-        log.warning("worker_terminating", message=f"{log_phrases.of_failure(no.code, 'worker ends')}: {reason}", **said)
+        facts = {"worker": context.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
+        log.warning(
+            "worker_terminating", message=f"{log_phrases.of_failure(no.code, 'worker ends')}: {reason}", **facts
+        )
 
     async def _move(
         self,
@@ -196,39 +210,39 @@ class BringUp:
 
 
 class _Clock:
-    """How long this climb may still take: the rung, the hard cap, and the deadline of a stage that was lost."""
+    """The remaining time: of the stage, of the whole bring-up, and of a lost stage."""
 
     def __init__(self, cap_s: float) -> None:
         self._cap_s = cap_s
         self._born: float | None = None  # the row's creation, on this process's monotonic clock
-        self._until: dict[Stage, float] = {}  # when a stage that was entered is over
-        self._lost: tuple[Stage, float] | None = None  # and when its second chances end
+        self._until: dict[Stage, float] = {}  # the deadline of each entered stage
+        self._lost: tuple[Stage, float] | None = None  # the lost stage, and the end of its retries
 
     def entered(self, stage: Stage, after_creation_s: float, limit_s: float) -> None:
-        """Note a stage's begin; the database's clock said how old the row was."""
+        """Note the begin of a stage. The database's clock gives the row's age."""
         self._born = time.monotonic() - after_creation_s
         self._until[stage] = time.monotonic() + limit_s
 
     def lost(self, stage: Stage) -> None:
-        """Give the whole way back to this stage no more time than the stage had."""
+        """Limit the retries until this stage to the time that the stage had left."""
         if self._lost is None:
             self._lost = (stage, self._until[stage])
 
     def passed(self, stage: Stage) -> None:
-        """Forget a loss once its stage is proven."""
+        """Forget a loss once its stage succeeds."""
         if self._lost is not None and self._lost[0] is stage:
             self._lost = None
 
-    def overdue(self, rung: StageSpec) -> FailureCode:
-        """What running out of time is called: on the way back after a loss, it was the loss."""
-        return FailureCode.CONNECTION_LOST if self._lost is not None else rung.overdue
+    def overdue(self, stage_spec: StageSpec) -> FailureCode:
+        """Return the code of a passed deadline. After a loss, it is the code of the loss."""
+        return FailureCode.CONNECTION_LOST if self._lost is not None else stage_spec.overdue
 
     def bringup_s(self) -> float:
-        """Seconds since the row was written, as far as known."""
+        """Return the seconds since the row was created."""
         return 0.0 if self._born is None else time.monotonic() - self._born
 
     def left_s(self, deadline_s: float | None) -> float:
-        """Seconds for a stage that begins now and has this deadline of its own."""
+        """Return the seconds for a stage that begins now and has this deadline."""
         left = [self._cap_s - self.bringup_s()]
         if deadline_s is not None:
             left.append(deadline_s)
@@ -242,14 +256,14 @@ async def _no_log(pod_id: str) -> str:
 
 
 async def _timed(
-    check: StageCheck, context: BringupContext, rung: StageSpec, limit_s: float, overdue: FailureCode
+    check: StageCheck, context: BringupContext, stage_spec: StageSpec, limit_s: float, overdue: FailureCode
 ) -> Evidence:
-    """The stage's proof; its deadline becomes Unproven with the best code there is."""
+    """Run the stage check. A passed deadline becomes StageFailed with the most precise code."""
     try:
         async with asyncio.timeout(limit_s):
             return await check(context)
     except TimeoutError as error:
-        late = f"{rung.stage} passed its {limit_s:.3g} s"
+        late = f"{stage_spec.stage} passed its {limit_s:.3g} s"
         raise StageFailed(context.suspect or overdue, late, context.evidence) from error
 
 

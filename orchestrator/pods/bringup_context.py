@@ -1,4 +1,4 @@
-"""One climb under way: what its stages share."""
+"""The state that the stages of one bring-up share."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -13,33 +13,34 @@ from orchestrator.pods import agent_commands
 from orchestrator.ports import PortError
 
 Evidence = dict[str, Any]
-SIGHTS = ("shown", "pod_log")  # of the evidence: what is written down at once where it changes
+SIGHTS = ("shown", "pod_log")  # parts of the evidence whose changes are recorded at once
 
 
 @dataclass(slots=True)
 class BringupContext:
-    """The row as last written, and what the stages found so far."""
+    """The last written row, and the facts found so far."""
 
     term: int
     worker: Worker
     entered_at: datetime  # the database's clock when the present stage was entered
-    limit_s: float = 0.0  # what the present stage may take
-    facts: dict[str, Any] = field(default_factory=dict)  # columns that the next move writes
+    limit_s: float = 0.0  # the time for the present stage
+    facts: dict[str, Any] = field(default_factory=dict)  # columns for the next move
     unassigned_at_s: float | None = None  # monotonic: when its pod was last seen without a machine
-    suspect: FailureCode | None = None  # what a deadline would be called now, if there is a better word
-    evidence: Evidence = field(default_factory=dict)  # … and what is known by then
+    suspect: FailureCode | None = None  # a more precise code for a passed deadline
+    evidence: Evidence = field(default_factory=dict)  # the evidence for this code
     note: Callable[[FailureCode | None, Evidence], Awaitable[None]] | None = None  # writes both to the open attempt
-    said_pod_id: str = ""
-    gpus: Sections = field(default_factory=dict)  # what nvidia-smi and the kernel log said
-    agent: agent_commands.Agent | None = None
+    reported_pod_id: str = ""
+    gpus: Sections = field(default_factory=dict)  # the output of nvidia-smi and the kernel log
+    agent: agent_commands.LaunchedAgent | None = None
     launched_at: datetime | None = None
 
     async def suspects(self, code: FailureCode | None, evidence: Evidence) -> None:
-        """Keep what a deadline would be called now, and write it down if it is another code or another sight."""
+        """Keep the code for a passed deadline, and record it if the code or the evidence has changed."""
         is_news = code != self.suspect or any(evidence.get(name) != self.evidence.get(name) for name in SIGHTS)
         self.suspect, self.evidence = code, evidence
         if is_news and self.note is not None:
-            with contextlib.suppress(PortError):  # a remark; what closes the attempt must be written, and raises
+            # this is only a remark; errors of the write that closes the attempt are raised
+            with contextlib.suppress(PortError):
                 await self.note(code, evidence)
 
 

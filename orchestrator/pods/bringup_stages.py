@@ -1,8 +1,8 @@
-"""The proofs of bring-up, one function a stage, in the ladder's order; each returns evidence or raises.
+"""The stage checks of bring-up, one function per stage, in order. Each returns evidence or raises.
 
-A proof raises Unproven when the answer is no, TimeoutError when there is none in time, and lets a port's error through
-when the connection went: that is unknown, and the climb begins again below. Nothing secret is sent before the host key
-that was seen stands in the row: facts found by one stage are written with the move into the next.
+A check raises StageFailed if it fails, and TimeoutError without an answer in time. If the connection is lost, the
+port's error passes: the result is unknown, and the bring-up begins again. No secret is sent before the row has the host
+key: the facts of one stage are written with the move to the next.
 """
 
 import asyncio
@@ -13,20 +13,21 @@ from contextlib import AbstractAsyncContextManager
 
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
-from orchestrator.core.stages import STAGE_SPECS, StageSpec
+from orchestrator.core.stages import PAUSES_S, STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage
+from orchestrator.core.worker_metadata import metadata
 from orchestrator.pods import agent_commands, agent_control, host_identity
 from orchestrator.pods.agent_control import StageFailed
-from orchestrator.pods.boot_stages import Boot
+from orchestrator.pods.boot_stages import BootStages
 from orchestrator.pods.bringup_context import BringupContext, Evidence, StageCheck
 from orchestrator.pods.bundle import Bundle
 from orchestrator.pods.latest import WorkerView
-from orchestrator.pods.machine_stages import Checks
+from orchestrator.pods.machine_stages import MachineStages
 from orchestrator.ports import (
     AuthFailed,
+    ConnectionRefused,
     HostKeyChanged,
     NotSsh,
-    Refused,
     Session,
     SessionPool,
     Shell,
@@ -34,12 +35,13 @@ from orchestrator.ports import (
 )
 
 BANNER_TIMEOUT_S = 10.0
-FIRST_BANNER_S = 3.0  # until a port has accepted once a try is short: its silence is recorded early
-LAST_TRY_SHARE = 0.9  # of the stage's remaining time: a try ends before the deadline, and its result counts
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between two tries at a port; the last one repeats
-LOOK_AGAIN_S = 10.0  # while no heartbeat comes, how often the process is looked for again
+FIRST_BANNER_S = (
+    3.0  # connection attempts are short until a port has accepted once, so that its silence is recorded early
+)
+LAST_TRY_SHARE = 0.9  # of the stage's remaining time: a try ends before the deadline, so that its result counts
+LOOK_AGAIN_S = 10.0  # seconds between checks of the process while no heartbeat has arrived
 WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
-PUSHES = 2  # then a file that does not arrive whole is given up
+PUSHES = 2  # tries to send a file before its stage fails
 
 
 class BringupStages:
@@ -47,22 +49,22 @@ class BringupStages:
 
     def __init__(
         self,
-        lines: SessionPool,
+        ssh_pool: SessionPool,
         shell: Shell,
         bundle: Bundle,
-        boot: Boot,
+        boot: BootStages,
         workers: WorkerView,
         config: agent_commands.LaunchConfig,
         token_for: Callable[[Worker, str], str],
         nonce_for: Callable[[str], str],
     ) -> None:
         self._nonce_for = nonce_for
-        self._lines, self._shell, self._bundle = lines, shell, bundle
-        self._boot, self._checks = boot, Checks(lines, config)
+        self._ssh_pool, self._shell, self._bundle = ssh_pool, shell, bundle
+        self._boot, self._checks = boot, MachineStages(ssh_pool, config)
         self._workers, self._config, self._token_for = workers, config, token_for
 
-    def ladder(self, worker: Worker) -> tuple[tuple[StageSpec, StageCheck], ...]:
-        """The stages in their order; what a pod has not got, it need not prove."""
+    def stage_checks(self, worker: Worker) -> tuple[tuple[StageSpec, StageCheck], ...]:
+        """Return the stages in order, without those that do not apply to the worker."""
         checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
         steps = (
             (Stage.POD_RUNNING, self._boot.pod_running, True),
@@ -82,7 +84,7 @@ class BringupStages:
         return tuple((STAGE_SPECS[stage], proof) for stage, proof, needed in steps if needed)
 
     async def tcp(self, context: BringupContext) -> Evidence:
-        """Something that speaks SSH answers there."""
+        """Check that an SSH server answers at the address."""
         backing_off, clock = pauses(), asyncio.get_running_loop().time
         until = clock() + context.limit_s
         for attempt in itertools.count(1):
@@ -94,23 +96,23 @@ class BringupStages:
                 patience_s = FIRST_BANNER_S if nobody_yet else BANNER_TIMEOUT_S
                 timeout_s = min(patience_s, LAST_TRY_SHARE * max(until - clock(), 0.0))
                 banner = await self._shell.banner(host, port, timeout_s=timeout_s)
-            except (Refused, NotSsh, Unavailable) as error:
-                codes = {Refused: FailureCode.TCP_REFUSED, NotSsh: FailureCode.NOT_SSH}
+            except (ConnectionRefused, NotSsh, Unavailable) as error:
+                codes = {ConnectionRefused: FailureCode.TCP_REFUSED, NotSsh: FailureCode.NOT_SSH}
                 code = codes.get(type(error), FailureCode.TCP_TIMEOUT)
-                cut_short = timeout_s < patience_s and type(error) is Unavailable  # before a connection stood
+                cut_short = timeout_s < patience_s and type(error) is Unavailable  # before a connection was established
                 if context.suspect is None or not cut_short:
                     await context.suspects(code, {"tries": attempt, "error": str(error)[:300]})
             else:
                 context.facts |= {"ssh_host": host, "ssh_port": port}
                 return {"tries": attempt, "address": f"{host}:{port}", "banner": banner[:100]}
-            # Nobody there yet is what a booting pod looks like: it is asked again soon, or fifty that come up together
-            # would each wait out a pause. Whoever answers wrongly, or slowly, is asked less and less often.
+            # A booting pod refuses connections, so the next try comes soon: fifty pods that boot together must not all
+            # wait for a long pause. After a wrong or slow answer, the pauses grow.
             nobody = context.suspect is FailureCode.TCP_REFUSED
             await asyncio.sleep(PAUSES_S[0] if nobody else next(backing_off))
-        raise AssertionError("counting never ends")
+        raise AssertionError("the loop never ends")
 
     async def ssh_auth(self, context: BringupContext) -> Evidence:
-        """Our key is accepted, and the host key is the pinned one, or pinned now."""
+        """Check that the pod accepts our key, and that the host key is the pinned one. Pin it at first contact."""
         try:
             async with self._session(context) as session:
                 context.facts["host_key"] = session.host_key
@@ -121,25 +123,25 @@ class BringupStages:
             raise StageFailed(FailureCode.AUTH_FAILED, str(error), {"cause": error.cause}) from error
 
     async def exec(self, context: BringupContext) -> Evidence:
-        """A shell there joins the halves of a nonce; the same command tells the pod's id."""
+        """Check that a shell runs commands: it joins the halves of a nonce. The same command prints the pod's id."""
         left, right = uuid.uuid4().hex[:16], uuid.uuid4().hex[:16]
         async with self._session(context) as session:
             done = await agent_control.run(session, agent_commands.echo_command(left, right), timeout_s=context.limit_s)
-        _, nonce, said = done.stdout.decode("utf-8", "replace").rpartition(left + right)
+        _, nonce, pod_id = done.stdout.decode("utf-8", "replace").rpartition(left + right)
         if done.exit_status != 0 or not nonce:
             raise StageFailed(FailureCode.EXEC_FAILED, "the nonce did not come back", agent_control.shown(done))
-        context.said_pod_id = said.strip()
+        context.reported_pod_id = pod_id.strip()
         return {"exit_status": 0}
 
     async def identity(self, context: BringupContext) -> Evidence:
-        """The pod calls itself what the row calls it, and proves that the host key we see is its own."""
-        evidence = {"expected": context.worker.pod_id, "said": context.said_pod_id[:100] or None}
-        if context.said_pod_id != context.worker.pod_id:
+        """Check the pod's id, and that the host key is the pod's own."""
+        evidence = {"expected": context.worker.pod_id, "reported": context.reported_pod_id[:100] or None}
+        if context.reported_pod_id != context.worker.pod_id:
             raise StageFailed(FailureCode.POD_MISMATCH, "the pod's RUNPOD_POD_ID is not the row's", evidence)
-        if not context.worker.metadata.get(host_identity.REQUIRED):
+        if not context.worker.metadata.bootstrap:
             return evidence | {"host_key": "taken as shown: an earlier release created the pod, without a nonce"}
         async with self._session(context) as session:
-            for last in (False, True):  # a tool that was killed over there gives a wrong answer once, but not twice
+            for last in (False, True):  # a tool that was killed on the pod gives a wrong answer once, not twice
                 command, script = host_identity.command(context.limit_s), host_identity.SCRIPT.encode()
                 done = await agent_control.run(session, command, stdin=script, timeout_s=context.limit_s)
                 refused = host_identity.refusal(done.stdout, self._nonce_for(context.worker.id), session.host_key)
@@ -150,7 +152,7 @@ class BringupStages:
         raise AssertionError("the last try returns or raises")
 
     async def deploy(self, context: BringupContext) -> Evidence:
-        """What lies on the pod has the sha256 of what we would send; what is missing or differs is sent."""
+        """Check the SHA-256 of the files on the pod. Send missing and different files."""
         wanted = agent_commands.files(self._bundle)
         pushed: list[str] = []
         async with self._session(context) as session:
@@ -168,12 +170,14 @@ class BringupStages:
                     break
             if stale:
                 evidence = {"pushed": pushed, "found": {_name(path): found.get(path) for path in sorted(stale)}}
-                raise StageFailed(FailureCode.STALE_CODE, "what lies on the pod is not what was sent", evidence)
+                raise StageFailed(
+                    FailureCode.STALE_CODE, "the files on the pod differ from the files that were sent", evidence
+                )
             await self._choose_launch(context, session)
         return {"pushed": pushed, "kept": sorted({_name(path) for path in wanted} - set(pushed))}
 
     async def process(self, context: BringupContext) -> Evidence:
-        """SSH sees the launch's process: its pid, its start time, its command line."""
+        """Check the launch's process over SSH: its pid, start time and command line."""
         nonce = context.worker.nonce or ""
         adopted = context.agent is not None
         context.launched_at = context.entered_at
@@ -186,15 +190,16 @@ class BringupStages:
                     agent_sha=self._bundle.agent_sha,
                     nonce=nonce,
                     config=agent_commands.configuration(self._config, context.worker, token, self._bundle.code_sha),
-                    timeout_s=self._config.spawning_timeout_s,  # a set-up command may take long; the stage has a limit
+                    # a set-up command may take long; the whole bring-up has a limit
+                    timeout_s=self._config.spawning_timeout_s,
                 )
             if not await agent_control.lives(session, context.agent, nonce):
-                said = await agent_control.last_words(session, nonce)
-                raise StageFailed(FailureCode.NO_PROCESS, "the agent is gone", said)
+                tails = await agent_control.log_tails(session, nonce)
+                raise StageFailed(FailureCode.NO_PROCESS, "the agent is gone", tails)
         return {"pid": context.agent.pid, "start_time": context.agent.start_time, "nonce": nonce, "adopted": adopted}
 
     async def heartbeat(self, context: BringupContext) -> Evidence:
-        """The row shows a heartbeat of this launch: any other nonce would have been fenced."""
+        """Wait for a heartbeat of this launch in the row: the database refuses every other nonce."""
         nonce, since = context.worker.nonce or "", context.launched_at or context.entered_at
         while True:
             try:
@@ -209,22 +214,22 @@ class BringupStages:
                 return {"nonce": nonce, "code_sha": row.code_sha, "at": str(row.last_heartbeat)}
 
     async def _still_there(self, context: BringupContext, nonce: str) -> None:
-        """Tell an agent that died from one that cannot reach the database, and keep what it last said."""
+        """Distinguish an agent that ended from one that cannot reach the database, and keep its last log lines."""
         async with self._session(context) as session:
             alive = context.agent is not None and await agent_control.lives(session, context.agent, nonce)
-            context.evidence = await agent_control.last_words(session, nonce)
+            context.evidence = await agent_control.log_tails(session, nonce)
         if not alive:
             raise StageFailed(FailureCode.NO_PROCESS, "the agent ended before its first heartbeat", context.evidence)
 
     async def _choose_launch(self, context: BringupContext, session: Session) -> None:
-        """Keep the row's launch if its agent runs this code, or never began; else name a new one.
+        """Keep the row's launch if its agent runs this code, or never started. Otherwise choose a new nonce.
 
-        The row is written before `start` is called, so that a crash or a lost answer in between leaves a name under
-        which `start`, which is idempotent, is called again: one launch, one agent.
+        The row is written before `start` is called. After a crash or a lost answer, the idempotent `start` is called
+        again with the same nonce: one launch, one agent.
         """
         row, ours = context.worker, self._bundle
         context.agent = None
-        if row.nonce and row.code_sha == ours.agent_sha and row.metadata.get("user_code") == ours.code_sha:
+        if row.nonce and row.code_sha == ours.agent_sha and row.metadata.user_code == ours.code_sha:
             agent = await agent_control.recorded(session, row.nonce)
             if agent is None:
                 return
@@ -232,15 +237,15 @@ class BringupStages:
                 context.agent = agent
                 return
         context.facts |= {"nonce": uuid.uuid4().hex, "token_jti": uuid.uuid4().hex, "code_sha": ours.agent_sha}
-        earlier = [*row.metadata.get("launches", ()), *([row.nonce] if row.nonce else [])]  # their logs are owed too
-        context.facts["metadata"] = {"user_code": ours.code_sha, "launches": earlier}
+        earlier = [*row.metadata.launches, *([row.nonce] if row.nonce else [])]  # their logs are shipped too
+        context.facts["metadata"] = metadata(user_code=ours.code_sha, launches=earlier)
 
     def _session(self, context: BringupContext) -> AbstractAsyncContextManager[Session]:
-        return self._lines.session(context.worker, timeout_s=context.limit_s)
+        return self._ssh_pool.session(context.worker, timeout_s=context.limit_s)
 
 
 def pauses() -> Iterator[float]:
-    """PAUSES_S, the last one for ever."""
+    """Yield PAUSES_S; the last one repeats."""
     return itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1]))
 
 

@@ -1,4 +1,4 @@
-"""What is pushed to a pod: the agent as one .pyz, the user's code as one .zip; the same input gives the same bytes."""
+"""The files for a pod: the agent as one .pyz, the user's code as one .zip. The same input gives the same bytes."""
 
 import hashlib
 import io
@@ -7,25 +7,24 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 import worker
+from orchestrator.observability.logger import LazyLogger
 
 MAX_CODE_BYTES = 50 << 20  # of user code, unpacked
-AGENT_PACKAGE = "orchestrator_worker"  # its name on the pod, where a user may well have a module called `worker`
+AGENT_PACKAGE = "orchestrator_worker"  # its name on the pod, where the user may have a module `worker`
 SKIPPED_DIRECTORIES = {"__pycache__", ".git"}
-log = structlog.get_logger()
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip file
+log = LazyLogger()
 MAIN = f"import sys\n\nfrom {AGENT_PACKAGE}.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
 
 class BadCode(ValueError):
-    """The directory given as WORKER_CODE_DIR cannot be sent; the text says why and what to do."""
+    """The directory WORKER_CODE_DIR cannot be sent. The text has the reason and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Bytes and sha256 (hex) of both files; `code` is None without user code."""
+    """The content and SHA-256 (hex) of both files. `code` is None without user code."""
 
     agent: bytes
     agent_sha: str
@@ -34,7 +33,7 @@ class Bundle:
 
 
 def build_bundle(code_dir: Path | None) -> Bundle:
-    """The agent of this version and the user's code. Raises BadCode."""
+    """Build the agent of this version and the user's code. Raises BadCode."""
     agent = _agent()
     code = _user_code(code_dir) if code_dir is not None else None
     return Bundle(agent, _sha256(agent), code, _sha256(code) if code is not None else None)
@@ -70,7 +69,7 @@ def _user_code(root: Path) -> bytes:
 
 
 def _runnable(name: str, content: bytes) -> bytes:
-    """A script with Unix line ends: a shell takes the CR of a Windows checkout for a part of each word (guards U26)."""
+    """Return a script with Unix line ends: a shell would read the CR of a Windows checkout as text (guard U26)."""
     if (name.endswith(".sh") or content.startswith(b"#!")) and b"\r\n" in content:
         log.warning("script_converted", file=name, message=f"{name} had CR LF line ends; it is sent with LF")
         return content.replace(b"\r\n", b"\n")
@@ -82,7 +81,7 @@ def _zip(files: list[tuple[str, bytes, bool]]) -> bytes:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content, executable in files:
             entry = zipfile.ZipInfo(name, EPOCH)
-            entry.create_system = 3  # Unix, wherever it was built: the mode below is read
+            entry.create_system = 3  # Unix on every platform, so that the mode below is used
             entry.external_attr = (0o100755 if executable else 0o100644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)

@@ -1,7 +1,7 @@
-"""Ask the provider for a worker's pod: written down before the call, and every answer has its own way on.
+"""Creates a worker's pod. The row is written before the call, and each kind of answer has its own next step.
 
-A clear refusal leaves the row at its intent; no clear answer leaves it at `pod_created`, where the planner looks for
-the pod by name before anything else. A create call is never repeated for want of an answer.
+After a clear refusal, the row is an intent again. Without a clear answer, it stays at `pod_created`, and the planner
+first looks for the pod by its name. A create call without an answer is never repeated.
 """
 
 import time
@@ -13,15 +13,15 @@ import structlog
 from orchestrator.core import budget
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of
-from orchestrator.core.model import DATABASE, MAX_FAILURES, Offer, Pod, PodSpec, Policy, Pool
+from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.worker_metadata import metadata
 from orchestrator.observability import log_phrases
 from orchestrator.pods import host_identity
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import (
     ApiAuth,
-    Attempt,
     BadSpec,
     Cloud,
     NoBalance,
@@ -30,6 +30,7 @@ from orchestrator.ports import (
     PortError,
     QuotaExceeded,
     RateLimited,
+    StageAttempt,
     Store,
     Unavailable,
 )
@@ -39,37 +40,40 @@ HOPELESS: dict[type[PortError], FailureCode] = {
     NoBalance: FailureCode.BALANCE,
     ApiAuth: FailureCode.API_AUTH,
     BadSpec: FailureCode.BAD_SPEC,
-}  # the provider will say the same again until somebody mends something
-RATE_LIMIT_S = 15.0  # at least, before the provider is asked again; the adapter has waited too, within its own bound
+}  # the provider refuses until a person corrects the cause
+RATE_LIMIT_S = 15.0  # the least pause before the next call; the adapter has waited too
 RATE_LIMIT_MAX_S = 300.0
 UNASKED = (RateLimited.__name__, NotSent.__name__)
 log = structlog.get_logger()
 
 
 class PodCreator:
-    """One orchestrator's way to new pods."""
+    """Creates the pods of one orchestrator."""
 
     def __init__(
         self, store: Store, cloud: Cloud, policy: Policy, catalog: Catalog, nonce_for: Callable[[str], str]
     ) -> None:
-        """`nonce_for`: worker id -> what its pod proves its host key with, see bootstrap.py."""
+        """`nonce_for`: worker id -> the nonce for its pod, see host_identity.py."""
         self._nonce_for = nonce_for
         self._store, self._cloud, self._policy, self._catalog = store, cloud, policy, catalog
-        self.database_id: str | None = None  # whose rows the last look saw; every pod bears it
+        self.database_id: str | None = None  # the database of the last snapshot; every pod carries its id
 
     async def create(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> None:
-        """One create call for a recorded intent. LostRace: it is no longer wanted; OverBudget: it does not fit."""
+        """Make one create call for a recorded intent.
+
+        Raises LostRace if it is obsolete, OverBudget if it does not fit.
+        """
         left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)
         began_s = time.monotonic()
         attempt = await self._store.open_attempt(term, worker_id, Stage.POD_CREATED)
-        result, pause_s = Attempt("cancelled"), 0.0
+        result, pause_s = StageAttempt("cancelled"), 0.0
         try:
             pod = await self._cloud.create_pod(await self._spec(worker_id, pool, offer))
-            result = Attempt("ok", evidence={"pod_id": pod.id, "offer": offer.key})
+            result = StageAttempt("ok", evidence={"pod_id": pod.id, "offer": offer.key})
         except PortError as error:
             outcome = "lost" if isinstance(error, Unavailable) and not isinstance(error, NotSent) else "failed"
             pause_s = getattr(error, "retry_after_s", 0.0)
-            result = Attempt(
+            result = StageAttempt(
                 outcome, _code(error), type(error).__name__, {"error": str(error)[:300], "offer": offer.key}
             )
         finally:
@@ -81,22 +85,22 @@ class PodCreator:
             await self._refused(term, worker_id, offer, result, left_s, pause_s)
 
     async def _asking(self, term: int, worker_id: str, pool: Pool, offer: Offer, usd_per_hour: float | None) -> float:
-        """Write down what is asked for; the seconds that remain of the whole climb."""
-        rung = STAGE_SPECS[Stage.POD_CREATED]
+        """Record the request. Return the seconds that remain for the whole bring-up."""
+        stage_spec = STAGE_SPECS[Stage.POD_CREATED]
         fields: dict[str, Any] = {
-            "waiting_on": rung.waiting_on,
+            "waiting_on": stage_spec.waiting_on,
             "waiting_for": f"a pod from {offer.key}",
-            "deadline_s": rung.deadline_s,
+            "deadline_s": stage_spec.deadline_s,
             "next_attempt_s": 0,
             "gpu_type": offer.gpu_type,
             "data_center": offer.data_center,
             "release": self._policy.release(pool),
-            "metadata": {
-                "offer": offer.key,
-                DATABASE: self.database_id,
-                MAX_FAILURES: self._policy.max_failures,
-                host_identity.REQUIRED: True,
-            },
+            "metadata": metadata(
+                offer=offer.key,
+                database_id=self.database_id,
+                max_failures=self._policy.max_failures,
+                bootstrap=True,
+            ),
         } | budget.reservation(usd_per_hour, self._policy)
         asking = await self._store.move(
             term,
@@ -109,14 +113,14 @@ class PodCreator:
         return self._policy.spawning_timeout_s - (asking.stage_since - asking.created_at).total_seconds()
 
     async def _created(self, term: int, worker_id: str, offer: Offer, pod: Pod) -> None:
-        rung = STAGE_SPECS[Stage.POD_RUNNING]
+        stage_spec = STAGE_SPECS[Stage.POD_RUNNING]
         fields: dict[str, Any] = {
             "pod_id": pod.id,
             "machine_id": pod.machine_id,
             "data_center": pod.data_center or offer.data_center,
-            "waiting_on": rung.waiting_on,
+            "waiting_on": stage_spec.waiting_on,
             "waiting_for": "the pod to run",
-            "deadline_s": rung.deadline_s,
+            "deadline_s": stage_spec.deadline_s,
             "next_attempt_s": 0,
         } | budget.rented(pod.price_usd_per_hour, self._policy)
         await self._store.move(
@@ -131,16 +135,16 @@ class PodCreator:
         log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
 
     async def _refused(
-        self, term: int, worker_id: str, offer: Offer, result: Attempt, left_s: float, pause_s: float
+        self, term: int, worker_id: str, offer: Offer, result: StageAttempt, left_s: float, pause_s: float
     ) -> None:
-        """Back to the intent; the planner asks for the next offer, waits, or ends a hopeless one.
+        """Return the row to the intent. The planner then chooses the next offer, waits, or ends the worker.
 
-        `left_s` of the whole climb remain; for `pause_s` the provider takes no call.
+        `left_s`: seconds that remain for the whole bring-up. `pause_s`: seconds for which the provider accepts no call.
         """
         why = str((result.evidence or {}).get("error"))
         code = result.failure_code
         fields: dict[str, Any] = {"waiting_for": why, "deadline_s": left_s}
-        if result.exception_type in UNASKED:  # it says nothing about the offer
+        if result.exception_type in UNASKED:  # the refusal does not depend on the offer
             until_s = min(max(RATE_LIMIT_S, pause_s), RATE_LIMIT_MAX_S)
             fields |= {"waiting_on": WaitingOn.PROVIDER, "next_attempt_s": until_s}
         else:
@@ -180,7 +184,7 @@ class PodCreator:
 
 
 def _cuda(image: str) -> str | None:
-    """The CUDA version that the image's name tells: on a machine with an older driver it could not work."""
+    """Return the CUDA version in the image's name, which the machine's driver must support."""
     found = cuda_of(image)
     return f"{found[0]}.{found[1]}" if found else None
 

@@ -1,7 +1,6 @@
-"""The last look at a pod: what its GPUs, memory, processor, disk and kernel were like, and its agent before the stop.
+"""The final snapshot of a pod: its GPUs, memory, processor, disk and kernel log, and its agent before the stop.
 
-One command over SSH, for any shell and with no interpreter, in sections that are read here. What is not there or cannot
-be read is null: unknown, which is not zero.
+One command over SSH prints sections; it needs only a shell. A missing or unreadable value is null: unknown, not zero.
 """
 
 import asyncio
@@ -15,9 +14,9 @@ from orchestrator.core.model import Worker
 from orchestrator.pods import agent_commands
 from orchestrator.ports import HostKeyChanged, PortError, SessionPool
 
-LOOK_S = 10.0  # for all of it, connecting included
-REACH_S = 5.0  # for a shell to do nothing; a tool that hangs afterwards does not make the pod unreachable
-SMI_S = 4  # for nvidia-smi, which hangs on a broken driver and must not take the rest along
+LOOK_S = 10.0  # seconds for the whole snapshot, with the connection
+REACH_S = 5.0  # seconds for an empty command: a tool that hangs later does not make the pod unreachable
+SMI_S = 4  # seconds for nvidia-smi, which hangs on a broken driver and must not delay the other sections
 MAX_BYTES = 16 * 1024  # of the snapshot as JSON
 MAX_ROWS = 16  # GPUs; file systems; lines of the kernel's log
 MAX_TEXT = 300  # characters of one text
@@ -34,8 +33,8 @@ GPU_FIELDS = (
     "power.draw",
     "ecc.errors.uncorrected.volatile.total",
 )
-GPU_TEXTS = frozenset({"name", "uuid", "driver_version", "pstate"})  # never read as numbers
-# Our name -> where a cgroup's file may be, v2 first.
+GPU_TEXTS = frozenset({"name", "uuid", "driver_version", "pstate"})  # never parsed as numbers
+# Our name -> possible paths of the cgroup's file, v2 first.
 COUNTERS = {
     "memory_bytes": ("memory.current", "memory/memory.usage_in_bytes"),
     "memory_peak_bytes": ("memory.peak", "memory/memory.max_usage_in_bytes"),
@@ -45,13 +44,13 @@ COUNTERS = {
     "pids": ("pids.current", "pids/pids.current"),
 }
 WHOLE = re.compile(r"[0-9]{1,18}")
-# Where a container may read it: what the driver said of a GPU, and whom the kernel killed for want of memory.
+# If the container may read the kernel log: the driver's messages, and processes that the OOM killer ended.
 KERNEL = f"dmesg | grep -E 'NVRM|[Oo]ut of memory|oom-kill|Killed process' | tail -n {MAX_ROWS}"
 SECTION = re.compile(r"^=== (\w+)\n", re.MULTILINE)
 
 
 def command(nonce: str | None) -> str:
-    """What is run on the pod; of a launch, where there was one, its agent is looked at too."""
+    """Return the command for the pod. With a launch, it also reads the agent's files."""
     parts = [
         'echo "=== disk"; df -Pk "$HOME" /',
         f"echo '=== kernel'; if dmesg >/dev/null; then echo read; {KERNEL}; fi",
@@ -74,18 +73,21 @@ def command(nonce: str | None) -> str:
     return f"{{ {'; '.join(parts)}; }} 2>/dev/null"
 
 
-async def look(lines: SessionPool, worker: Worker) -> dict[str, Any]:
-    """The snapshot of a worker's pod, within LOOK_S, or one that says why there is none; raises HostKeyChanged."""
+async def look(ssh_pool: SessionPool, worker: Worker) -> dict[str, Any]:
+    """Return the snapshot of a worker's pod within LOOK_S, or one with the reason for its absence.
+
+    Raises HostKeyChanged.
+    """
     reached = False
     try:
         async with asyncio.timeout(LOOK_S):
-            async with asyncio.timeout(REACH_S), lines.session(worker, timeout_s=REACH_S) as session:
+            async with asyncio.timeout(REACH_S), ssh_pool.session(worker, timeout_s=REACH_S) as session:
                 await session.run(":", timeout_s=REACH_S)
             reached = True
-            async with lines.session(worker, timeout_s=REACH_S) as session:
+            async with ssh_pool.session(worker, timeout_s=REACH_S) as session:
                 done = await session.run(command(worker.nonce), timeout_s=LOOK_S)
     except HostKeyChanged:
-        raise  # no answer of another machine is worth keeping
+        raise  # the answer of another machine is dropped
     except (PortError, TimeoutError) as error:
         why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {LOOK_S:.0f} s"
         return unknown(why) | {"reached": reached}
@@ -93,40 +95,40 @@ async def look(lines: SessionPool, worker: Worker) -> dict[str, Any]:
 
 
 def unknown(why: str) -> dict[str, Any]:
-    """The snapshot of a pod that cannot be seen."""
+    """Return the snapshot of an unreachable pod."""
     return {"known": False, "why": why[:MAX_TEXT], "at": _now()}
 
 
 def read(text: str, nonce: str | None) -> dict[str, Any]:
-    """The snapshot from what `command` printed."""
+    """Parse the output of `command`."""
     _, *found = SECTION.split(text)
-    said = {name: content.strip() for name, content in zip(found[::2], found[1::2], strict=True)}
-    counters = {name: _counter(said.get(name, "")) for name in COUNTERS}
-    status = said.get("gpus_status", "")
+    sections = {name: content.strip() for name, content in zip(found[::2], found[1::2], strict=True)}
+    counters = {name: _counter(sections.get(name, "")) for name in COUNTERS}
+    status = sections.get("gpus_status", "")
     return {
         "known": True,
         "at": _now(),
-        "agent": _agent(said, nonce),
-        "gpus": _gpus(said.get("gpus", "")) if status == "0" else None,
-        "gpus_why": None if status == "0" else _smi_failure(status, said.get("gpus", "")),
+        "agent": _agent(sections, nonce),
+        "gpus": _gpus(sections.get("gpus", "")) if status == "0" else None,
+        "gpus_why": None if status == "0" else _smi_failure(status, sections.get("gpus", "")),
         "cgroup": counters,
-        "disk": _disk(said.get("disk", "")),
-        "kernel": _kernel(said.get("kernel", "")),
+        "disk": _disk(sections.get("disk", "")),
+        "kernel": _kernel(sections.get("kernel", "")),
     }
 
 
 def bounded(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """The snapshot in MAX_BYTES: its largest parts give way."""
+    """Limit the snapshot to MAX_BYTES: its largest parts are left out."""
     parts = sorted(snapshot, key=lambda name: len(json.dumps(snapshot[name])))
     while len(json.dumps(snapshot).encode()) > MAX_BYTES:
         snapshot = {**snapshot, parts.pop(): "left out: too large"}
     return snapshot
 
 
-def _agent(said: dict[str, str], nonce: str | None) -> dict[str, Any]:
-    """How the agent was: running, ended (with its reason and status), killed (it left no word), or never there."""
-    line, last = _object(said.get("agent", "")), _object(said.get("done", ""))
-    running = nonce is not None and agent_commands.run_dir(nonce) in said.get("process", "")
+def _agent(sections: dict[str, str], nonce: str | None) -> dict[str, Any]:
+    """Return the agent's state: running, ended (with reason and status), killed (no record), or never started."""
+    line, last = _object(sections.get("agent", "")), _object(sections.get("done", ""))
+    running = nonce is not None and agent_commands.run_dir(nonce) in sections.get("process", "")
     state = "running" if running else "ended" if last else "killed" if line else "unknown"
     ended = {name: _short(last.get(name)) for name in ("reason", "status", "at")} if last else None
     return {"exit_class": state, "pid": line.get("pid") if line else None, "done": ended}
@@ -141,14 +143,14 @@ def _gpus(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def _smi_failure(status: str, said: str) -> str:
+def _smi_failure(status: str, output: str) -> str:
     if status == "124":
         return f"nvidia-smi did not answer within {SMI_S} s"
-    return f"nvidia-smi ended with status {status or 'unknown'}: {said[:MAX_TEXT]}"
+    return f"nvidia-smi ended with status {status or 'unknown'}: {output[:MAX_TEXT]}"
 
 
 def _disk(text: str) -> list[dict[str, Any]] | None:
-    """`df -Pk` on the home and the root, once each if they are one file system."""
+    """Parse `df -Pk` of the home and the root; one entry if both are one file system."""
     found = {}
     for line in text.splitlines()[1:]:
         fields = line.rsplit(maxsplit=5)
@@ -163,13 +165,13 @@ def _disk(text: str) -> list[dict[str, Any]] | None:
 
 
 def _kernel(text: str) -> list[str] | None:
-    """The lines of the kernel's log, the newest last; None where the container may not read it."""
+    """Return the lines of the kernel log, the newest last. None if the container may not read it."""
     readable, *lines = text.splitlines() or [""]
     return [line[:MAX_TEXT] for line in lines[-MAX_ROWS:]] if readable == "read" else None
 
 
 def _counter(text: str) -> Any:
-    """A number, "max", or the numbers of a file of `name value` lines; None where there was nothing to read."""
+    """Parse a number, "max", or lines of `name value`. None if there was nothing to read."""
     pairs = [line.split() for line in text.splitlines()]
     if len(pairs) == 1 and len(pairs[0]) == 1:
         return _value(text)
@@ -178,7 +180,7 @@ def _counter(text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """A number where it is one; None for what nvidia-smi does not know."""
+    """Parse a number; None for a value that nvidia-smi does not know."""
     text = text.strip()
     if text in {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]"}:
         return None

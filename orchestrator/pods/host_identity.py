@@ -1,4 +1,4 @@
-"""First contact: a pod proves that the host key which answers at its address is its own.
+"""First contact: a pod proves that the host key at its address is its own.
 
 The create call gives the pod a nonce, HMAC(a secret of ours, worker id), over the provider's API. Over SSH the pod
 returns HMAC(nonce, host key) for each of its host keys. A relay shows a key of its own, which the pod does not sign; a
@@ -16,7 +16,6 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.pods import probe_scripts
 
 VARIABLE = "BOOTSTRAP_NONCE"  # in the pod's environment
-REQUIRED = "bootstrap"  # in the row's metadata: its create call sent the nonce; earlier releases sent none
 SECRET_BYTES = 32
 PURPOSE = b"gpu-orchestrator bootstrap nonce 1"
 MAX_KEYS = 8  # host keys that are read from one answer
@@ -62,23 +61,23 @@ done
 
 
 def nonces(private_key: bytes) -> Callable[[str], str]:
-    """Worker id -> its nonce. The secret comes from the SSH private key, without which no pod can be reached at all."""
+    """Return the function worker id -> nonce. Its secret is derived from the SSH private key."""
     secret = HKDF(SHA256(), SECRET_BYTES, salt=None, info=PURPOSE).derive(private_key)
     return lambda worker_id: hmac.new(secret, worker_id.encode(), hashlib.sha256).hexdigest()
 
 
 def command(limit_s: float) -> str:
-    """The command that runs SCRIPT, given on its stdin."""
+    """Return the command that runs SCRIPT from its stdin."""
     return probe_scripts.limited_command(limit_s, "")
 
 
 def proof(nonce: str, host_key: str) -> str:
-    """What the pod returns for one of its host keys, in OpenSSH's form without a comment."""
+    """Return the pod's expected answer for one host key, which is in OpenSSH's format without a comment."""
     return hmac.new(nonce.encode(), host_key.encode(), hashlib.sha256).hexdigest()
 
 
 def refusal(answer: bytes, nonce: str, shown: str) -> tuple[FailureCode, str] | None:
-    """Why the key that was shown in the handshake is not the pod's; None if the pod proved that it is."""
+    """Return why the key of the handshake is not the pod's. None if the pod proved it."""
     lines = answer[:MAX_ANSWER_BYTES].decode("utf-8", "replace").splitlines()
     found = [words[1:] for words in map(str.split, lines) if len(words) == FIELDS and words[0] == "host-key"]
     own = [

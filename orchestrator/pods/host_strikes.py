@@ -1,4 +1,4 @@
-"""Remember the machine and the place of a worker that failed where it ran."""
+"""Records strikes against the machine and the place of a failed worker."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 async def remember(
     store: Store, term: int, worker: Worker, code: FailureCode | None, evidence: Mapping[str, Any]
 ) -> None:
-    """Hold a failure against where it happened, if the code blames the machine. Raises what the store raises."""
+    """Record a strike if the code blames the machine or the place. Raises the store's errors."""
     for strike in strikes(worker, code):
         seen = {"worker": worker.id, "pod": worker.pod_id, "machine": worker.machine_id, **evidence}
         struck = await store.strike(term, strike, code=str(code), evidence=seen)

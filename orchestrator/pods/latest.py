@@ -1,4 +1,4 @@
-"""What the loop last saw, for those who wait for something to change in it."""
+"""The loop's last observations, for code that waits for a change."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -24,17 +24,17 @@ class _View(Generic[T]):
         self._news = asyncio.Event()
 
     def update(self, things: Iterable[T]) -> None:
-        """Replace the list and wake whoever waits."""
+        """Replace the list and wake all waiters."""
         self._seen = {thing.id: thing for thing in things}
         self._news.set()
         self._news = asyncio.Event()
 
     def now(self, thing_id: str) -> T | None:
-        """The thing as it was last listed; None if it was not."""
+        """Return the item of the last list, or None."""
         return self._seen.get(thing_id)
 
     async def until(self, thing_id: str, predicate: Callable[[T], bool], timeout_s: float) -> T:
-        """The thing, once it is listed and the predicate holds. Raises TimeoutError."""
+        """Wait until the item is listed and the predicate holds. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while True:
                 thing = self._seen.get(thing_id)
@@ -44,7 +44,7 @@ class _View(Generic[T]):
 
 
 class PodView(_View[Pod]):
-    """The provider's newest complete list; a pod that is missing from it is waited for, and judged by the planner."""
+    """The provider's newest complete list. Waiters keep waiting for a missing pod; the planner decides about it."""
 
 
 class WorkerView(_View[Worker]):
@@ -53,7 +53,7 @@ class WorkerView(_View[Worker]):
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What the loop saw last, for the parts that wait for a change."""
+    """The last observations of the loop."""
 
     pods: PodView = field(default_factory=PodView)
     workers: WorkerView = field(default_factory=WorkerView)

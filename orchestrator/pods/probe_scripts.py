@@ -1,9 +1,8 @@
-"""The shell scripts that ask a pod about itself. They arrive over stdin and need sh alone: no interpreter, no file.
+"""The shell scripts of the probes. They arrive over stdin and need only sh: no interpreter, no file.
 
-Each tool's answer is a section, `=== <name> <exit status>` and what it printed (core/inspection.py reads them). The
-script runs under timeout(1): what was answered by then has been printed, and the tool that hangs is the first whose
-section is missing. One that cannot even be killed (a driver in uninterruptible sleep) ends with its stage: that is why
-GPUs are not asked in the same command as the disk.
+Each tool's answer is a section: `=== <name> <exit status>`, then its output (core/machine_checks.py parses it). The
+script runs under timeout(1). If a tool hangs, its section is the first missing one. A tool that cannot be killed (a
+driver in uninterruptible sleep) fails the whole stage, so GPUs and the disk have separate commands.
 """
 
 import shlex
@@ -16,7 +15,7 @@ say() {
 }
 """
 
-# $1: a directory in place of /, for tests; nothing on a pod. The cgroup files are read without starting a program.
+# $1: a directory in place of /, only for tests. The cgroup files are read without starting a program.
 PLATFORM = (
     _SAY
     + """
@@ -41,14 +40,14 @@ QUERIES = {  # section -> nvidia-smi's arguments
     "apps": "--query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits",
     "remapped": "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure --format=csv,noheader",
     "recovery": "--query-gpu=index,gpu_recovery_action --format=csv,noheader",  # drivers before 565 do not know it
-    "cuda": "-q -d COMPUTE",  # its head tells the driver's CUDA version
+    "cuda": "-q -d COMPUTE",  # its head has the driver's CUDA version
 }
 FABRIC_QUERIES = {
     "nvlink": "nvlink --status",
     "topology": "topo -m",
     "fabric": "--query-gpu=index,fabric.state,fabric.status --format=csv,noheader",
 }
-# $1: how many GPUs are rented.
+# $1: the number of rented GPUs.
 GPUS = (
     _SAY
     + """
@@ -67,17 +66,17 @@ say xid kernel
 
 
 def platform_command(limit_s: float, root: str = "") -> str:
-    """The command that runs PLATFORM, given on its stdin."""
+    """Return the command that runs PLATFORM from its stdin."""
     return limited_command(limit_s, root)
 
 
 def gpus_command(limit_s: float, count: int) -> str:
-    """The command that runs GPUS, given on its stdin."""
+    """Return the command that runs GPUS from its stdin."""
     return limited_command(limit_s, str(count))
 
 
 def limited_command(limit_s: float, argument: str) -> str:
-    """The command that runs a script given on its stdin, for `limit_s` at most."""
+    """Return the command that runs a script from its stdin, for `limit_s` at most."""
     program = f"sh -s -- {shlex.quote(argument)}"
     limited = f"timeout -k 1 {max(1, int(limit_s))} {program}"
     return f"if command -v timeout >/dev/null 2>&1; then exec {limited}; else exec {program}; fi"

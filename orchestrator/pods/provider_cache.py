@@ -1,25 +1,24 @@
-"""What the provider says of prices and network volumes, as far as the policy needs it: asked seldom, kept meanwhile.
+"""A cache of the provider's prices and network volumes, as far as the policy needs them.
 
-Without a budget no price is asked for, without a volume no volume; then there is nothing to refresh.
+Prices are requested only with a budget, volumes only if a pool names one.
 """
 
 import asyncio
 from collections.abc import Mapping
 
-import structlog
-
 from orchestrator.core.model import Policy, Volume
+from orchestrator.observability.logger import LazyLogger
 from orchestrator.ports import BadSpec, Cloud, PortError, Unavailable
 
 FRESH_S = 3600.0
-log = structlog.get_logger()
+log = LazyLogger()
 
 
 class Catalog:
     """The last answers."""
 
     def __init__(self, cloud: Cloud | None, policy: Policy) -> None:
-        """Without a cloud nothing is ever known."""
+        """Without a cloud, the cache stays empty."""
         self._cloud = cloud
         self._priced = policy.hourly_budget_usd is not None or policy.daily_budget_usd is not None
         self._names = sorted({pool.volume_name for pool in policy.pools if pool.volume_name})
@@ -30,11 +29,11 @@ class Catalog:
 
     @property
     def needed(self) -> bool:
-        """Whether there is anything to know."""
+        """Whether the policy needs any of it."""
         return self._cloud is not None and (self._priced or bool(self._names))
 
     async def refresh(self) -> bool:
-        """Ask anew once the answers are FRESH_S old, or if one is missing; whether something was learnt."""
+        """Refresh answers that are older than FRESH_S, or missing. Return whether something has changed."""
         clock_s = asyncio.get_running_loop().time()
         if self._cloud is None or not self.needed or clock_s < self._fresh_until_s:
             return False
@@ -52,11 +51,11 @@ class Catalog:
         return True
 
     async def volume(self, name: str) -> tuple[str, str]:
-        """(id, data centre) of a network volume. Raises what the cloud raises."""
+        """Return (id, data centre) of a network volume. Raises the cloud's errors."""
         return self._ids.get(name) or await self._look(name)
 
     async def _has(self, name: str) -> bool:
-        """Whether there is one such volume; what is wrong otherwise stands in `volumes`."""
+        """Look the volume up. `volumes` gets the problem if it cannot be used."""
         try:
             await self._look(name)
         except BadSpec:

@@ -1,6 +1,6 @@
-"""The end of a worker, step by step: drain, flush, delete; in each its row says for what, for whom and until when.
+"""Teardown: drain, flush, delete. In each step, the row says what it waits for, for whom, and until when.
 
-A step is level-triggered: it may be cut off anywhere and is begun again by a later tick.
+A step is level-triggered: if it is cut off, a later tick begins it again.
 """
 
 import asyncio
@@ -11,28 +11,30 @@ from typing import Any
 import structlog
 
 from orchestrator.core import actions as act
-from orchestrator.core.exit_causes import FAILURES, ExitCause
-from orchestrator.core.model import DELETES, UNREACHED, Policy, Worker
+from orchestrator.core.exit_causes import ABRUPT, ExitCause
+from orchestrator.core.model import Policy, Worker
+from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import LISTING_LAG_S
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.worker_metadata import WorkerMetadata, metadata
 from orchestrator.pods import final_snapshot
-from orchestrator.ports import Attempt, Cloud, HostKeyChanged, PortError, Store, Unavailable
+from orchestrator.ports import Cloud, HostKeyChanged, PortError, StageAttempt, Store, Unavailable
 
-RETRY_S = 5.0  # before a failed flush or delete is tried again
+RETRY_S = 5.0  # seconds before a failed flush or delete is tried again
 MAX_RETRY_S = 300.0  # of a delete: the pause doubles with each try
 MAX_DOUBLINGS = 10
-UNREACHED_RETRY_S = 2.0  # … before a pod that nobody answered at is knocked at again
+UNREACHED_RETRY_S = 2.0  # seconds before the next connection to a pod that did not answer
 ABSENCE = "two complete lists without the pod"
-NAMED_TASKS = 5  # of those a draining worker holds
+NAMED_TASKS = 5  # of a draining worker's tasks, in its row
 log = structlog.get_logger()
 
 
 class _Unreached(Unavailable):
-    """Nobody answers at the pod."""
+    """The pod does not answer."""
 
 
 class Teardown:
-    """What the executor does to a terminating worker."""
+    """The executor's operations on a terminating worker."""
 
     def __init__(
         self,
@@ -47,17 +49,20 @@ class Teardown:
         self._look, self._finish_logs = look, finish_logs
 
     async def begin(self, term: int, action: act.Terminate) -> Worker:
-        """To terminating: no new task from this statement on. A failed worker has nothing to finish."""
-        failed = action.cause in FAILURES
+        """Move the worker to terminating: from this statement on, it gets no new task.
+
+        A worker that ends abruptly does not drain.
+        """
+        failed = action.cause in ABRUPT
         fields: dict[str, Any] = {"exit_cause": action.cause, "failure_code": action.code, "next_attempt_s": 0}
         if failed:
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "waiting_for": "the flush of its logs"}
         else:
             fields |= {"waiting_on": WaitingOn.WORKER, "waiting_for": "the tasks it may hold to end"}
         if action.listed_at is not None:
-            fields["metadata"] = {"listed_at": action.listed_at.isoformat()}
-        elif action.cause is ExitCause.TASK_STUCK:  # tells which of its tasks stood still for too long
-            fields["metadata"] = {"stuck_s": self._policy.task_stuck_s}
+            fields["metadata"] = metadata(listed_at=action.listed_at.isoformat())
+        elif action.cause is ExitCause.TASK_STUCK:  # the argument names the stuck task
+            fields["metadata"] = metadata(stuck_s=self._policy.task_stuck_s)
         return await self._store.move(
             term,
             action.worker_id,
@@ -69,17 +74,17 @@ class Teardown:
         )
 
     async def name_tasks(self, term: int, action: act.Terminate) -> None:
-        """Say which tasks a drain waits for; after `begin`, so that none is added any more."""
+        """Record the tasks for which a drain waits. After `begin`, no task is added."""
         held = [row for row in (await self._store.worker(action.worker_id))["tasks"] if row["ended_at"] is None]
         await self._note(term, action.worker_id, action.reason, waiting_for=_tasks(held))
 
     async def flush(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Keep a last look at the pod, stop the agent, see its logs safe or declared lost; then to deleting.
+        """Take the final snapshot, stop the agent, ship the logs or declare them lost, then move to deleting.
 
-        A pod that failed before it had an agent is looked at once, if SSH was ever reached, and not waited for.
+        A pod without an agent gets one try for the snapshot, if SSH was ever reached.
         """
         fields: dict[str, Any] = {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": RETRY_S}
-        if worker.stage is not Stage.FLUSHING:  # the deadline runs from the first try on
+        if worker.stage is not Stage.FLUSHING:  # the deadline begins with the first try
             fields |= {"waiting_for": "the last log bytes", "deadline_s": self._policy.flush_deadline_s}
         await self._store.move(
             term,
@@ -99,8 +104,8 @@ class Teardown:
                 if not action.final:
                     raise unflushed from error
                 log.warning("logs_given_up", worker=worker.id, why=str(unflushed))
-                reason = f"its logs could be neither shipped nor declared lost, and the pod is paid for: {unflushed}"
-        elif action.reachable and "last_snapshot" not in worker.metadata:
+                reason = f"its logs could be neither shipped nor declared lost, and the pod costs money: {unflushed}"
+        elif action.reachable and worker.metadata.last_snapshot is None:
             await self._look_once(term, action, worker)
         await self._store.move(
             term,
@@ -117,14 +122,14 @@ class Teardown:
         )
 
     async def delete(self, term: int, action: act.Delete) -> None:
-        """Ask for the pod's deletion; what proves it is its absence from the provider's lists."""
+        """Request the deletion of the pod. Its absence from the provider's lists confirms it."""
         attempt = await self._store.open_attempt(term, action.worker_id, Stage.DELETING)
-        result = Attempt("cancelled")
+        result = StageAttempt("cancelled")
         try:
             known = await self._cloud.delete_pod(action.pod_id)
-            result = Attempt("ok", evidence={"pod_id": action.pod_id, "known": known})
+            result = StageAttempt("ok", evidence={"pod_id": action.pod_id, "known": known})
         except PortError as error:
-            result = Attempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
+            result = StageAttempt("failed", None, type(error).__name__, {"error": str(error)[:300]})
         finally:
             await self._store.close_attempt(term, attempt, result)
         sent = result.outcome == "ok"
@@ -138,15 +143,18 @@ class Teardown:
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
             waiting_for=f"{ABSENCE if sent else 'the delete call to succeed'} ({_asked(begun)})",
             next_attempt_s=self._policy.delete_retry_s if sent else _pause_s(len(begun)),
-            metadata={DELETES: len(begun)} if len(begun) > 1 else {},
-            # A pod that no list has shown yet may appear for so long: until then its absence proves nothing.
+            metadata=metadata(deletes=len(begun)) if len(begun) > 1 else {},
+            # A pod that was never listed may still appear during this time. Until then, its absence does not count.
             deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
         )
-        said = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
-        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **said)
+        facts = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
+        (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **facts)
 
     async def _finish(self, term: int, action: act.Flush, worker: Worker) -> str:
-        """Look, then ship the rest of the logs; what became of them. Another machine at that address never had them."""
+        """Take the final snapshot, then ship the rest of the logs. Return a text about the logs.
+
+        A machine with another host key is sent nothing: it never had these logs.
+        """
         try:
             await self._keep_look(term, action, worker)
             beyond_budget = await self._finish_logs(term, worker, action.reachable)
@@ -160,54 +168,56 @@ class Teardown:
         return f"the rest of its logs is declared lost: {action.reason}"
 
     async def _unflushed(self, term: int, action: act.Flush, worker_id: str, error: Exception) -> Unavailable:
-        """Say in the row why the logs have not come; as an error."""
-        why = f"{type(error).__name__}: {error}" if str(error) else "they did not come in time"
+        """Record in the row why the logs are late, and return it as an error."""
+        why = f"{type(error).__name__}: {error}" if str(error) else "they did not arrive in time"
         row = (await self._store.worker(worker_id))["worker"]
         waits, _, _ = str(row["waiting_for"]).partition(" (last try: ")
         fields: dict[str, Any] = {"waiting_for": f"{waits} (last try: {why[:300]})"}
         unreached = isinstance(error, _Unreached)
-        fields["metadata"] = {UNREACHED: int(row["metadata"].get(UNREACHED) or 0) + 1 if unreached else 0}
+        fields["metadata"] = metadata(unreached=WorkerMetadata.of(row["metadata"]).unreached + 1 if unreached else 0)
         if unreached:
             fields["next_attempt_s"] = UNREACHED_RETRY_S
         await self._note(term, worker_id, action.reason, **fields)
         return Unavailable(f"the last log bytes: {why}")
 
     async def _keep_look(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Once the agent has been stopped there is less to see, so the first look that saw something stays.
+        """Take the final snapshot. The first one that reached the pod is kept.
 
-        Each try begins with a look, which tells a pod where nobody answers from a bucket that does not.
+        After the agent's stop, there is less to read.
+
+        Each try begins with a snapshot, so that an unreachable pod is distinguished from an unavailable bucket.
         """
-        kept = worker.metadata.get("last_snapshot")
+        kept = worker.metadata.last_snapshot
         if not action.reachable and kept is not None:
             return
         seen = await self._look(worker) if action.reachable else final_snapshot.unknown(action.reason)
-        if kept is not None and kept.get("reached"):  # then its agent has been stopped since
+        if kept is not None and kept.get("reached"):  # its agent has been stopped since then
             seen = {**seen, "agent": None}
         if kept is None or (seen["known"] and not kept.get("known")):
-            await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
+            await self._note(term, worker.id, action.reason, metadata=metadata(last_snapshot=seen))
         if action.reachable and seen.get("reached") is False:
             raise _Unreached(str(seen["why"]))
 
     async def _look_once(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Keep what can be seen within the look's own bounds, or why nothing could."""
+        """Store the snapshot, or why there is none."""
         try:
             seen = await self._look(worker)
         except HostKeyChanged as error:
             seen = final_snapshot.unknown(f"HOST_KEY_CHANGED: {error}")
-        await self._note(term, worker.id, action.reason, metadata={"last_snapshot": seen})
+        await self._note(term, worker.id, action.reason, metadata=metadata(last_snapshot=seen))
 
     async def _note(self, term: int, worker_id: str, reason: str, **fields: Any) -> None:
         await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)
 
 
 def _pause_s(tries: int) -> float:
-    """Return how long to wait after this many tries of a delete of which the last one failed."""
+    """Return the pause after so many tries of a delete, if the last one failed."""
     return min(RETRY_S * 2.0 ** min(max(tries - 1, 0), MAX_DOUBLINGS), MAX_RETRY_S)
 
 
 def _asked(times: list[str]) -> str:
     since = min(map(datetime.fromisoformat, times)).astimezone(UTC)
-    return f"asked {len(times)} time{'s' if len(times) > 1 else ''} since {since:%Y-%m-%d %H:%M:%SZ}"
+    return f"asked {counted(len(times), 'time')} since {since:%Y-%m-%d %H:%M:%SZ}"
 
 
 def _tasks(held: list[Mapping[str, Any]]) -> str:

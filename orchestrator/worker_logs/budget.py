@@ -1,7 +1,7 @@
-"""What the logs of one worker may take: bytes an hour, and waiting time of a round.
+"""The budgets of one worker's logs: bytes per hour, and waiting time per round.
 
-Both protect the other workers and the bucket from a pod that writes without end or answers as slowly as it can. In
-flight is at most one piece of a worker (shipping.PIECE_BYTES).
+Both protect the other workers and the bucket from a pod that writes without end or answers slowly. At most one piece of
+a worker is in flight (shipper.PIECE_BYTES).
 """
 
 import time

@@ -1,7 +1,7 @@
 """Generations of a log: a file that shrank or was replaced on the pod goes on under another name in the ledger.
 
-The ledger knows a stream by its launch and never lets two pieces overlap. If a file begins anew, its offsets begin anew
-too: generation 2 of the launch `abc` is `abc.0002`. No launch of ours has a dot in its name.
+The ledger identifies a stream by its launch, and two pieces never overlap. If a file begins again, its offsets begin at
+zero, so it needs another name: generation 2 of the launch `abc` is `abc.0002`. No nonce contains a dot.
 """
 
 MARK = "."

@@ -1,4 +1,4 @@
-"""Whose logs are fetched when: every few seconds, of each worker whose agent may have written; seldom of quiet ones."""
+"""When each worker's logs are shipped: every few seconds if its agent may have written, rarely if it is quiet."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,10 @@ from typing import Any
 import structlog
 
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import LOGS_LATE, Worker
+from orchestrator.core.model import Worker
 from orchestrator.core.states import READY, Stage, State
-from orchestrator.ports import Attempt, HostKeyChanged, PortError, Store
+from orchestrator.core.worker_metadata import metadata
+from orchestrator.ports import HostKeyChanged, PortError, StageAttempt, Store
 from orchestrator.worker_logs.budget import Round
 from orchestrator.worker_logs.shipper import Shipper
 
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Shipment:
     """A shipment that began."""
 
     at_s: float
@@ -38,13 +39,13 @@ class _Look:
 
 
 class LogSchedule:
-    """The shipments under way."""
+    """The running shipments."""
 
     def __init__(self, store: Store, shipper: Shipper, on_late: Callable[[], object] = lambda: None) -> None:
         """`on_late` is called when a worker's logs begin to be late: the provider's list may tell why."""
         self._store, self._shipper, self._on_late = store, shipper, on_late
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._looked: dict[str, _Look] = {}
+        self._shipments: dict[str, _Shipment] = {}
         self._late: dict[str, str] = {}  # worker id -> what its row says of its logs, "" for nothing
         self._paused_until: dict[str, float] = {}  # worker id -> time.monotonic()
         self._gate = asyncio.Semaphore(CONCURRENT)
@@ -52,7 +53,7 @@ class LogSchedule:
     def begin(self, term: int, fleet: Sequence[Worker], in_flight: Collection[str]) -> None:
         """Begin a shipment for every worker that may have new bytes and has none under way."""
         here = {worker.id for worker in fleet}
-        self._looked = {name: look for name, look in self._looked.items() if name in here}
+        self._shipments = {name: look for name, look in self._shipments.items() if name in here}
         self._late = {name: kind for name, kind in self._late.items() if name in here}
         now_s = time.monotonic()
         self._paused_until = {name: at_s for name, at_s in self._paused_until.items() if name in here and at_s > now_s}
@@ -66,18 +67,18 @@ class LogSchedule:
                 task.add_done_callback(partial(self._done, worker.id))
 
     def stop(self) -> None:
-        """Give up what is under way; the next leader goes on from the ledger."""
+        """Cancel the running shipments. The next leader continues from the ledger."""
         for shipment in self._under_way.values():
             shipment.cancel()
 
     def _may_have_written(self, worker: Worker, quiet_s: float) -> bool:
-        """Whether its logs are worth a look: seldom while it is idle and has told of no more bytes than at the last."""
-        look = _Look(time.monotonic(), (worker.state_since, worker.log_bytes))
-        last = self._looked.get(worker.id)
+        """Whether to ship its logs: rarely while it is idle and its heartbeats report no more bytes."""
+        look = _Shipment(time.monotonic(), (worker.state_since, worker.log_bytes))
+        last = self._shipments.get(worker.id)
         quiet = last and last.saw == look.saw and worker.state is State.IDLE and not worker.own_program
         if last and quiet and look.at_s - last.at_s < quiet_s:
             return False
-        self._looked[worker.id] = look
+        self._shipments[worker.id] = look
         return True
 
     def _done(self, worker_id: str, _: asyncio.Task[None]) -> None:
@@ -98,27 +99,30 @@ class LogSchedule:
             if await self._say_late(term, worker, why):
                 self._on_late()
                 if isinstance(error, HostKeyChanged):
-                    await self._record_stranger(term, worker, str(error))
+                    await self._record_changed_host(term, worker, str(error))
         else:
             await self._say_late(term, worker, None)
 
-    async def _record_stranger(self, term: int, worker: Worker, said: str) -> None:
-        """A failed login, for good: another machine answers where the worker was. The worker itself may well live."""
-        log.warning("host_key_changed", worker=worker.id, error=said)
-        refused = Attempt("failed", FailureCode.HOST_KEY_CHANGED, HostKeyChanged.__name__, {"error": said[:300]})
+    async def _record_changed_host(self, term: int, worker: Worker, text: str) -> None:
+        """Record a failed ssh_auth attempt: another machine answers at the worker's address.
+
+        The worker may still live.
+        """
+        log.warning("host_key_changed", worker=worker.id, error=text)
+        refused = StageAttempt("failed", FailureCode.HOST_KEY_CHANGED, HostKeyChanged.__name__, {"error": text[:300]})
         with contextlib.suppress(PortError):  # the row has said so already
             attempt = await self._store.open_attempt(term, worker.id, Stage.SSH_AUTH)
             await self._store.close_attempt(term, attempt, refused)
 
     async def _say_late(self, term: int, worker: Worker, why: str | None) -> bool:
-        """In the row of a ready worker, that its logs are late, and that they are no longer: once for each kind."""
-        kind, told = (why or "").partition(":")[0], str(worker.metadata.get(LOGS_LATE) or "").partition(":")[0]
-        if self._late.get(worker.id, told) == kind:
+        """Record in the row of a ready worker that its logs are late, or no longer late: once for each kind."""
+        kind, known = (why or "").partition(":")[0], (worker.metadata.logs_late or "").partition(":")[0]
+        if self._late.get(worker.id, known) == kind:
             return False
         reason = f"its logs are late: {why}" if why else "its logs arrive again"
         with contextlib.suppress(PortError):  # it ends, or nobody can be told
             await self._store.move(
-                term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": {LOGS_LATE: why}}
+                term, worker.id, from_states=sorted(READY), reason=reason, fields={"metadata": metadata(logs_late=why)}
             )
             self._late[worker.id] = kind
             return True

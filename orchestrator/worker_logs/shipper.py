@@ -1,420 +1,254 @@
-"""Worker logs to S3: by byte offset, compressed, without a gap and never twice.
+"""Worker logs to S3: by byte offset, compressed, without a gap and without duplicates.
 
-A stream is an append-only file of one launch on the pod. Its bytes go out in pieces [first, last); the ledger decides
-what the next piece is, and a piece's row is written before its upload:
+A stream is an append-only file of one launch on the pod. Its bytes are shipped in pieces (pieces.py). The ledger says
+where the next piece begins. A piece that a crash interrupted is finished first: if S3 does not have it, the same range
+is read from the pod again and compared by SHA-256. Bytes that were lost with their host are declared lost.
 
-    read -> log_begin -> put -> log_shipped
+A file that shrank, or whose last bytes have changed, begins a new generation (generations.py): the rest of the old one
+is declared lost, and the new one is shipped from its beginning.
 
-A crash in between leaves a begun piece, which the next shipment finishes first: from S3 if it had arrived, else from
-the pod, the same range with the same sha256. What went with its host is declared lost, with what is known of its size.
+Shipped bytes are freed on the pod, so that its disk does not fill; the file keeps its length, so offsets stay valid. If
+the pod or its file system cannot do this, the file stays as it is.
 
-A file that shrank, or whose last bytes are no longer those that were read, begins a new generation
-(log_generations.py): what the old one still held is declared lost, and the new one is shipped from its beginning.
-
-A file only grows, and a worker may live for weeks: what has been in S3 for a while becomes a hole, so that the offsets
-stay and the pod's disk does not fill. Where the pod or its file system cannot do that, the file stays as it is.
-
-A pod that writes without end or answers slowly takes nothing from the others: log_budget.py has its bounds.
+budget.py limits a pod that writes without end or answers slowly.
 """
 
 import asyncio
-import gzip
-import hashlib
 import math
-import time
-import zlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import structlog
 
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
-from orchestrator.pods import agent_commands, agent_control
-from orchestrator.ports import (
-    BlobRefused,
-    Blobs,
-    LogRange,
-    NotFound,
-    PortError,
-    Session,
-    SessionPool,
-    Store,
-    Unavailable,
-)
+from orchestrator.ports import Blobs, LogRange, PortError, SessionPool, Store, Unavailable
 from orchestrator.worker_logs.budget import LOG_BYTES_PER_HOUR, Budgets, BudgetSpent, Round
 from orchestrator.worker_logs.generations import following, launch_of
+from orchestrator.worker_logs.ledger import PieceLedger, StreamEnd
+from orchestrator.worker_logs.pieces import Pieces
+from orchestrator.worker_logs.pod_files import PodFiles
 from worker.protocol import STREAMS
 
 PIECE_BYTES = 4 * 1024 * 1024
-CUT_BYTES = 64 * 1024 * 1024  # of a file that are in S3, before their room is given back …
-NEAR_BYTES = 16 * 1024 * 1024  # … but for the last of them, for who looks on the pod itself
-LEVEL = 6
-CONTENT_TYPE = "application/gzip"
-CONNECT_TIMEOUT_S = 15.0  # at the end, when there is no next time …
-SHIP_CONNECT_S = 5.0  # … and before, when it comes in a few seconds and what is wrong should be told soon
-READ_TIMEOUT_S = 30.0
-STOP_GRACE_S = 5.0  # for an agent to give up what it holds; the tasks had the drain before
-LAST_PASSES = 8  # over files that nobody should be writing to any more
-TAIL_BYTES = 256  # of the last piece, read again with the next one: a file that was replaced shows other bytes
-LAUNCHES = 100  # directories looked at on one pod, in case somebody makes more
+FREE_BYTES = 64 * 1024 * 1024  # so many shipped bytes of a file are freed at a time
+KEEP_BYTES = 16 * 1024 * 1024  # so many shipped bytes stay, for a person who looks at the file on the pod
+LAST_PASSES = 8  # over the files of a stopped agent, which should not grow any more
+TAIL_BYTES = 256  # of the last piece are read again with the next one, because a replaced file has other bytes there
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class _End:
-    """Where the ledger of one stream ends."""
-
-    seq: int = 0  # the next piece's
-    last: int = 0  # bytes given to pieces so far
-    shipped: int = 0  # where the last piece that arrived ends
-    cut: int = 0  # where the hole at the file's beginning was last to end
-    begun: LogRange | None = None  # a piece without proof of arrival
-    closed: bool = False  # declared lost to the end
-    tail: bytes = b""  # what the file held before `last`, as far as this process has read it
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """What is known of one worker's pieces, so that they are read from the database once and not every few seconds."""
-
-    term: int
-    ends: dict[tuple[str, str], _End] = field(default_factory=dict)
-    launches: frozenset[str] = frozenset()  # seen on the pod
-
-    @property
-    def unfinished(self) -> set[str]:
-        """Launches with a piece that has begun, whether or not the pod still shows them."""
-        return {launch_of(boot_id) for (boot_id, _), end in self.ends.items() if end.begun is not None}
-
-    def end(self, boot_id: str, stream: str) -> _End:
-        return self.ends.setdefault((boot_id, stream), _End())
-
-    def generations(self, launch_id: str, stream: str) -> list[str]:
-        """The names under which a stream of a launch is known, oldest first; at least the launch's own."""
-        known = {name for name, its_stream in self.ends if its_stream == stream and launch_of(name) == launch_id}
-        return sorted(known | {launch_id})
-
-
 class Shipper:
-    """Ships the logs of workers; one shipment a worker at a time."""
+    """Ships the logs of workers; one shipment per worker at a time."""
 
-    def __init__(self, store: Store, lines: SessionPool, blobs: Blobs, *, python: str = "python3") -> None:
-        self._store, self._lines, self._blobs, self._python = store, lines, blobs, python
-        self._ledgers: dict[str, _Ledger] = {}
+    def __init__(self, store: Store, ssh_pool: SessionPool, blobs: Blobs, *, python: str = "python3") -> None:
+        self._store, self._ssh_pool, self._python = store, ssh_pool, python
+        self._pieces = Pieces(store, blobs)
+        self._ledgers: dict[str, PieceLedger] = {}
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._budgets = Budgets()
-        self._log_schedule: dict[str, Round] = {}  # the shipment under way of each worker
 
     async def ship(self, term: int, worker: Worker, turn: Round | None = None) -> int:
-        """Ship what was there when it began; the bytes that are proven in S3 by this call.
+        """Ship the bytes that exist at the begin. Return how many this call confirmed in S3.
 
         A round that has used up its time ends early. BudgetSpent if the worker may ship no more bytes for now.
         """
-        turn = turn or Round()
-        async with self._gate(worker.id), self._in_round(worker.id, turn):
-            shipped = await self._ship(term, worker)
-        if turn.withheld_bytes:
-            raise BudgetSpent(f"{turn.withheld_bytes} bytes wait: {LOG_BYTES_PER_HOUR} an hour are all it may ship")
+        async with self._round(term, worker, turn or Round()) as one:
+            shipped = await one.ship()
+        if one.turn.withheld_bytes:
+            raise BudgetSpent(f"{one.turn.withheld_bytes} bytes wait: {LOG_BYTES_PER_HOUR} an hour are all it may ship")
         return shipped
 
     async def finish(self, term: int, worker: Worker, reachable: bool) -> int:
-        """Stop the agent and ship everything, or declare the rest lost; raises Unavailable while neither is done.
+        """Stop the agent and ship everything, or declare the rest lost. Raises Unavailable while neither is done.
 
         Return how many bytes of a reachable pod are declared lost because its byte budget did not allow them.
         """
-        turn = Round(limit_s=math.inf)  # the caller has a deadline
-        async with self._gate(worker.id), self._in_round(worker.id, turn):
+        async with self._round(term, worker, Round(limit_s=math.inf)) as one:  # the caller has a deadline
             try:
                 if reachable:
-                    await self._drain(term, worker, turn)
+                    await one.drain()
                 else:
-                    await self._declare(term, worker)
-            finally:  # done, or cut off in the middle: then how far it got stands in the database alone
+                    await one.declare_lost()
+            finally:  # if this was interrupted, only the database knows how far it got
                 self._ledgers.pop(worker.id, None)
-        return turn.withheld_bytes
+        return one.turn.withheld_bytes
 
     @asynccontextmanager
-    async def _in_round(self, worker_id: str, turn: Round) -> AsyncIterator[None]:
-        self._log_schedule[worker_id] = turn
-        try:
-            yield
-        finally:
-            del self._log_schedule[worker_id]
+    async def _round(self, term: int, worker: Worker, turn: Round) -> AsyncIterator["_ShippingRound"]:
+        async with self._gates.setdefault(worker.id, asyncio.Lock()):
+            try:
+                ledger = self._ledgers.get(worker.id)
+                if ledger is None or ledger.term != term:
+                    ledger = PieceLedger.of_rows(term, worker.id, await self._store.log_ends(worker.id))
+                self._ledgers[worker.id] = ledger
+                files = PodFiles(self._ssh_pool, self._python, worker, turn)
+                yield _ShippingRound(self._store, self._pieces, self._budgets, files, ledger)
+            except BaseException:  # cancellation too
+                self._ledgers.pop(worker.id, None)  # only the database knows how far it got
+                raise
 
-    def _gate(self, worker_id: str) -> asyncio.Lock:
-        return self._gates.setdefault(worker_id, asyncio.Lock())
 
-    async def _ship(self, term: int, worker: Worker, *, look_for_launches: bool = False) -> int:
-        shipped = 0
-        try:
-            ledger = await self._ledger(term, worker.id)
-            if look_for_launches or not ledger.launches:
-                ledger.launches = await self._launches(worker)
-            for boot_id in sorted(ledger.launches | ledger.unfinished | _present(worker)):
-                sizes = await self._sizes(worker, boot_id)
-                for stream in STREAMS:
-                    shipped += await self._ship_stream(term, worker, boot_id, stream, sizes.get(f"{stream}.log", 0))
-                    if self._log_schedule[worker.id].resting:
-                        return shipped
-        except BaseException:  # cancellation too
-            self._ledgers.pop(worker.id, None)  # how far it got stands in the database
-            raise
+class _ShippingRound:
+    """One round of one worker."""
+
+    def __init__(self, store: Store, pieces: Pieces, budgets: Budgets, files: PodFiles, ledger: PieceLedger) -> None:
+        self._store, self._pieces, self._budgets, self._files, self._ledger = store, pieces, budgets, files, ledger
+        self._worker, self._term, self.turn = files.worker, ledger.term, files.turn
+
+    async def ship(self, *, look_for_launches: bool = False) -> int:
+        shipped, ledger = 0, self._ledger
+        if look_for_launches or not ledger.launches:
+            ledger.launches = await self._files.launches()
+        for launch_id in sorted(ledger.launches | ledger.unfinished | self._present):
+            sizes = await self._files.sizes(launch_id)
+            for stream in STREAMS:
+                shipped += await self._ship_file(launch_id, stream, sizes.get(f"{stream}.log", 0))
+                if self.turn.resting:
+                    return shipped
         return shipped
 
-    async def _ship_stream(self, term: int, worker: Worker, launch_id: str, stream: str, size: int) -> int:
-        """One file, in its newest generation; the bytes that are proven in S3 by this call."""
-        ledger, shipped = self._ledgers[worker.id], 0
-        *_, name = ledger.generations(launch_id, stream)
-        end = ledger.end(name, stream)
-        if end.begun is not None:
-            shipped += await self._complete(term, worker, end, end.begun)
-        if not end.closed and await self._begins_anew(worker, launch_id, stream, end, size):
-            log.warning("log_restarted", worker=worker.id, stream=stream, shipped=end.shipped, size=size)
-            name = following(name)
-            end = ledger.end(name, stream)
-        if size > end.last and not end.closed:
-            shipped += await self._stream(term, worker, name, stream, size)
-        await self._close_earlier(term, worker, launch_id, stream, size)
-        if end.shipped - NEAR_BYTES - end.cut >= CUT_BYTES:
-            await self._cut(worker, launch_id, stream, end)
-        return shipped
+    async def drain(self) -> None:
+        """Stop every launch, then ship everything. If one cannot be stopped, ship what is there and raise.
 
-    async def _begins_anew(self, worker: Worker, launch_id: str, stream: str, end: _End, size: int) -> bool:
-        """Whether the file is no longer the one that was read before.
-
-        An empty one waits for its first bytes: they show in the ledger that the old one is over. At the end it counts.
-        """
-        if size < end.last:
-            return size > 0 or worker.state is State.TERMINATING
-        if size == end.last or not end.tail:
-            return False
-        before = await self._read(worker, launch_id, stream, end.last - len(end.tail), end.last)
-        return before != end.tail
-
-    async def _close_earlier(self, term: int, worker: Worker, launch_id: str, stream: str, size: int) -> None:
-        """Declare what earlier generations still held: in the ledger a later one shows that they are over."""
-        ledger = self._ledgers[worker.id]
-        told = worker.log_bytes.get(launch_id, {}).get(stream) or 0
-        for name in ledger.generations(launch_id, stream)[:-1]:
-            end = ledger.end(name, stream)
-            if not end.closed:
-                known = told if told > size else None  # a size that the present file has not reached was the old one's
-                why = f"the file was truncated or replaced on the pod; its size was {known or 'not'} known"
-                await self._declare_stream(term, worker.id, (name, stream), end, known, why)
-                end.closed, end.begun = True, None
-
-    async def _stream(self, term: int, worker: Worker, boot_id: str, stream: str, size: int) -> int:
-        end = self._ledgers[worker.id].end(boot_id, stream)
-        began, turn, budget = end.last, self._log_schedule[worker.id], self._budgets.of(worker.id)
-        while end.last < size and not turn.resting:
-            first, last = end.last, min(size, end.last + PIECE_BYTES)
-            if not budget.take(last - first):
-                turn.withheld_bytes += size - first
-                break
-            content = await self._read(worker, boot_id, stream, first, last)
-            if len(content) != last - first:
-                raise Unavailable(f"{stream}.log gave {len(content)} of the bytes {first} to {last}")
-            end.tail = content[-TAIL_BYTES:]
-            digest, packed = await asyncio.to_thread(_packed, content)
-            key = f"logs/{worker.id}/{boot_id}/{stream}/{end.seq:08d}-{first}-{last}.log.gz"
-            piece = LogRange(worker.id, boot_id, stream, end.seq, first, last, digest, key)
-            await self._store.log_begin(term, piece)
-            end.seq, end.last, end.begun = end.seq + 1, last, piece
-            await self._put(term, end, piece, packed)
-            turn.shipped_bytes += last - first
-        return end.last - began
-
-    async def _put(self, term: int, end: _End, piece: LogRange, packed: bytes | None) -> None:
-        """The second half of a piece; without bytes it has arrived already."""
-        if packed is not None:
-            await self._blobs.put(piece.key, packed, content_type=CONTENT_TYPE)
-        await self._store.log_shipped(term, piece)
-        end.begun, end.shipped = None, piece.last
-
-    async def _complete(self, term: int, worker: Worker, end: _End, piece: LogRange) -> int:
-        """Bring a begun piece to its end; bytes that are no longer what they were are declared lost."""
-        packed = None
-        if not await self._has_arrived(piece):
-            content = await self._read(worker, piece.boot_id, piece.stream, piece.first, piece.last)
-            digest, packed = await asyncio.to_thread(_packed, content)
-            if digest != piece.sha256:
-                why = "the file was rewritten on the pod before this piece had arrived"
-                log.warning("log_rewritten", worker=worker.id, stream=piece.stream, first=piece.first, last=piece.last)
-                where = (worker.id, piece.boot_id, piece.stream, piece.first, piece.last)
-                await self._store.log_lost(term, *where, why)
-                end.begun = None
-                return 0
-        await self._put(term, end, piece, packed)
-        return piece.last - piece.first
-
-    async def _cut(self, worker: Worker, boot_id: str, stream: str, end: _End) -> None:
-        """Give the room of what is in S3 back to the pod's disk; what comes of it can wait for the next time."""
-        end.cut = end.shipped - NEAR_BYTES
-        try:
-            async with self._session(worker) as session:
-                command = agent_commands.cut_command(boot_id, stream, end.cut)
-                done = await session.run(command, timeout_s=READ_TIMEOUT_S)
-        except PortError as error:
-            log.info("log_uncut", worker=worker.id, stream=stream, error=f"{type(error).__name__}: {error}"[:300])
-        else:
-            log.info("log_cut", worker=worker.id, stream=stream, bytes=end.cut, exit_status=done.exit_status)
-
-    async def _has_arrived(self, piece: LogRange) -> bool:
-        try:
-            packed = await self._blobs.get(piece.key)
-        except NotFound:
-            return False
-        return await asyncio.to_thread(_digest, packed) == piece.sha256
-
-    async def _drain(self, term: int, worker: Worker, turn: Round) -> None:
-        """Stop every launch, then ship until nothing is left; if one cannot be stopped, ship what is there.
-
-        What the byte budget does not allow any more is declared lost: the pod is paid for while it waits.
-
-        The present one too if its start has not come to the pod yet: it starts nothing then.
+        The present launch is stopped even if its start has not reached the pod yet: then it starts nothing. What the
+        byte budget does not allow is declared lost, because the pod is paid for while it waits.
         """
         unstopped: PortError | None = None
-        for boot_id in sorted(await self._launches(worker) | _present(worker)):
+        how = None  # the newest launch whose agent did not report its end
+        for launch_id in sorted(await self._files.launches() | self._present):
             try:
-                await self._stop(worker, boot_id)
+                how = await self._files.stop(launch_id) or how
             except PortError as error:
                 unstopped = error
-        if worker.state is State.TERMINATING:
-            await self._say_left(term, worker)
+        if self._worker.state is State.TERMINATING:
+            await self._note_rest(how)
         for _ in range(LAST_PASSES):
-            turn.withheld_bytes = 0
-            if await self._ship(term, worker, look_for_launches=True) == 0:
+            self.turn.withheld_bytes = 0
+            if await self.ship(look_for_launches=True) == 0:
                 break
         else:
             unstopped = unstopped or Unavailable("its logs are still being written to")
         if unstopped is not None:
             raise unstopped
-        if turn.withheld_bytes:
-            await self._declare_withheld(term, worker)
+        if self.turn.withheld_bytes:
+            await self._declare_withheld()
 
-    async def _declare_withheld(self, term: int, worker: Worker) -> None:
-        ledger = await self._ledger(term, worker.id)
-        why = f"beyond the {LOG_BYTES_PER_HOUR} bytes an hour that the logs of a worker may take"
-        for boot_id in sorted(ledger.launches | _present(worker)):
-            sizes = await self._sizes(worker, boot_id)
-            for stream in STREAMS:
-                *_, newest = ledger.generations(boot_id, stream)
-                end, size = ledger.end(newest, stream), sizes.get(f"{stream}.log", 0)
-                if size > end.shipped and not end.closed:
-                    await self._declare_stream(term, worker.id, (newest, stream), end, size, why)
-
-    async def _say_left(self, term: int, worker: Worker) -> None:
-        """Write down how much of the logs has not arrived yet: that is what the worker's end waits for."""
-        ledger, left = await self._ledger(term, worker.id), 0
-        for boot_id in await self._launches(worker):
-            sizes = await self._sizes(worker, boot_id)
-            for stream in STREAMS:
-                *_, newest = ledger.generations(boot_id, stream)
-                left += max(0, sizes.get(f"{stream}.log", 0) - ledger.end(newest, stream).shipped)
-        waiting_for = {"waiting_for": f"the last {left} bytes of its logs to reach S3"}
-        await self._store.move(
-            term, worker.id, from_states=[State.TERMINATING], reason="its agent was stopped", fields=waiting_for
-        )
-
-    async def _stop(self, worker: Worker, boot_id: str) -> None:
-        if worker.code_sha is None:
-            raise Unavailable(f"nothing is known of what runs on {worker.id}")
-        async with self._session(worker) as session:
-            await agent_control.stop(
-                session, python=self._python, agent_sha=worker.code_sha, nonce=boot_id, grace_s=STOP_GRACE_S
-            )
-
-    async def _declare(self, term: int, worker: Worker) -> None:
-        """Say what went with the host: up to the size last heard of, and whatever came after that."""
-        ledger = await self._ledger(term, worker.id)
-        launches = {boot_id for boot_id, _ in ledger.ends} | set(worker.log_bytes) | _present(worker)
-        launches |= set(worker.metadata.get("launches", ()))  # that ended before anything of them was shipped
+    async def declare_lost(self) -> None:
+        """Declare the bytes that were lost with the host: up to the last reported size, and any later ones."""
+        launches = {boot_id for boot_id, _ in self._ledger.ends} | set(self._worker.log_bytes) | self._present
+        launches |= set(self._worker.metadata.launches)  # that ended before anything of them was shipped
         for boot_id in sorted(launches - {""}):
             for stream in STREAMS:
-                end = ledger.end(boot_id, stream)
+                end = self._ledger.end(boot_id, stream)
                 if not end.closed:
-                    told = worker.log_bytes.get(launch_of(boot_id), {}).get(stream)
-                    why = f"lost with its host; its last heartbeat told of {told if told is not None else 'no'} bytes"
-                    await self._declare_stream(term, worker.id, (boot_id, stream), end, told, why)
+                    size = self._reported(launch_of(boot_id), stream)
+                    known_bytes = "no" if size is None else size
+                    why = f"lost with its host; its last heartbeat told of {known_bytes} bytes"
+                    await self._declare_rest(boot_id, stream, end, size, why)
 
-    async def _declare_stream(
-        self, term: int, worker_id: str, where: tuple[str, str], end: _End, told: int | None, why: str
-    ) -> None:
-        known = max(end.last, told or 0)
-        try:
-            if end.begun is not None and await self._has_arrived(end.begun):
-                await self._put(term, end, end.begun, None)
-        except (Unavailable, BlobRefused) as error:  # a pod is not kept, and paid for, until S3 answers again
-            why += f"; whether the last piece begun had arrived is unknown: {str(error)[:200]}"
-        if known > end.shipped:
-            log.warning("log_lost", worker=worker_id, stream=where[1], first=end.shipped, last=known)
-            await self._store.log_lost(term, worker_id, *where, end.shipped, known, why)
-        await self._store.log_lost(term, worker_id, *where, end.shipped, None, f"{why}; what came after is unknown")
+    async def _ship_file(self, launch_id: str, stream: str, size: int) -> int:
+        """Ship one file in its newest generation. Return how many bytes this call confirmed in S3."""
+        shipped = 0
+        name, end = self._ledger.newest(launch_id, stream)
+        if end.begun is not None:
+            shipped += await self._finish_piece(end, end.begun)
+        if not end.closed and await self._begins_again(launch_id, stream, end, size):
+            log.warning("log_restarted", worker=self._worker.id, stream=stream, shipped=end.shipped, size=size)
+            name = following(name)
+            end = self._ledger.end(name, stream)
+        if size > end.last and not end.closed:
+            shipped += await self._ship_pieces(name, stream, end, size)
+        await self._close_earlier(launch_id, stream, size)
+        if end.shipped - KEEP_BYTES - end.cut >= FREE_BYTES:
+            end.cut = end.shipped - KEEP_BYTES
+            await self._files.free(launch_id, stream, end.cut)
+        return shipped
 
-    async def _ledger(self, term: int, worker_id: str) -> _Ledger:
-        known = self._ledgers.get(worker_id)
-        if known is None or known.term != term:
-            known = _Ledger(term)
-            for row in await self._store.log_ends(worker_id):
-                end = known.end(row["boot_id"], row["stream"])
-                end.seq = row["seq"] + 1
-                end.closed = row["last"] is None
-                end.last = end.last if row["last"] is None else row["last"]
-                end.shipped = end.last if row["shipped_at"] else end.shipped
-                if row["shipped_at"] is None and not row["declared_lost"]:
-                    names = ("boot_id", "stream", "seq", "first", "last", "sha256", "key")
-                    end.begun = LogRange(worker_id, *(row[name] for name in names))
-            self._ledgers[worker_id] = known
-        return known
+    async def _ship_pieces(self, boot_id: str, stream: str, end: StreamEnd, size: int) -> int:
+        began, budget = end.last, self._budgets.of(self._worker.id)
+        while end.last < size and not self.turn.resting:
+            first, last = end.last, min(size, end.last + PIECE_BYTES)
+            if not budget.take(last - first):
+                self.turn.withheld_bytes += size - first
+                break
+            content = await self._files.read(boot_id, stream, first, last)
+            if len(content) != last - first:
+                raise Unavailable(f"{stream}.log gave {len(content)} of the bytes {first} to {last}")
+            end.tail = content[-TAIL_BYTES:]
+            await self._pieces.begin(self._term, end, (self._worker.id, boot_id, stream), content)
+            self.turn.shipped_bytes += last - first
+        return end.last - began
 
-    @asynccontextmanager
-    async def _session(self, worker: Worker) -> AsyncIterator[Session]:
-        """A session whose time counts for the worker's round; Unavailable if the round has none left."""
-        turn, began_s = self._log_schedule[worker.id], time.monotonic()
-        if turn.over:
-            raise Unavailable(f"its pod has taken more than {turn.limit_s:g} s of one round to answer")
-        last = worker.state is State.TERMINATING
-        try:
-            timeout_s = CONNECT_TIMEOUT_S if last else SHIP_CONNECT_S
-            async with self._lines.session(worker, timeout_s=timeout_s) as session:
-                yield session
-        finally:
-            turn.waited_s += time.monotonic() - began_s
+    async def _finish_piece(self, end: StreamEnd, piece: LogRange) -> int:
+        """Finish a piece that a crash interrupted. Return how many bytes this call confirmed in S3."""
+        if await self._pieces.is_stored(piece):
+            await self._pieces.confirm(self._term, end, piece)
+        else:
+            content = await self._files.read(piece.boot_id, piece.stream, piece.first, piece.last)
+            if not await self._pieces.repeat(self._term, end, piece, content):
+                return 0
+        return piece.last - piece.first
 
-    async def _launches(self, worker: Worker) -> frozenset[str]:
-        async with self._session(worker) as session:
-            return frozenset(_names(await session.list(agent_commands.RUNS_DIR, timeout_s=READ_TIMEOUT_S) or ()))
+    async def _begins_again(self, launch_id: str, stream: str, end: StreamEnd, size: int) -> bool:
+        """Return whether the file is no longer the one that was read before.
 
-    async def _sizes(self, worker: Worker, boot_id: str) -> dict[str, int]:
-        async with self._session(worker) as session:
-            return dict(await session.list(f"{agent_commands.run_dir(boot_id)}/logs", timeout_s=READ_TIMEOUT_S) or {})
+        An empty file counts as a new one only when it has bytes or the worker ends: the first piece of the new
+        generation shows in the ledger that the old one is over.
+        """
+        if size < end.last:
+            return size > 0 or self._worker.state is State.TERMINATING
+        if size == end.last or not end.tail:
+            return False
+        before = await self._files.read(launch_id, stream, end.last - len(end.tail), end.last)
+        return before != end.tail
 
-    async def _read(self, worker: Worker, boot_id: str, stream: str, first: int, last: int) -> bytes:
-        path = f"{agent_commands.run_dir(launch_of(boot_id))}/logs/{stream}.log"
-        async with self._session(worker) as session:
-            return await session.read(path, first, last - first, timeout_s=READ_TIMEOUT_S) or b""
+    async def _close_earlier(self, launch_id: str, stream: str, size: int) -> None:
+        """Declare lost what S3 does not have of earlier generations."""
+        reported = self._reported(launch_id, stream) or 0
+        for name in self._ledger.generations(launch_id, stream)[:-1]:
+            end = self._ledger.end(name, stream)
+            if not end.closed:
+                known = reported if reported > size else None  # larger than the present file: the old one's size
+                why = f"the file was truncated or replaced on the pod; its size was {known or 'not'} known"
+                await self._declare_rest(name, stream, end, known, why)
+                end.closed, end.begun = True, None
 
+    async def _declare_withheld(self) -> None:
+        why = f"beyond the {LOG_BYTES_PER_HOUR} bytes an hour that the logs of a worker may take"
+        for launch_id in sorted(self._ledger.launches | self._present):
+            sizes = await self._files.sizes(launch_id)
+            for stream in STREAMS:
+                name, end = self._ledger.newest(launch_id, stream)
+                size = sizes.get(f"{stream}.log", 0)
+                if size > end.shipped and not end.closed:
+                    await self._declare_rest(name, stream, end, size, why)
 
-def _present(worker: Worker) -> set[str]:
-    """Its present launch, if there has been one, whether or not the start has come to the pod."""
-    return {worker.nonce} if worker.nonce else set()
+    async def _declare_rest(self, boot_id: str, stream: str, end: StreamEnd, size: int | None, why: str) -> None:
+        await self._pieces.declare_rest(self._term, end, (self._worker.id, boot_id, stream), size, why)
 
+    async def _note_rest(self, how: str | None) -> None:
+        """Record how many log bytes have not arrived yet, because the worker's end waits for them."""
+        rest = 0
+        for launch_id in await self._files.launches():
+            sizes = await self._files.sizes(launch_id)
+            for stream in STREAMS:
+                _, end = self._ledger.newest(launch_id, stream)
+                rest += max(0, sizes.get(f"{stream}.log", 0) - end.shipped)
+        await self._store.move(
+            self._term,
+            self._worker.id,
+            from_states=[State.TERMINATING],
+            reason=f"its agent had ended without a word: {how}" if how else "its agent was stopped",
+            fields={"waiting_for": f"the last {rest} bytes of its logs to reach S3"},
+        )
 
-def _names(found: Iterable[str]) -> list[str]:
-    """Directories that a launch of ours can have made."""
-    return sorted(name for name in found if agent_commands.NONCE.fullmatch(name))[:LAUNCHES]
+    @property
+    def _present(self) -> set[str]:
+        """The present launch, if there has been one, whether or not its start has reached the pod."""
+        return {self._worker.nonce} if self._worker.nonce else set()
 
-
-def _packed(content: bytes) -> tuple[str, bytes]:
-    """sha256 and gzip, the same bytes for the same content."""
-    return hashlib.sha256(content).hexdigest(), gzip.compress(content, LEVEL, mtime=0)
-
-
-def _digest(packed: bytes) -> str | None:
-    try:
-        return hashlib.sha256(gzip.decompress(packed)).hexdigest()
-    except (EOFError, OSError, zlib.error):
-        return None
+    def _reported(self, launch_id: str, stream: str) -> int | None:
+        """The last size of a log that the agent has reported."""
+        return self._worker.log_bytes.get(launch_id, {}).get(stream)

@@ -1,0 +1,131 @@
+"""The conditions of the fleet as its leader sees them: for the gauge `orchestrator_condition`, and for the messages.
+
+Most of them follow from a tick. What no tick reads is asked once a minute: the account's balance, how fast S3 answers,
+tasks that were lost, failed, were refused by the database or have no handler, and why bring-ups failed. Without a new
+answer the last one counts for KEPT_S: no condition ends because nobody could ask.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.actions import Plan
+from orchestrator.core.model import Snapshot
+from orchestrator.diagnostics.conditions import Condition, ConditionKind
+from orchestrator.diagnostics.fact_sources import of_tick
+from orchestrator.diagnostics.facts import NOT_ASKED, Asked, Facts, Outage
+from orchestrator.diagnostics.rules import conditions
+from orchestrator.observability.metrics import Metrics
+from orchestrator.ports import PortError
+
+EVERY_S = 60.0
+KEPT_S = 180.0  # an older answer is not used
+TROUBLES = (
+    "waiting_types",
+    "refused_tasks",
+    "lost_tasks",
+    "webhooks",
+    "failed_tasks",
+    "failed_bringups",
+    "schema_problems",
+)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Whom the leader asks."""
+
+    store: SqlStore
+    handled: Sequence[str]  # types of task with a handler; empty: not known
+    balance_usd: Callable[[], Awaitable[float]]  # raises PortError if RunPod does not show it
+    store_s: Callable[[], float]  # how long S3 took for the last probe
+    bucket_place: str | None = None  # its region or data centre; None: not known
+
+
+class LeaderConditions:
+    """The conditions of the last tick."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        metrics: Metrics,
+        tell: Callable[[Sequence[Condition]], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tell` gets the conditions too."""
+        self._sources, self._metrics, self._tell, self._clock = sources, metrics, tell, clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, because this process begins or ends to lead."""
+        self._asked_s = self._balance_s = self._troubles_s = -KEPT_S  # when an answer came last
+        self._balance_usd: float | None = None
+        self._troubles: dict[str, Any] = {}
+        self._facts: Facts | None = None
+        self._failing_s: float | None = None  # since when ticks fail
+
+    async def ask(self) -> None:
+        """Ask for what no tick reads. Raises nothing that an outage causes."""
+        balance_usd, troubles = await asyncio.gather(self._ask_balance(), self._ask_troubles())
+        self._asked_s = now_s = self._clock()
+        if balance_usd is not None:
+            self._balance_usd, self._balance_s = balance_usd, now_s
+        if troubles is not None:
+            self._troubles, self._troubles_s = troubles, now_s
+
+    def _asked(self) -> Asked:
+        """Return the last answers; one that is KEPT_S old counts as unknown."""
+        now_s, sources = self._clock(), self._sources
+        if now_s - self._asked_s >= KEPT_S:
+            return NOT_ASKED
+        balance_usd = self._balance_usd if now_s - self._balance_s < KEPT_S else None
+        troubles = self._troubles if now_s - self._troubles_s < KEPT_S else {}
+        return Asked(balance_usd, sources.store_s(), sources.bucket_place, sources.handled, **troubles)
+
+    def planned(self, snapshot: Snapshot, made: Plan) -> None:
+        """Show the conditions of a tick."""
+        self._facts, self._failing_s = of_tick(snapshot, made, self._asked()), None
+        self._show(self._facts)
+
+    def failed(self, why: str) -> None:
+        """Show the conditions of the last tick that did not fail, and that ticks fail."""
+        now_s = self._clock()
+        self._failing_s = self._failing_s or now_s
+        # As long as nothing is known of the fleet, it counts as one that costs money.
+        facts = self._facts or Facts(datetime.now(UTC), is_led=True, live=1)
+        since = facts.now - timedelta(seconds=now_s - self._failing_s)
+        self._show(replace(facts, tick_failed=Outage(why, since)))
+
+    def _show(self, facts: Facts) -> None:
+        try:
+            found = conditions(facts)
+        except Exception:  # rows and pods say what is judged: a mistake of a rule must not stop a tick
+            log.exception("conditions_unknown", fix="report this; health shows the other facts")
+            return
+        counts = Counter((str(one.kind), one.severity) for one in found)
+        self._metrics.found({**{(str(kind), kind.row.level): 0 for kind in ConditionKind}, **counts})
+        if self._tell:
+            self._tell(found)
+
+    async def _ask_balance(self) -> float | None:
+        try:
+            return await self._sources.balance_usd()
+        except PortError as error:
+            log.debug("balance_unknown", error=f"{type(error).__name__}: {error}")
+            return None
+
+    async def _ask_troubles(self) -> dict[str, Any] | None:
+        try:
+            answer = await self._sources.store.task_troubles(self._sources.handled)
+        except PortError as error:
+            log.info("troubles_unknown", error=f"{type(error).__name__}: {error}")
+            return None
+        return {name: answer[name] for name in TROUBLES if name in answer}  # a later version's database tells more

@@ -1,0 +1,98 @@
+"""One tick of a leader: observe, plan, record, execute. Level-triggered; a missed tick is harmless."""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from orchestrator.core.actions import Plan
+from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.plan import in_transition
+from orchestrator.loop.decisions import DecisionRecorder
+from orchestrator.loop.execute import Executor
+from orchestrator.loop.observe import Observer
+from orchestrator.loop.runtime import Runtime
+
+HOLD_S, HOLD_AGAIN_S = 60.0, 20.0  # for how long claims are held, and how often this is renewed
+log = structlog.get_logger()
+
+
+class Tick:
+    """Runs ticks. The attributes describe the last one."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        observer: Observer,
+        executor: Executor,
+        *,
+        on_plan: Callable[[Snapshot, Plan], object],
+        think: Callable[[Snapshot, Policy], Plan],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        """`on_plan` gets the snapshot and the plan of each tick. While `is_stopping`, a tick decides nothing."""
+        self.fleet: tuple[Worker, ...] = ()
+        self.is_moving = False  # a worker starts or ends
+        self.retry_s: float | None = None  # until the first blocked action may continue
+        self.took_s = 0.0
+        self._runtime, self._store, self._policy = runtime, runtime.store, runtime.policy
+        self._observer, self._executor, self._decisions = observer, executor, DecisionRecorder(runtime.store)
+        self._on_plan, self._think, self._is_stopping = on_plan, think, is_stopping
+        self._declared: int | None = None  # the term in which the pools were declared
+        self._claims_held: tuple[int, float] | None = None  # the term in which claims were held, and the last time
+        self._claims_freed: int | None = None  # the term in which the claims were freed
+
+    async def run(self, term: int) -> Plan:
+        """Run one tick. Raises PortError if the database does not answer or refuses."""
+        began_s, health = time.monotonic(), self._runtime.health
+        await self._declare(term)
+        health.stepped()
+        snapshot = await self._observer.observe(self._executor.in_flight, self._executor.bringing_up)
+        health.stepped()
+        observe_s = time.monotonic() - began_s
+        self._keep(snapshot)
+        made = self._think(snapshot, self._policy)
+        waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.decisions if v.retry_at)
+        self.retry_s = min(waits, default=None)
+        if not self._is_stopping():
+            await self._hold_claims(term, snapshot)
+            await self._decisions.record(term, snapshot, made)
+            health.stepped()
+            await self._executor.start(term, snapshot, made.actions)
+        self.took_s = time.monotonic() - began_s
+        self._decisions.sum_up(snapshot, made, tick_s=self.took_s, observe_s=observe_s)
+        self._runtime.metrics.saw(snapshot, made, self._policy, self.took_s)
+        self._on_plan(snapshot, made)
+        return made
+
+    async def _declare(self, term: int) -> None:
+        """Write the configuration that the database's functions need, once in a term."""
+        if self._declared == term:
+            return
+        policy = self._policy
+        await self._store.declare_pools(term, policy.task_types)
+        programs = [pool.name for pool in policy.pools if policy.own_program]
+        await self._store.declare_programs(term, programs, policy.task_stuck_s)
+        releases = {pool.name: policy.release(pool) for pool in policy.pools}
+        await self._store.declare_release(term, releases, policy.handled)
+        self._declared = term
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Keep what others read between two ticks."""
+        self.is_moving, self.fleet = in_transition(snapshot), snapshot.workers
+        if snapshot.pods is not None:
+            self._runtime.latest.pods.update(snapshot.pods)
+        self._runtime.latest.workers.update(snapshot.workers)
+
+    async def _hold_claims(self, term: int, snapshot: Snapshot) -> None:
+        """Hold claims in the database during an outage of the store, and free them once afterwards. A hold expires."""
+        outage = snapshot.store_outage
+        if outage is not None:
+            held_term, held_s = self._claims_held or (None, 0.0)
+            if held_term != term or time.monotonic() - held_s >= HOLD_AGAIN_S:
+                log.warning("store_away", message=outage.why, since=outage.since.isoformat())
+                await self._store.hold_claims(term, outage, for_s=HOLD_S)
+                self._claims_held, self._claims_freed = (term, time.monotonic()), None
+        elif self._claims_freed != term and self._observer.knows_the_store:
+            await self._store.hold_claims(term, None, for_s=HOLD_S)
+            self._claims_held, self._claims_freed = None, term

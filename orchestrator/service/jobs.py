@@ -1,0 +1,99 @@
+"""Builds the jobs of a leader from the settings: those that it has always, and those that a setting switches on."""
+
+from collections.abc import Sequence
+from functools import partial
+from zoneinfo import ZoneInfo
+
+import structlog
+
+from orchestrator import __version__
+from orchestrator.adapters.otlp import OtlpExporter
+from orchestrator.adapters.schedule_store import ScheduleStore
+from orchestrator.adapters.store import SqlStore
+from orchestrator.adapters.webhook import Webhook
+from orchestrator.adapters.webhook_sender import WebhookSender
+from orchestrator.adapters.webhook_store import WebhookStore
+from orchestrator.config.settings import Settings
+from orchestrator.config.validation import require
+from orchestrator.core.model import Policy
+from orchestrator.core.places import bucket_place
+from orchestrator.diagnostics.account import account, money
+from orchestrator.diagnostics.alerts import AlertPolicy, QuietHours
+from orchestrator.leader_jobs import alerts, conditions, pod_requests, schedules, traces, webhooks
+from orchestrator.leader_jobs.alerts import Alerts
+from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
+from orchestrator.leader_jobs.pod_requests import PodRequests
+from orchestrator.leader_jobs.schedules import Schedules
+from orchestrator.leader_jobs.traces import Traces
+from orchestrator.leader_jobs.webhooks import Webhooks
+from orchestrator.loop.jobs import LeaderJob
+from orchestrator.loop.store_watch import StoreWatch
+from orchestrator.observability.metrics import Metrics
+from orchestrator.ports import ASKS_CHANNEL, Db
+from orchestrator.service.adapters import Adapters
+from orchestrator.service.tokens import sealed_token_for
+from orchestrator.wiring import sending_rules
+
+log = structlog.get_logger()
+
+
+def jobs_of(
+    settings: Settings, policy: Policy, adapters: Adapters, metrics: Metrics, watch: StoreWatch
+) -> tuple[LeaderConditions, Sequence[LeaderJob]]:
+    """Return the conditions of the fleet, which the ticks keep up to date, and the jobs of a leader."""
+    db, store = adapters.background_db, adapters.background_store
+    alerting = _alerts(store, settings)
+    place = bucket_place(settings.s3_endpoint_url, settings.aws_region)
+    sources = Sources(store, policy.handled, partial(_balance, settings), lambda: watch.took_s, place)
+    known = LeaderConditions(sources, metrics, alerting.saw if alerting else None)
+    due = Schedules(ScheduleStore(db, settings.fleet_id))
+    jobs = [
+        LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),
+        LeaderJob("schedules", schedules.EVERY_S, due.step),
+    ]
+    if rules := sending_rules(settings):
+        sender = Webhooks(WebhookStore(db, settings.fleet_id), WebhookSender(rules))
+        jobs.append(LeaderJob("webhooks", webhooks.EVERY_S, sender.step))
+    if tracing := _traces(db, settings, metrics):
+        jobs.append(LeaderJob("traces", traces.EVERY_S, tracing.step))
+    if alerting:
+        jobs.append(LeaderJob("alerts", alerts.EVERY_S, alerting.step))
+    if settings.pods_use_supabase:
+        requests = PodRequests(store, adapters.blobs, sealed_token_for(settings))
+        jobs.append(LeaderJob("pod_requests", pod_requests.EVERY_S, requests.step, ASKS_CHANNEL))
+    return known, jobs
+
+
+def _alerts(store: SqlStore, settings: Settings) -> Alerts | None:
+    if settings.alert_webhook_url is None:
+        return None
+    quiet = None
+    if times := settings.alert_quiet_hours:
+        quiet = QuietHours(times[0], times[1], ZoneInfo(times[2]))
+    policy = AlertPolicy(settings.fleet_id, settings.alert_max_per_hour, quiet)
+    return Alerts(store, Webhook(settings.alert_webhook_url.get_secret_value()), policy)
+
+
+def _traces(db: Db, settings: Settings, metrics: Metrics) -> Traces | None:
+    """None without a collector, or without the SDK."""
+    if settings.otel_exporter_otlp_endpoint is None:
+        return None
+
+    def count(result: str, spans: int) -> None:
+        metrics.spans.labels(result).inc(spans)
+
+    try:
+        sink = OtlpExporter(settings.otel_exporter_otlp_endpoint, settings.fleet_id, __version__, count)
+    except ModuleNotFoundError as error:
+        words = f"no traces are sent: {error.name} is not installed; fix: pip install 'gpu-orchestrator[tracing]'"
+        log.warning("tracing_off", message=words)
+        return None
+    return Traces(db, settings.fleet_id, sink)
+
+
+async def _balance(settings: Settings) -> float:
+    key = require(settings, "cloud").runpod_api_key
+    assert key is not None  # noqa: S101
+    async with account(settings.runpod_api_base_url, key.get_secret_value()) as client:
+        balance_usd, _ = await money(client)
+    return balance_usd

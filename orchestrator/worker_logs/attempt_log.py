@@ -1,0 +1,113 @@
+"""The log of one attempt at a task: its part of the worker's handler stream, read from the object store.
+
+Heartbeats name the offsets of an attempt. Several short tasks can run between two heartbeats, so the lines of an
+attempt are those between its own marks.
+"""
+
+import asyncio
+import hashlib
+import sys
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from orchestrator.ports import Blobs, Unavailable
+from orchestrator.worker_logs.generations import launch_of
+
+STREAM = "handler"  # whose offsets attempts keep
+PIECE_BYTES = 8 << 20  # of one unpacked piece; the shipper's are half as large
+AFTER_BYTES = 64 << 10  # behind the last offset: an attempt's last lines may be written after its last heartbeat
+Row = Mapping[str, Any]
+
+
+class LogPieces(Protocol):
+    """The ledger of a worker's logs."""
+
+    async def log_pieces(self, worker_id: str) -> Sequence[Row]: ...
+
+
+class AttemptLines:
+    """Finds the lines of one attempt. If the line of its begin is missing, all lines count."""
+
+    def __init__(self, attempt: str) -> None:
+        self._begin = f"--- {attempt} begins".encode()
+        self._ends = tuple(f"--- {attempt} {word}".encode() for word in ("ends", "cancelled"))
+        self._before: list[bytes] | None = []  # the lines before the begin
+        self.over = False
+
+    def of(self, line: bytes) -> bytes:
+        """Return the line if it certainly belongs to the attempt."""
+        if self._before is not None and line.startswith(self._begin):
+            self._before = None
+        if self._before is not None:
+            self._before.append(line + b"\n")
+        if self._before is not None or self.over:
+            return b""
+        self.over = line.startswith(self._ends)
+        return line + b"\n"
+
+    def rest(self) -> bytes:
+        """Return the lines to print if the begin was never found."""
+        return b"".join(self._before or ())
+
+
+class AttemptLog:
+    """Reads the log of an attempt, an entry of `task_attempts`, from its begin on."""
+
+    def __init__(self, rows: LogPieces, blobs: Blobs, attempt: Row) -> None:
+        self._rows, self._blobs, self._attempt = rows, blobs, attempt
+        self._lines = AttemptLines(f"task {attempt['task_id']} attempt {attempt['attempt']}")
+        self._half = b""  # the incomplete last line
+        self._seen: set[tuple[str, int]] = set()  # boot, seq
+        self._reached = False  # whether the last offset was reached
+        self.missing_bytes = 0  # declared lost so far
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more can follow."""
+        return self._lines.over or (self._reached and self._attempt["ended_at"] is not None)
+
+    def of(self, attempt: Row) -> None:
+        """Take the attempt's row as it is now."""
+        self._attempt = attempt
+
+    async def more(self) -> AsyncIterator[bytes]:
+        """Yield the attempt's lines, piece by piece, as far as they are stored now. Raises PortError."""
+        first, last = self._attempt["log_first"] or 0, self._attempt["log_last"]
+        until = sys.maxsize if last is None else last + AFTER_BYTES
+        for piece in await self._rows.log_pieces(self._attempt["worker_id"]):
+            name, end = (piece["boot_id"], piece["seq"]), piece["last"] or sys.maxsize
+            mine = launch_of(piece["boot_id"]) == self._attempt["nonce"] and piece["stream"] == STREAM
+            if not mine or name in self._seen or end <= first or piece["first"] >= until or self._lines.over:
+                continue
+            if piece["declared_lost"]:
+                self.missing_bytes += max(0, min(end, last or end) - max(first, piece["first"]))
+            elif not piece["shipped_at"]:
+                return
+            else:
+                content = await self._read(piece)
+                content = content[max(0, first - piece["first"]) : until - piece["first"]]
+                own = await asyncio.to_thread(self._own, content)
+                if own:
+                    yield own
+            self._seen.add(name)
+            self._reached = last is not None and end >= last
+
+    def _own(self, content: bytes) -> bytes:
+        *lines, self._half = (self._half + content).split(b"\n")
+        return b"".join(self._lines.of(line) for line in lines)
+
+    async def _read(self, piece: Row) -> bytes:
+        packed = await self._blobs.get(piece["key"])
+        return await asyncio.to_thread(_unpacked, packed, piece["sha256"], piece["key"])
+
+
+def _unpacked(packed: bytes, sha256: str, key: str) -> bytes:
+    """The bytes of a piece. Raises Unavailable if they are not those that were shipped."""
+    try:
+        content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, PIECE_BYTES)
+    except zlib.error as error:
+        raise Unavailable(f"{key}: {error}") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise Unavailable(f"{key}: it is not what was shipped")
+    return content
