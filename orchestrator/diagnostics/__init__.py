@@ -1,1 +1,1 @@
-"""What an operator asks: every error with a stable id, and what to do about it."""
+"""Explanations of the fleet's state: conditions, causes and fixes. The CLI, the metrics and the alerts show them."""

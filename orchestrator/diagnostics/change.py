@@ -1,4 +1,4 @@
-"""What changed between two saved reports."""
+"""The differences between two saved reports."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b")
 
 
 def changes(before: Report, after: Report) -> dict[str, Any]:
-    """Problems come and gone, workers come, gone and moved, tasks and dollars."""
+    """Return new and solved problems, new, ended and changed workers, and the differences of tasks and dollars."""
     old, new = _issues(before), _issues(after)
     was, is_ = set(map(_kind, old)), set(map(_kind, new))
     then, now = _states(before), _states(after)
@@ -26,7 +26,7 @@ def changes(before: Report, after: Report) -> dict[str, Any]:
 
 
 def _kind(issue: str) -> str:
-    """The issue whatever its numbers: a longer queue is no new problem."""
+    """Return the issue without its numbers: a longer queue is not a new problem."""
     return NUMBER.sub("#", issue)
 
 

@@ -1,6 +1,8 @@
-"""The facts of the report, each part under a deadline of its own: what cannot be had says why, and the rest goes on.
+"""Collects the facts of the report, each part with its own deadline. A part that fails names its error.
 
-Nothing that is looked at is changed. Parts are plain JSON; what to make of them is advice.py's business.
+The others go on.
+
+Collecting changes nothing. Parts are plain JSON; rules.py judges them.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,54 +20,68 @@ from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pod, Policy
 from orchestrator.diagnostics import workers
+from orchestrator.diagnostics.facts import CONNECTED
 from orchestrator.pods import agent_commands
+from orchestrator.pods.bundle import BadCode
 from orchestrator.pods.final_snapshot import look
-from orchestrator.ports import AuthFailed, Blobs, PortError, SessionPool, UnknownWorker
+from orchestrator.ports import AuthFailed, Blobs, DatabaseHalf, NotFound, PortError, SessionPool, UnknownWorker
 
-CONNECTED = "✅ Connected"
-PROBE = "gpu-diagnostics-nobody"  # no worker's id: a claim in its name is refused before anything is looked at
+PROBE = "gpu-diagnostics-nobody"  # no worker has this id: a claim in its name is refused before anything is read
 TAIL_LINES = 10
+NO_SSH = "only diagnose connects, if the SSH keys are set"
+PROBED = "probes/store"  # the key that the loop asks for too (loop/store_watch.py)
 Row = Mapping[str, Any]
 Part = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How long the report waits: whatever hangs costs its own part and holds up no other. Seconds."""
+class ReportLimits:
+    """The time limits of the report, in seconds. A part that hangs delays no other part."""
 
-    whole_s: float = 27.0  # with the interpreter's start and its end: 30
-    part_s: float = 10.0  # each of the parts but the workers; they are asked side by side
-    connect_s: float = 5.0  # an SSH server that accepts and says nothing
-    pod_s: float = 12.0  # all that is asked of one pod
+    whole_s: float = 27.0  # 30 s with the start and the end of the interpreter
+    part_s: float = 10.0  # for each part except the workers; they run at the same time
+    connect_s: float = 5.0  # for an SSH server that accepts and sends nothing
+    pod_s: float = 12.0  # for all questions to one pod
 
 
-LIMITS = Limits()
+LIMITS = ReportLimits()
 
 
 async def part(what: Awaitable[Part], timeout_s: float = LIMITS.part_s) -> Part:
-    """A part of the report, or {"error": why there is none}."""
+    """Return a part of the report, or {"error": why there is none}."""
     try:
         async with asyncio.timeout(timeout_s):
             return await what
     except TimeoutError:
         return {"error": f"no answer within {timeout_s:g} s"}
-    except PortError as error:
+    except (PortError, BadCode) as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 
-async def database(store: SqlStore) -> Part:
-    """Workers, tasks, the queue, and whether the functions are there; probes never change anything."""
-    told, described, seen = await asyncio.gather(store.report(), store.describe(), store.snapshot())
+async def database(store: SqlStore) -> tuple[Part, DatabaseHalf]:
+    """Return workers, tasks, the queue, and whether the functions exist. The probes change nothing."""
+    began_s = time.monotonic()
+    report, described, seen = await asyncio.gather(store.report(), store.describe(), store.snapshot())
+    took_ms = round((time.monotonic() - began_s) * 1000)
     return {
-        **told,
+        **report,
         "database_id": seen.database_id,
         "schema_version": described["schema_version"],
         "rpc_function_tests": await functions(store, described),
-    }
+        "response_time_ms": took_ms,
+    }, seen
+
+
+async def store(blobs: Blobs) -> Part:
+    """Return whether the object store answers, and how fast. Writes nothing."""
+    began_s = time.monotonic()
+    with suppress(NotFound):
+        await blobs.size(PROBED)
+    return {"response_time_ms": round((time.monotonic() - began_s) * 1000)}
 
 
 async def functions(store: SqlStore, described: Row) -> Part:
-    """Whether each function this version calls is there, with its arguments; claiming is tried, as nobody."""
+    """Return whether each function that this version calls exists, with its arguments. Claims for an unknown worker."""
     there = described["functions"] or {}
     found: Part = {}
     for name, args in FUNCTIONS.items():
@@ -84,9 +101,9 @@ async def functions(store: SqlStore, described: Row) -> Part:
 
 
 def runpod(listed: Sequence[Pod], fleet_id: str, database: Part) -> tuple[Part, Sequence[Pod]]:
-    """The pods of this fleet, what they cost, and how many others there are.
+    """Return the pods of this fleet with their cost, and the number of other pods.
 
-    Where the database does not tell which one it is, all that bear the fleet's name count.
+    If the database does not give its identity, all pods with the fleet's name count.
     """
     unknown = "error" in database
     named = [pod for pod in listed if pod.fleet_id == fleet_id]
@@ -110,20 +127,23 @@ def runpod(listed: Sequence[Pod], fleet_id: str, database: Part) -> tuple[Part, 
 
 
 async def worker(
-    name: str,
-    store: SqlStore,
-    lines: SessionPool | None,
+    found: Row,
+    store: SqlStore | None,
+    ssh_pool: SessionPool | None,
     blobs: Blobs | None,
     pod: Pod | None,
     policy: Policy,
     shown: Callable[[Row], Part],
-    limits: Limits = LIMITS,
+    limits: ReportLimits = LIMITS,
 ) -> Part:
-    """Everything about one worker: its row as `shown`, its pod, SSH, its logs, its history, the explanation."""
-    found, ledger = await asyncio.gather(store.explain(name), store.log_pieces(name))
+    """Return everything about one worker: its row as `shown`, its pod, SSH, logs, history and explanation.
+
+    `found` is what the database has to explain it. Without a store, the ledger of its logs is not read.
+    """
     row = found["worker"]
+    ledger = await store.log_pieces(row["id"]) if store else []
     ssh, logs = await asyncio.gather(
-        ssh_analysis(row, lines, limits), part(log_analysis(row, ledger, blobs), limits.part_s)
+        ssh_analysis(row, ssh_pool, limits), part(log_analysis(row, ledger, blobs), limits.part_s)
     )
     return {
         "database_record": shown(row),
@@ -140,20 +160,20 @@ async def worker(
     }
 
 
-async def ssh_analysis(row: Row, lines: SessionPool | None, limits: Limits) -> Part:
-    """Whether our key opens the pod, and whether its agent runs there; nothing is changed on it."""
+async def ssh_analysis(row: Row, ssh_pool: SessionPool | None, limits: ReportLimits) -> Part:
+    """Return whether our key opens the pod, and whether its agent runs there. Changes nothing on the pod."""
     details = f"{row['ssh_host']}:{row['ssh_port']}" if row.get("ssh_host") else None
     found: Part = {"ssh_details": details, "processes": None, "worker_script": None, "workspace": None}
-    if details is None or lines is None or row["status"] == "terminated":
-        why = "no SSH details" if details is None else "SSH keys are not set" if lines is None else "it has ended"
+    if details is None or ssh_pool is None or row["status"] == "terminated":
+        why = "no SSH details" if details is None else NO_SSH if ssh_pool is None else "it has ended"
         return found | {"connection_status": f"not tried: {why}"}
     whom = worker_of(row)
     try:
         async with asyncio.timeout(limits.pod_s):
-            async with lines.session(whom, timeout_s=limits.connect_s) as session:
+            async with ssh_pool.session(whom, timeout_s=limits.connect_s) as session:
                 code = await session.list(agent_commands.CODE_DIR, timeout_s=limits.pod_s) or {}
                 evidence = dict(session.evidence)
-            seen = await look(lines, whom)
+            seen = await look(ssh_pool, whom)
     except AuthFailed as error:
         return found | {"connection_status": f"❌ Authentication failed: {error}", "cause": error.cause}
     except TimeoutError:
@@ -171,7 +191,7 @@ async def ssh_analysis(row: Row, lines: SessionPool | None, limits: Limits) -> P
 
 
 async def log_analysis(row: Row, ledger: Sequence[Row], blobs: Blobs | None) -> Part:
-    """What of its logs lies in S3, what was lost, and the last lines of each stream there."""
+    """Return which of its logs S3 has, which were lost, and the last lines of each stream in S3."""
     shipped = [piece for piece in ledger if piece["shipped_at"]]
     lost = [piece for piece in ledger if piece["declared_lost"]]
     found: Part = {
@@ -185,7 +205,7 @@ async def log_analysis(row: Row, ledger: Sequence[Row], blobs: Blobs | None) -> 
     if blobs is None:
         return found | {"why": "S3 is not configured"}
     try:
-        for piece in {piece["stream"]: piece for piece in shipped}.values():  # the last of each
+        for piece in {piece["stream"]: piece for piece in shipped}.values():  # the last piece of each stream
             text = gzip.decompress(await blobs.get(piece["key"])).decode("utf-8", "replace")
             found["last_lines"][piece["stream"]] = text.splitlines()[-TAIL_LINES:]
             found["s3_logs_available"] = True
@@ -195,7 +215,7 @@ async def log_analysis(row: Row, ledger: Sequence[Row], blobs: Blobs | None) -> 
 
 
 async def network(places: Mapping[str, str], get: Callable[[str], Awaitable[int]], timeout_s: float) -> Part:
-    """Whether each place answers at all: 401 and 404 are answers."""
+    """Return whether each address answers at all; 401 and 404 are answers too."""
 
     async def asked(url: str) -> Part:
         began_s = time.monotonic()
@@ -213,7 +233,7 @@ async def network(places: Mapping[str, str], get: Callable[[str], Awaitable[int]
 
 
 def connectivity(workers: Part, pods: Sequence[Any]) -> Part:
-    """By pod: where SSH is, what RunPod says, what came of connecting."""
+    """Return for each pod its SSH address, RunPod's status, and the result of a connection."""
     by_pod = {
         one["database_record"]["pod_id"]: one["ssh_analysis"]["connection_status"]
         for one in workers.values()

@@ -1,4 +1,4 @@
-"""`cost`: fleet_cost() by worker, pool, kind, task type or task, and beside it what the provider charged."""
+"""`cost`: the rows of fleet_cost() by worker, pool, kind, task type or task, compared with the provider's bill."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,54 +12,54 @@ KINDS = ("booting", "busy", "idle", "draining")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What one thing cost."""
+class CostLine:
+    """The cost of one worker, pool, kind, task type or task."""
 
     name: str
     usd: float
     seconds: float
-    kinds: Mapping[str, float]  # dollars; empty for tasks, which are always busy
+    kinds: Mapping[str, float]  # dollars; empty for tasks, whose time is always busy
     count: int = 1  # workers, or tasks
     wasted_usd: float = 0.0  # of attempts that did not complete
 
 
 @dataclass(frozen=True, slots=True)
 class PodBill:
-    """One pod in our books and in the provider's."""
+    """The cost of one pod in our records and on the provider's bill."""
 
     pod_id: str
-    worker_id: str | None  # None: no worker of this fleet cost anything under this pod's id
+    worker_id: str | None  # None: no worker of this fleet has a cost under this pod's id
     ours_usd: float
     theirs_usd: float
 
     @property
     def difference_usd(self) -> float:
-        """What the provider charged beyond what we booked."""
+        """Return the part of the bill that exceeds our record."""
         return self.theirs_usd - self.ours_usd
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """Our books against the provider's, pod by pod; the widest difference first."""
+    """Our records against the provider's bill, pod by pod, the largest difference first."""
 
     pods: Sequence[PodBill]
-    foreign: Sequence[PodBill]  # charged to the account, of no worker in our books
+    foreign: Sequence[PodBill]  # billed to the account for pods of no worker in our records
 
     @property
     def ours_usd(self) -> float:
-        """What we booked."""
+        """Return our recorded cost."""
         return sum(pod.ours_usd for pod in self.pods)
 
     @property
     def theirs_usd(self) -> float:
-        """What the provider charged for the same pods."""
+        """Return the provider's bill for the same pods."""
         return sum(pod.theirs_usd for pod in self.pods)
 
 
-def lines(report: Row, by: str) -> tuple[Line, ...]:
-    """The report by worker, pool, kind, type (of task) or task; dearest first."""
+def lines(report: Row, by: str) -> tuple[CostLine, ...]:
+    """Return the report by worker, pool, kind, type (of task) or task, the most expensive first."""
     if by == "kind":
-        found = [Line(kind, float(k["usd"]), float(k["seconds"]), {}) for kind, k in report["kinds"].items()]
+        found = [CostLine(kind, float(k["usd"]), float(k["seconds"]), {}) for kind, k in report["kinds"].items()]
     elif by in {"type", "task"}:
         found = [_of_tasks(row, by) for row in report["types" if by == "type" else "tasks"]]
     elif by == "pool":
@@ -69,8 +69,19 @@ def lines(report: Row, by: str) -> tuple[Line, ...]:
     return tuple(sorted(found, key=lambda line: (-line.usd, line.name)))
 
 
+def named_lines(rows: Iterable[Row], by: str) -> tuple[CostLine, ...]:
+    """The lines of fleet_cost_by(), in its order. Tasks without the tenant or label have a name in parentheses."""
+    none = f"(no {by.replace(':', ' ')})"
+    return tuple(
+        CostLine(
+            row["name"] or none, float(row["usd"]), float(row["seconds"]), {}, row["tasks"], float(row["wasted_usd"])
+        )
+        for row in rows
+    )
+
+
 def reconciled(report: Row, bills: Iterable[Bill]) -> Reconciled:
-    """Both sides of the same hours."""
+    """Compare both records of the same hours."""
     charged: defaultdict[str, float] = defaultdict(float)
     for bill in bills:
         charged[bill.pod_id] += bill.usd
@@ -84,23 +95,23 @@ def _widest(pods: list[PodBill]) -> list[PodBill]:
     return sorted(pods, key=lambda pod: (-abs(pod.difference_usd), pod.pod_id))
 
 
-def _of_worker(row: Row) -> Line:
+def _of_worker(row: Row) -> CostLine:
     kinds = {kind: float(part["usd"]) for kind, part in row["kinds"].items()}
-    return Line(row["id"], float(row["usd"]), float(row["seconds"]), kinds)
+    return CostLine(row["id"], float(row["usd"]), float(row["seconds"]), kinds)
 
 
-def _of_tasks(row: Row, by: str) -> Line:
+def _of_tasks(row: Row, by: str) -> CostLine:
     name = row["task_type"] if by == "type" else f"{row['id']} {row['task_type']}"
     count = row["tasks"] if by == "type" else 1
-    return Line(name, float(row["usd"]), float(row["seconds"]), {}, count, float(row["wasted_usd"]))
+    return CostLine(name, float(row["usd"]), float(row["seconds"]), {}, count, float(row["wasted_usd"]))
 
 
-def _pools(workers: Iterable[Row]) -> list[Line]:
-    grouped: defaultdict[str, list[Line]] = defaultdict(list)
+def _pools(workers: Iterable[Row]) -> list[CostLine]:
+    grouped: defaultdict[str, list[CostLine]] = defaultdict(list)
     for row in workers:
         grouped[row["pool"]].append(_of_worker(row))
     return [
-        Line(
+        CostLine(
             pool,
             sum(line.usd for line in parts),
             sum(line.seconds for line in parts),

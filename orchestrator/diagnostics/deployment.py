@@ -1,4 +1,4 @@
-"""What is checked out here, and what Railway says of itself in the environment."""
+"""The code that is checked out here, and Railway's variables about the deployment."""
 
 import subprocess
 import time
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-GIT_S = 5.0  # all that git is asked
+GIT_S = 5.0  # the fields of one call of git
 RAILWAY = ("SERVICE_NAME", "ENVIRONMENT_NAME", "DEPLOYMENT_ID", "GIT_COMMIT_SHA", "PUBLIC_DOMAIN")
 
 
 def deployment(given: Mapping[str, str]) -> dict[str, Any]:
-    """The report's `deployment_verification`, apart from what the database has to say to it."""
+    """Return the report's `deployment_verification`, without the part of the database."""
     railway = {name.lower(): given[f"RAILWAY_{name}"] for name in RAILWAY if given.get(f"RAILWAY_{name}")}
     return {"git_status": _git(), "railway_status": railway or "not on Railway"}
 

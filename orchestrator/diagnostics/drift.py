@@ -1,6 +1,6 @@
-"""RunPod's list against our rows: pods that no row names, rows whose pod is not there, rows whose pod has ended.
+"""RunPod's list compared with our rows: pods without a row, rows without a pod, rows whose pod has ended.
 
-Only this fleet's pods count; ownership is what the loop goes by (core/presence.py, core/orphans.py).
+Only pods of this fleet count. Ownership is decided as in the loop (core/pod_tracking.py, core/orphans.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.lifecycle import DEAD
 from orchestrator.core.model import Pod
+from orchestrator.core.pod_evidence import DEAD
 from orchestrator.core.pod_tracking import LISTING_LAG_S
 from orchestrator.core.states import READY, State
-from orchestrator.diagnostics.foreign_pods import ForeignPods, strangers
+from orchestrator.diagnostics.foreign_pods import ForeignPods, of_other_databases
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A pod that costs money and that no live worker names."""
+    """A pod that costs money and that no live worker row names."""
 
     pod_id: str
-    worker_id: str | None  # that its environment names
+    worker_id: str | None  # the worker that its environment names
     status: str
     usd_per_hour: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Bereft:
-    """A worker that should have a pod and has none that runs."""
+class WorkerWithoutPod:
+    """A worker row that should have a running pod and has none."""
 
     worker_id: str
     status: str
@@ -39,17 +39,17 @@ class Bereft:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What does not agree."""
+    """The differences between the list and the rows."""
 
     orphans: tuple[Orphan, ...]
-    bereft: tuple[Bereft, ...]
+    bereft: tuple[WorkerWithoutPod, ...]
     pods: int  # of this fleet
-    strangers: tuple[ForeignPods, ...]  # of a fleet of this name in another database
-    foreign: int  # of others in the account; nobody's business here
+    foreign_pods: tuple[ForeignPods, ...]  # of a fleet of this name in another database
+    foreign: int  # of other fleets in the account; they are not touched
 
     @property
     def usd_per_hour(self) -> float:
-        """What the orphans cost."""
+        """Return the cost of the orphans."""
         return sum(orphan.usd_per_hour or 0 for orphan in self.orphans)
 
     def __bool__(self) -> bool:
@@ -57,10 +57,10 @@ class Drift:
 
 
 def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, database_id: str | None, now: datetime) -> Drift:
-    """Compare a complete list with the live rows; a pod so new that it may not be listed yet is not missed."""
+    """Compare a complete list with the live rows. A new pod that may not be listed yet does not count as missing."""
     listed = tuple(pods)
     ours = [pod for pod in listed if pod.is_of(fleet_id, database_id)]
-    theirs = strangers(listed, fleet_id, database_id)
+    theirs = of_other_databases(listed, fleet_id, database_id)
     live = [row for row in rows if row["status"] != State.TERMINATED]
     pod_of = {row["id"]: row.get("pod_id") for row in live}
     named = set(pod_of.values())
@@ -76,6 +76,6 @@ def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, database_id: 
         young = (now - datetime.fromisoformat(row["created_at"])).total_seconds() <= LISTING_LAG_S
         wanted = row["status"] in READY | {State.SPAWNING} and row.get("pod_id")
         if wanted and (pod.status in DEAD if pod else not young):
-            bereft.append(Bereft(row["id"], row["status"], row["pod_id"], pod.status.value if pod else None))
+            bereft.append(WorkerWithoutPod(row["id"], row["status"], row["pod_id"], pod.status.value if pod else None))
     foreign = len(listed) - len(ours) - sum(len(one.pods) for one in theirs)
     return Drift(tuple(orphans), tuple(bereft), len(ours), theirs, foreign)

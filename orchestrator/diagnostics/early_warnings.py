@@ -1,16 +1,17 @@
-"""What is amiss before anything has failed: attempts that find nothing, silence, odd lists, logs that do not come."""
+"""Signs of trouble before anything has failed: stages without a result, silence, unusual lists, late logs."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.model import LOGS_LATE
+from orchestrator.core.findings import Severity, findings_of
 from orchestrator.core.states import Stage, WaitingOn
+from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S
 from worker.protocol import DISK
 
 Row = Mapping[str, Any]
-# What is said of an open attempt that has found nothing yet, once it has taken EARLY_S.
+# The text for an open attempt without a result, once it has taken EARLY_S.
 STALLED: Mapping[str, str] = {
     Stage.POD_CREATED: "RunPod has not answered the create call",
     Stage.POD_RUNNING: "it does not run",
@@ -28,14 +29,14 @@ STALLED: Mapping[str, str] = {
     Stage.HEARTBEAT: "none has come",
 }
 EARLY_S = 4.0
-LATE_LEASE_S = 1.5  # a lease is renewed a little late on a busy machine
+LATE_LEASE_S = 1.5  # a lease may be renewed a little late on a busy machine
 BUSY_BEAT_S = 2.5  # between heartbeats while a task is held; the agent's own, a test compares
-MISSED_BEATS = 3  # from then on a worker is called silent
-WHY_CHARACTERS = 200  # of what an agent says about its disk
+MISSED_HEARTBEATS = 3  # after this, a worker counts as silent
+WHY_CHARACTERS = 200  # of the text that an agent sends about its disk
 
 
 def stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
-    """What an attempt that goes on has seen instead of what is wanted, and for how long it has gone on."""
+    """Return what an open attempt has seen instead of the expected state, and for how long."""
     attempt = attempts[-1] if attempts else None
     if attempt is None or attempt["outcome"] or attempt["stage"] != row["stage"] or row["stage"] not in STALLED:
         return ""
@@ -47,32 +48,37 @@ def stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
 
 
 def amiss(row: Row, now: datetime, *, busy: bool) -> list[str]:
-    """What a ready worker fails to do: its heartbeat, its pod in the lists, its logs in S3."""
+    """Return what is unusual about a ready worker: its heartbeat, its pod in the lists, its logs in S3."""
     silent_s = (now - datetime.fromisoformat(row["last_heartbeat"] or row["state_since"])).total_seconds()
     beat_s = min(BUSY_BEAT_S, float(row["heartbeat_s"])) if busy else float(row["heartbeat_s"])
-    beats, odd = int(silent_s / beat_s), []
-    if beats >= MISSED_BEATS:
-        odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({beats} beats missed)")
+    missed, odd = int(silent_s / beat_s), []
+    if missed >= MISSED_HEARTBEATS:
+        odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({missed} beats missed)")
     if row["waiting_on"] == WaitingOn.PROVIDER:
         odd.append(row["waiting_for"])
-    if row["metadata"].get(LOGS_LATE):
-        odd.append(f"its logs, which are late: {row['metadata'][LOGS_LATE]}")
+    if late := WorkerMetadata.of(row["metadata"]).logs_late:
+        odd.append(f"its logs, which are late: {late}")
+    shown = {Severity.WARN, *((Severity.REPLACE, Severity.BLOCK) if busy else ())}
+    found = (one for one in findings_of(row.get("health")) if one.severity in shown)
+    odd += [f"its machine: {finding.text}" for finding in found]
     return odd
 
 
 def unfit(row: Row) -> str | None:
-    """Why a ready worker claims no tasks although it could; None if nothing keeps it from claiming."""
+    """Return why a ready worker claims no tasks; None if nothing prevents it."""
     if held := row.get("held_back"):
         return f"{held['failures']} different tasks failed in a row ({', '.join(held['codes'])})"
     health = row.get("health")
-    told = health.get(DISK) if isinstance(health, Mapping) else None
-    if isinstance(told, Mapping):
-        return f"its disk is full: {str(told.get('why'))[:WHY_CHARACTERS]}"
+    if finding := next((one for one in findings_of(health) if one.severity.blocks), None):
+        return finding.text
+    disk = health.get(DISK) if isinstance(health, Mapping) else None
+    if isinstance(disk, Mapping):
+        return f"its disk is full: {str(disk.get('why'))[:WHY_CHARACTERS]}"
     return None
 
 
 def silent_leader(leader: Row | None, now: datetime) -> str | None:
-    """That the leader is late with its lease, while it still has it; None while there is nothing to say."""
+    """Return that the leader is late with its lease, while it still has it; None otherwise."""
     if leader is None:
         return None
     silent_s = LEASE_TTL_S - (datetime.fromisoformat(leader["expires_at"]) - now).total_seconds()

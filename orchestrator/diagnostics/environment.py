@@ -1,4 +1,4 @@
-"""What the environment gives and lacks, as the report shows it; of secrets only that they are there."""
+"""The report's view of the environment. Of secrets it shows only that they are set."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,14 +16,14 @@ IMPORTANT = (
 )
 AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "S3_ENDPOINT_URL", "S3_BUCKET", "S3_PREFIX")
 SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "DATABASE_URL")
-SHOWN = ("RUNPOD_SSH_PUBLIC_KEY", "AWS_ACCESS_KEY_ID")  # named like secrets, and none
-NEVER = ("RUNPOD_SSH_PRIVATE_KEY",)  # shown to nobody, whatever was asked
+SHOWN = ("RUNPOD_SSH_PUBLIC_KEY", "AWS_ACCESS_KEY_ID")  # named like secrets, but harmless
+NEVER = ("RUNPOD_SSH_PRIVATE_KEY",)  # never shown, whatever the options
 
 
 def environment(
     given: Mapping[str, str], problems: Iterable[Sequence[str]] = (), *, sensitive: bool = False
 ) -> dict[str, Any]:
-    """The report's `environment`; `problems` are (what, why, fix) of settings that cannot be used."""
+    """Return the report's `environment`. `problems`: (what, why, fix) of unusable settings."""
     critical = (*_database(given), *CRITICAL)
     runpod = sorted(name for name in given if name.startswith("RUNPOD_"))
     return {
@@ -31,7 +31,7 @@ def environment(
         "important": {name: shown(name, given.get(name), sensitive=sensitive) for name in IMPORTANT},
         "aws": {name: shown(name, given.get(name), sensitive=sensitive) for name in AWS},
         "all_runpod": {name: shown(name, given[name], sensitive=sensitive) for name in runpod},
-        "database": "DATABASE_URL" if given.get("DATABASE_URL") else "SUPABASE_URL",  # wiring.open_db chooses like this
+        "database": "DATABASE_URL" if given.get("DATABASE_URL") else "SUPABASE_URL",  # as in wiring.open_db
         "missing_critical": [name for name in critical if not given.get(name)],
         "missing_important": [name for name in IMPORTANT if not given.get(name)],
         "problems": [dict(zip(("what", "why", "fix"), problem, strict=True)) for problem in problems],
@@ -39,7 +39,7 @@ def environment(
 
 
 def shown(name: str, value: str | None, *, sensitive: bool) -> str:
-    """A value as the report has it."""
+    """Return a value as the report shows it."""
     if not value:
         return "not set"
     secret = any(word in name for word in SECRET) and name not in SHOWN
@@ -49,5 +49,5 @@ def shown(name: str, value: str | None, *, sensitive: bool) -> str:
 
 
 def _database(given: Mapping[str, str]) -> tuple[str, ...]:
-    """A plain Postgres needs no Supabase."""
+    """Return the database settings. A plain PostgreSQL needs no Supabase variables."""
     return ("DATABASE_URL",) if given.get("DATABASE_URL") and not given.get("SUPABASE_URL") else SUPABASE

@@ -1,16 +1,17 @@
-"""Pods of a fleet of this name in another database: they cost money, and only who knows that database may end them."""
+"""Pods of a fleet with the same name in another database. They cost money; only its owner may end them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.core.model import Pod
+from orchestrator.core.plurals import counted
 
-NAMED = 5  # pods, in a sentence
+NAMED = 5  # pods that a sentence names
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignPods:
-    """Those of one other database."""
+    """The pods of one other database."""
 
     database_id: str
     fleet_id: str
@@ -19,28 +20,29 @@ class ForeignPods:
 
     @property
     def what(self) -> str:
-        """How many, and what they cost."""
+        """Return how many there are and what they cost."""
         cost = f"${self.usd_per_hour:.2f}/h"
-        return f"{len(self.pods)} pod(s) of fleet {self.fleet_id} belong to another database ({cost})"
+        of = f"of fleet {self.fleet_id}"
+        return f"{counted(len(self.pods), f'pod {of} belongs', f'pods {of} belong')} to another database ({cost})"
 
     @property
     def why(self) -> str:
-        """What makes them somebody else's."""
+        """Return how they were recognised."""
         named = ", ".join(self.pods[:NAMED]) + (", …" if len(self.pods) > NAMED else "")
         return f"{named}: made for database {self.database_id} with this FLEET_ID; they are left alone"
 
     @property
     def fix(self) -> str:
-        """What parts the two, and what ends pods that nobody will miss."""
+        """Return how to separate the two fleets, and how to end pods that are no longer needed."""
         end = f"python -m orchestrator sync terminate_orphaned --database {self.database_id}"
         return f"give each environment a FLEET_ID of its own; if that database is gone: {end}"
 
 
-def strangers(pods: Iterable[Pod], fleet_id: str, database_id: str | None) -> tuple[ForeignPods, ...]:
-    """What a complete list has of them, by their database."""
+def of_other_databases(pods: Iterable[Pod], fleet_id: str, database_id: str | None) -> tuple[ForeignPods, ...]:
+    """Return the foreign pods of a complete list, by database."""
 
     def found() -> Iterator[ForeignPods]:
-        theirs = [pod for pod in pods if pod.is_strange(fleet_id, database_id)]
+        theirs = [pod for pod in pods if pod.is_foreign(fleet_id, database_id)]
         for other in sorted({pod.database_id or "" for pod in theirs}):
             of_it = [pod for pod in theirs if pod.database_id == other]
             price = round(sum(pod.price_usd_per_hour or 0 for pod in of_it), 4)

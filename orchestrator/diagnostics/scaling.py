@@ -1,4 +1,7 @@
-"""`explain scaling`: per pool the arithmetic now, the last decision, what blocks since and until when, each offer."""
+"""`explain scaling`.
+
+Per pool the decision now, the last decision, each blocked reason with its times, and each offer.
+"""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import decision_text
 from orchestrator.core.actions import PoolDecision
-from orchestrator.core.blocked import SPAWNS, Blocked, Kind, from_json, text
+from orchestrator.core.blocked import SPAWNS, Blocked, BlockedReason, from_json, text
 from orchestrator.core.model import Policy, Pool
 from orchestrator.diagnostics import causes
 
@@ -16,15 +20,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something that is wanted and not done, explained."""
+    """A blocked reason, explained."""
 
     text: str
     who: str
     then: str
     fix: str
-    since: str | None = None  # since when decisions name it without a gap; None: the next one will be the first
-    until: str | None = None  # None: no time ends it
-    kind: str = Kind.OTHER
+    since: str | None = None  # since when all decisions name it; None: the next decision will be the first
+    until: str | None = None  # None: it has no end time
+    kind: str = BlockedReason.OTHER
     count: int = 0
     unit: str = SPAWNS
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -32,54 +36,58 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class OfferNow:
-    """One offer as the pool would ask for it, in its order."""
+    """One offer as the pool would request it, in its order."""
 
     key: str
-    state: str  # free, probing (refused before, cool-down over) or cooling
+    state: str  # free, probing (refused earlier, cool-down over) or cooling
     until: str | None
     refusals: int
     last_code: str | None
     last_refusal: str | None
     last_success: str | None
-    means: str | None  # of the last code, while it counts
+    means: str | None  # of the last code, while its cool-down lasts
 
 
 @dataclass(frozen=True, slots=True)
 class PoolExplanation:
-    """Why a pool has the size it has."""
+    """Why a pool has its number of workers."""
 
     pool: str
     target: int
-    rule: str  # the arithmetic with the present inputs
+    sentence: str
+    rule: str  # the formula with the present inputs
     inputs: Mapping[str, object]
     blocked: Sequence[Reason]
     offers: Sequence[OfferNow]
-    last: Row | None  # the decision row
+    last: Row | None  # the decision row, with its blocked reasons also as text
     waiting: Sequence[Row]  # workers that wait for capacity, budget or an operator
 
 
-def explained(found: Row, decisions: Iterable[PoolDecision], policy: Policy) -> tuple[PoolExplanation, ...]:
-    """Each pool of the policy; `decisions` are the planner's, on what is now."""
+def explained(
+    found: Row, decisions: Iterable[PoolDecision], policy: Policy | None = None
+) -> tuple[PoolExplanation, ...]:
+    """Explain each pool that has a decision. Without `policy`, no offer is explained."""
     now = datetime.fromisoformat(found["now"])
-    by_pool = {decision.pool: decision for decision in decisions}
+    configured = {pool.name: pool for pool in (policy.pools if policy else ())}
     rows = {offer["key"]: offer for offer in found["offers"]}
     return tuple(
         PoolExplanation(
-            pool=pool.name,
-            target=by_pool[pool.name].target,
-            rule=by_pool[pool.name].rule,
-            inputs=by_pool[pool.name].inputs,
-            blocked=[_since(reason, found["blocks"].get(pool.name, ())) for reason in by_pool[pool.name].blocked],
-            offers=_offers(pool, rows, now),
-            last=_last(found["decisions"].get(pool.name)),
-            waiting=[worker for worker in found["waiting"] if worker["pool"] == pool.name],
+            pool=made.pool,
+            target=made.target,
+            sentence=decision_text.sentence(made.inputs, made.target),
+            rule=made.rule,
+            inputs=made.inputs,
+            blocked=[_since(reason, found["blocks"].get(made.pool, ())) for reason in made.blocked],
+            offers=_offers(configured[made.pool], rows, now) if made.pool in configured else [],
+            last=_last(found["decisions"].get(made.pool)),
+            waiting=[worker for worker in found["waiting"] if worker["pool"] == made.pool],
         )
-        for pool in policy.pools
+        for made in decisions
     )
 
 
 def explained_reason(reason: Blocked) -> Reason:
-    """Who must act on a blocked reason, what happens then, and the fix."""
+    """Return who must act on a blocked reason, what happens then, and the fix."""
     row = reason.kind.row
     until = reason.until.isoformat() if reason.until else None
     kind, count, unit, detail = reason.kind, reason.count, reason.unit, reason.detail
@@ -87,7 +95,7 @@ def explained_reason(reason: Blocked) -> Reason:
 
 
 def _since(reason: Blocked, before: Sequence[Row]) -> Reason:
-    """The same with since when the decisions before, the newest first, name a reason of this kind without a gap."""
+    """Add the time since when the previous decisions, newest first, name a reason of this kind without a gap."""
 
     def names_it(row: Row) -> bool:
         return any(from_json(stored).kind is reason.kind for stored in row["blocked"])
@@ -97,7 +105,7 @@ def _since(reason: Blocked, before: Sequence[Row]) -> Reason:
 
 
 def _last(decision: Row | None) -> Row | None:
-    """The last decision row; what was blocked then also in words."""
+    """Return the last decision row, with its blocked reasons also as text."""
     if decision is None:
         return None
     blocked = [reason.as_json() | {"text": text(reason)} for reason in map(from_json, decision["blocked"])]

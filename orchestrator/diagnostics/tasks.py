@@ -1,46 +1,49 @@
-"""`explain <task>`: where it is, whom it waits for and why, each attempt, and the fix. Reads fleet_task_explain()."""
+"""`explain <task>`: where it is, what it waits for and why, its attempts, and the fix. Reads fleet_task_explain()."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import decision_text
 from orchestrator.core.blocked import Blocked, from_json, line
 from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
 from orchestrator.core.model import Policy
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.scaling import explained_reason
+from orchestrator.diagnostics.task_limits import limits
 
 Row = Mapping[str, Any]
 LEAD = "python -m orchestrator run"
 REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if nobody works on it"
-FEW = 3  # attempts from which something can be called usual
-NAMED = 3  # dependencies that are named; the rest is counted
+FEW = 3  # attempts that are enough to call a duration usual
+NAMED = 3  # dependencies that are named; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TaskAttempt:
     """One claim of the task."""
 
     number: int
     worker_id: str
-    worker: str  # its state, or how it ended
+    worker: str  # the worker's state, or how it ended
     started_at: str
     ended_at: str | None
-    outcome: str  # "running" while it does
+    outcome: str  # "running" for the open attempt
     code: str | None
     exit_class: str | None
     point: str | None  # Claiming, Processing or Completion
     message: str | None
     means: str | None
-    log: str | None  # where the handler's log stood: `bytes 120–4096 of handler`
-    usd: float | None  # its share of its claim, as `cost` books it; None: the price of its worker is not known
+    log: str | None  # the part of the handler's log: `bytes 120–4096 of handler`
+    usd: float | None  # its share of the cost of its claim, as `cost` has it; None: the price is not known
     fix: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Where a task is and why."""
+class TaskExplanation:
+    """Where a task is, and why."""
 
     task_id: str
     task_type: str
@@ -57,9 +60,10 @@ class Explanation:
     fix: str
     holding_up: int  # tasks that depend on it
     usd: float | None  # of all attempts whose cost is known
-    usual: Row | None = None  # how long tasks of its type took lately: n, p50_s, p95_s; None: fewer than FEW are known
-    attempts: Sequence[Attempt] = ()
+    usual: Row | None = None  # recent durations of its type: n, p50_s, p95_s; None: fewer than FEW are known
+    attempts: Sequence[TaskAttempt] = ()
     dependencies: Sequence[Row] = ()
+    limits: str = ""  # and where each comes from
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,13 @@ class _Why:
     until: str | None = None
 
 
-def explained(found: Row, policy: Policy | None = None) -> Explanation:
-    """What to say of a task that fleet_task_explain() found."""
+def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
+    """Explain a task from the answer of fleet_task_explain()."""
     task = found["task"]
     attempts = list(map(_attempt, found["attempts"]))
     known = [attempt.usd for attempt in attempts if attempt.usd is not None]
     why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
-    return Explanation(
+    return TaskExplanation(
         task_id=task["id"],
         task_type=task["task_type"],
         pool=task["pool"],
@@ -97,20 +101,21 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
         usual=found["usual"] if found["usual"]["n"] >= FEW else None,
         attempts=attempts,
         dependencies=found["dependencies"],
+        limits=limits(task, found.get("declared")),
     )
 
 
-def progress(said: Row) -> str:
-    """What a handler said of how far it is, in words: `61% frame 88 of 144`."""
-    fraction, message = said.get("fraction"), said.get("message")
+def progress(reported: Row) -> str:
+    """Return a handler's progress as text: `61% frame 88 of 144`."""
+    fraction, message = reported.get("fraction"), reported.get("message")
     share = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
     return " ".join(filter(None, (share, message))) or "some"
 
 
 def _queued(found: Row, policy: Policy | None) -> _Why:
     task, now = found["task"], datetime.fromisoformat(found["now"])
-    if found.get("refusal"):
-        return _refused(found["refusal"])
+    if held := _held(found):
+        return held
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
     if task["blocked"] and unmet:
         shown = "; ".join(_dependency(d) for d in unmet[:NAMED])
@@ -129,8 +134,8 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
             then = "it can be claimed as soon as the first one is promoted; the attempt does not count"
             return _Why(cause.who, what, then, cause.fix, cause.code, task["run_after"])
         if task["failure_code"]:
-            said = cause.means if cause else task["error_message"] or ""
-            what = f"the pause after attempt {task['attempts']}, which failed: {said}"
+            meaning = cause.means if cause else task["error_message"] or ""
+            what = f"the pause after attempt {task['attempts']}, which failed: {meaning}"
         else:
             what = "its time: it was submitted for later"
         fix = cause.fix if cause else "none needed; python -m orchestrator tasks cancel <task>, if it should not run"
@@ -138,17 +143,34 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
     return _claimable(found, policy)
 
 
+def _held(found: Row) -> _Why | None:
+    """Explain a task that the database keeps from workers: it refuses to change it, or a limit is reached."""
+    if found.get("refusal") and found["refusal"]["what"] != "complete":
+        return _refused(found["refusal"])
+    if limit := found.get("limit"):
+        what = f"the {limit['scope']} {limit['name']!r}: {limit['running']} of at most {limit['most']} tasks run"
+        if limit.get("next"):
+            what += f", and {limit['next']} starts before it"
+        fix = f"none needed; a higher limit: python -m orchestrator limits set --{limit['scope']} NAME NUMBER"
+        return _Why(WORKER, what, "it is ready as soon as one of them ends", fix)
+    return None
+
+
 def _refused(refusal: Row) -> _Why:
-    """A trigger or a constraint of a user keeps the row as it is."""
-    what = f"the database, which refused to change its row {refusal['times']} time(s): {refusal['reason']}"
+    """Explain a task whose row a user's trigger or constraint keeps unchanged."""
+    what = f"the database, which refused to change its row {counted(refusal['times'], 'time')}: {refusal['reason']}"
     fix = "change the trigger or constraint on tasks that refuses it; python -m orchestrator tasks cancel <task>"
-    return _Why(OPERATOR, what, "the orchestrator tries again then", fix, until=refusal["retry_at"])
+    then = "the orchestrator tries again then"
+    if refusal["what"] == "complete":
+        then = "its worker keeps the result and tries again then; after half an hour the task fails as RESULT_REFUSED"
+    return _Why(OPERATOR, what, then, fix, until=refusal["retry_at"])
 
 
 def _claimable(found: Row, policy: Policy | None) -> _Why:
     task, workers, ahead = found["task"], found["workers"], found["ahead"]
     ready, coming = workers.get("active", 0) + workers.get("idle", 0), workers.get("spawning", 0)
-    before = f"{ahead} tasks of pool {task['pool']} go before it"
+    of = f"of pool {task['pool']}"
+    before = f"{counted(ahead, f'task {of} goes', f'tasks {of} go')} before it"
     soon = "it is claimed when its turn comes"
     if policy and task["pool"] not in {pool.name for pool in policy.pools}:
         known = ", ".join(pool.name for pool in policy.pools)
@@ -156,7 +178,7 @@ def _claimable(found: Row, policy: Policy | None) -> _Why:
         return _Why(OPERATOR, what, "nothing", "define it in POOLS_FILE, or submit with --pool")
     before += _held_back(found)
     if ready:
-        what = f"a free worker: {before}, {ready} worker(s) serve it"
+        what = f"a free worker: {before}, {counted(ready, 'worker serves', 'workers serve')} it"
         return _Why(WORKER, what, soon, "raise MAX_ACTIVE_GPUS or lower TASKS_PER_GPU_THRESHOLD for more workers")
     if coming and found["leader"]:
         what = f"a worker: {coming} on the way, {before}"
@@ -165,7 +187,7 @@ def _claimable(found: Row, policy: Policy | None) -> _Why:
 
 
 def _held_back(found: Row) -> str:
-    """Why there will not be more workers than there are."""
+    """Explain why no further worker is started."""
     pause = found["paused"].get("*") or found["paused"].get(found["task"]["pool"])
     held = [f"paused ({pause['reason']})"] if pause else list(map(line, _blocked(found["decision"])))
     return f"; no more workers are started: {'; '.join(held)}" if held else ""
@@ -176,7 +198,7 @@ def _blocked(decision: Row | None) -> list[Blocked]:
 
 
 def _unserved(found: Row) -> _Why:
-    """Nobody is there for it, and nobody comes."""
+    """Explain a ready task for which there is no worker, and none will start."""
     decision = found["decision"] or {}
     if found["leader"] is None:
         return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", LEAD)
@@ -190,16 +212,16 @@ def _unserved(found: Row) -> _Why:
         what = f"a worker: {'; '.join(map(line, reasons))}"
         return _Why(blocked.who, what, blocked.then, blocked.fix)
     if decision and decision["target"] == 0:
-        what = f"a worker: the pool's target is 0, {decision['rule']}"
+        what = f"a worker; the last decision did not count this task yet: {decision_text.row_sentence(decision)}"
         return _Why(OPERATOR, what, "the next tick counts it", "python -m orchestrator explain scaling")
     return _Why(CAPACITY if decision else ORCHESTRATOR, "a worker: none yet", "the next tick starts one", LEAD)
 
 
 def _running(found: Row, _: Policy | None) -> _Why:
     task, worker, holder = found["task"], found["worker"] or {}, found.get("holder") or {}
-    if (found.get("refusal") or {}).get("what") == "rescue":
+    if (found.get("refusal") or {}).get("what") in ("rescue", "complete"):
         return _refused(found["refusal"])
-    held_by = holder.get("held_by", "lease")  # a database of the version before does not say it
+    held_by = holder.get("held_by", "lease")  # a database of the previous version does not return it
     if held_by in ("program", "unknown"):
         return _taken(task, declared=held_by == "program")
     if held_by == "nobody" and not _leased(task):
@@ -220,7 +242,7 @@ def _leased(task: Row) -> bool:
 
 
 def _taken(task: Row, *, declared: bool) -> _Why:
-    """In Progress by a plain statement, in a pool where that may be somebody's work."""
+    """Explain a task that a plain statement set In Progress, in a pool where a user's program may run it."""
     if not declared:
         what = "whoever set it In Progress: it has no lease, and no leader has said which pools' programs take tasks"
         return _Why(OPERATOR, what, "the next leader says so within a tick", LEAD)
@@ -236,12 +258,14 @@ def _complete(found: Row, _: Policy | None) -> _Why:
 
 
 def _ended(found: Row, _: Policy | None) -> _Why:
-    """Failed or Cancelled."""
+    """Explain a task that is Failed or Cancelled."""
     task = found["task"]
     code = task["failure_code"] or ("CANCELLED" if task["status"] == "Cancelled" else None)
     cause = causes.of(code) if code else None
-    said = (cause.means if cause else "") + (f" It said: {task['error_message']}" if task["error_message"] else "")
-    why = _Why(OPERATOR, said.strip() or "it failed, and did not say why", "nothing until it is retried", RETRY, code)
+    meaning = (cause.means if cause else "") + (f" It said: {task['error_message']}" if task["error_message"] else "")
+    why = _Why(
+        OPERATOR, meaning.strip() or "it failed, and did not say why", "nothing until it is retried", RETRY, code
+    )
     if code == "DEPENDENCY_FAILED":
         broken = next((d for d in found["dependencies"] if d["status"] in {"Failed", "Cancelled"}), None)
         if broken:
@@ -256,10 +280,10 @@ def _dependency(row: Row) -> str:
     return f"{row['task_type']} {row['id']} is {row['status']}{on}"
 
 
-def _attempt(row: Row) -> Attempt:
+def _attempt(row: Row) -> TaskAttempt:
     cause = causes.of(row["failure_code"]) if row["failure_code"] else None
     ending = " ".join(row[name] for name in ("worker_exit_cause", "worker_failure_code") if row[name])
-    return Attempt(
+    return TaskAttempt(
         number=row["attempt"],
         worker_id=row["worker_id"],
         worker=ending or row["worker_status"] or "unknown",
@@ -279,6 +303,6 @@ def _attempt(row: Row) -> Attempt:
 
 def _log_range(row: Row) -> str | None:
     first, last = row["log_first"], row["log_last"]
-    if first is None and last is None:
+    if (first is None and last is None) or first == last:
         return None
     return f"bytes {first or 0}–{'…' if last is None else last} of handler"

@@ -1,4 +1,4 @@
-"""`timeline <worker>`: events and attempts in order, with durations, what was left out, and when nothing went on."""
+"""`timeline <worker>`: events and attempts in order, with durations, omissions, and gaps without activity."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,18 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.core.states import State
-from orchestrator.diagnostics.evidence import told
+from orchestrator.diagnostics.evidence import evidence_text
 
 Row = Mapping[str, Any]
-GAP_S = 5.0  # a shorter stretch without anything under way is not worth a line
-IN_MOTION = frozenset({State.SPAWNING, State.TERMINATING})  # in these states somebody should be doing something
-KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating": "draining"}  # as costs are booked
-ORDER = ("state", "stage", "asked", "attempt", "task", "gap", "hole")  # of what begins at the same moment
+GAP_S = 5.0  # seconds; a shorter gap is not shown
+IN_MOTION = frozenset({State.SPAWNING, State.TERMINATING})  # states in which some attempt should be open
+KINDS = {
+    "spawning": "booting",
+    "active": "busy",
+    "idle": "idle",
+    "terminating": "draining",
+}  # kinds of costs
+ORDER = ("state", "stage", "asked", "attempt", "task", "gap", "hole")  # order of entries that begin at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +25,19 @@ class Entry:
     """One line."""
 
     at: datetime
-    until: datetime | None  # None: it still goes on
+    until: datetime | None  # None: it is still open
     kind: str  # one of ORDER
     what: str
     note: str
 
     def seconds(self, now: datetime) -> float:
-        """How long it took, or has taken."""
+        """Return how long it took, or has taken so far."""
         return max(0.0, ((self.until or now) - self.at).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
 class StateSum:
-    """What a state took in all."""
+    """The time and cost of a state in all."""
 
     state: str
     seconds: float
@@ -40,7 +45,7 @@ class StateSum:
 
 
 def entries(found: Row) -> tuple[Entry, ...]:
-    """Of a worker that fleet_worker() found; in order."""
+    """Return the entries of a worker that fleet_worker() found, in order."""
     now = datetime.fromisoformat(found["now"])
     made = [*map(_attempt, found["attempts"]), *map(_task, found["tasks"])]
     taken = [(_time(a["started_at"]), _time(a["ended_at"]) if a["ended_at"] else now) for a in found["attempts"]]
@@ -53,7 +58,7 @@ def entries(found: Row) -> tuple[Entry, ...]:
 
 
 def by_state(found: Row) -> tuple[StateSum, ...]:
-    """Time and dollars of each state that it has been in, whatever was left out."""
+    """Return the time and dollars of each state that the worker has been in, including omitted events."""
     seconds, usd = found["states"], found["worker"]["cost_by_kind"]
     return tuple(
         StateSum(state, round(float(seconds[state]), 3), float(usd.get(kind, 0)))
@@ -63,7 +68,7 @@ def by_state(found: Row) -> tuple[StateSum, ...]:
 
 
 def _stretches(found: Row) -> list[tuple[Sequence[Row], datetime | None]]:
-    """The events before the hole and after it, each with the moment up to which they are known; None: until now."""
+    """Return the events before and after the omission, each with the end of its period; None: until now."""
     events, hole = found["events"], found["left_out"]["events"]
     if not hole["count"]:
         return [(events, None)]
@@ -71,7 +76,7 @@ def _stretches(found: Row) -> list[tuple[Sequence[Row], datetime | None]]:
 
 
 def _holes(found: Row, kind: str, at: str) -> list[Entry]:
-    """The line that stands for what was left out, if anything was: from the row before it to the one after it."""
+    """Return the line for omitted events, if there are any: from the event before them to the event after them."""
     rows, hole = found[kind], found["left_out"][kind]
     if not hole["count"]:
         return []
@@ -91,7 +96,9 @@ def _events(events: Sequence[Row], end: datetime | None) -> list[Entry]:
         facts = event["detail"] or {}
         what = event["to_state"] if moved else event["to_stage"] if staged else "address" if "ssh" in facts else "asked"
         why = [f"{name} {facts[name]}" for name in ("exit_cause", "failure_code") if moved and facts.get(name)]
-        reason = "" if event["reason"] == f"climbing: {what}" else event["reason"]  # nothing that `what` does not say
+        reason = (
+            "" if event["reason"] == f"bring-up: {what}" else event["reason"]
+        )  # only facts that `what` does not contain
         by = "" if event["actor"] == "orchestrator" else f" (by {event['actor']})"
         made.append(Entry(_time(event["at"]), until, kind, what, "; ".join(filter(None, [reason + by, *why]))))
     return made
@@ -105,7 +112,7 @@ def _ends(kind: str, event: Row) -> bool:
 def _attempt(row: Row) -> Entry:
     facts = [row["outcome"] or "under way", row["failure_code"] or "", row["exception_type"] or ""]
     note = " ".join(fact for fact in facts if fact)
-    seen = told(row["evidence"] or {})
+    seen = evidence_text(row["evidence"] or {})
     until = _time(row["ended_at"]) if row["ended_at"] else None
     what = f"{row['stage']} attempt {row['attempt']}"
     return Entry(_time(row["started_at"]), until, "attempt", what, f"{note}: {seen}" if seen else note)
@@ -119,7 +126,7 @@ def _task(row: Row) -> Entry:
 
 
 def _gaps(events: Sequence[Row], taken: Sequence[tuple[datetime, datetime]], until: datetime) -> list[Entry]:
-    """Where a worker that was coming or going had no attempt under way."""
+    """Return the times in which a starting or ending worker had no open attempt."""
     made = []
     for state, begin, end in _spans(events, until):
         if state not in IN_MOTION:
@@ -140,7 +147,7 @@ def _waited_for(events: Sequence[Row], at: datetime) -> str:
 
 
 def _spans(events: Sequence[Row], until: datetime) -> list[tuple[str, datetime, datetime]]:
-    """(state, from, to) without `terminated`, which lasts for ever."""
+    """Return (state, from, to) without `terminated`, which has no end."""
     moves = [(e["to_state"], _time(e["at"])) for e in events if e["from_state"] != e["to_state"]]
     ends = [at for _, at in moves[1:]] + [until]
     return [(state, at, end) for (state, at), end in zip(moves, ends, strict=True) if state != State.TERMINATED]

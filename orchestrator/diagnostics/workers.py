@@ -1,6 +1,6 @@
-"""`explain <worker>`: whom it waits for, since when, until when, what then, what it cost, the proof and the fix.
+"""`explain <worker>`: what it waits for, since and until when, what happens then, its cost, the evidence and the fix.
 
-Reads what fleet_explain() answers and nothing else; times stay the database's ISO 8601.
+Reads only the answer of fleet_explain(). Times stay the database's ISO 8601.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,23 @@ from typing import Any
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
+from orchestrator.core.findings import GuardFinding, findings_of
 from orchestrator.core.fitness import DISK_FULL_S
 from orchestrator.core.meanings import LOGS, MORE
-from orchestrator.core.model import LOGS_LATE, Policy
-from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.model import Policy
+from orchestrator.core.plurals import counted
+from orchestrator.core.stages import PAUSES_S, STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.early_warnings import amiss, silent_leader, stalled, unfit
-from orchestrator.diagnostics.evidence import proof
-from orchestrator.pods.bringup_stages import PAUSES_S
+from orchestrator.diagnostics.evidence import evidence_line
 from orchestrator.ports import HostKeyChanged
 
 Row = Mapping[str, Any]
 NO_LEADER = "nothing: no orchestrator leads"
 LEAD = "python -m orchestrator run"
-# What a stage waits for while nothing has gone wrong in it.
+# What a stage waits for while it has no failure.
 WANTED: Mapping[str, str] = {
     Stage.INTENT: "its pod to be asked for",
     Stage.POD_CREATED: "an answer to the create call",
@@ -42,16 +44,16 @@ WANTED: Mapping[str, str] = {
     Stage.PROCESS: "its process to be seen alive",
     Stage.HEARTBEAT: "its first heartbeat",
 }
-# One attempt until the deadline; every other rung is tried again after each of PAUSES_S.
+# Stages with one attempt until the deadline. All other stages are tried again after each of PAUSES_S.
 TRIED_ONCE = frozenset({Stage.INTENT, Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP})
-UNEXPLAINED = "not explained yet"  # what is said of a code that causes.py does not know
-STRANGER = HostKeyChanged.__name__  # with it begins what a row says of late logs where another machine answers
-WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # offers and deletes are tried as often as it takes
+UNEXPLAINED = "not explained yet"  # the text for a code that causes.py does not know
+HOST_KEY_CHANGED = HostKeyChanged.__name__  # a row's text about late logs begins with it if another machine answers
+WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # stages without a limit of tries
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Where a worker is and why."""
+class WorkerExplanation:
+    """Where a worker is, and why."""
 
     worker_id: str
     state: str
@@ -59,17 +61,17 @@ class Explanation:
     state_since: str
     attempt: int | None  # of the stage
     attempts_possible: int | None  # before the deadline; None: no number bounds it
-    who: str  # must act; "nobody" once it has ended
+    who: str  # the party that must act; "nobody" once the worker has ended
     what: str
     code: str | None
     subcause: str | None
     since: str | None
     deadline: str | None
     then: str
-    holding_up: int  # tasks of its pool that could be claimed now
+    holding_up: int  # tasks of its pool that are ready to run
     spent_usd: float
     cost_by_kind: Mapping[str, float]
-    proof: str | None
+    evidence: str | None
     usual: Row
     fix: str
     ended: Sequence[str] = ()  # why it ends or ended, in sentences
@@ -82,7 +84,7 @@ class Explanation:
 
 @dataclass(slots=True)
 class _Wait:
-    """What the states differ in."""
+    """The facts in which the states differ."""
 
     who: str
     what: str
@@ -92,12 +94,12 @@ class _Wait:
     subcause: str | None = None
     since: str | None = None
     deadline: str | None = None
-    proof: str | None = None  # of what ended it in service, which no attempt has seen
+    evidence: str | None = None  # why it ended in service, if no attempt shows that
     ended: list[str] = field(default_factory=list)
 
 
-def explained(found: Row, policy: Policy | None = None) -> Explanation:
-    """What to say of a worker that fleet_explain() found; `policy` adds the deadlines that are no columns."""
+def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
+    """Explain a worker from the answer of fleet_explain(). `policy` adds the deadlines that are not columns."""
     row = found["worker"]
     state = State(row["status"])
     now = datetime.fromisoformat(found["now"])
@@ -108,7 +110,7 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
         wait.then = f"{wait.then}; {silence}"
     of_stage = [a for a in found["attempts"] if a["stage"] == row["stage"]]
     leader = found["leader"] or {}
-    return Explanation(
+    return WorkerExplanation(
         worker_id=row["id"],
         state=state.value,
         stage=row["stage"],
@@ -125,7 +127,7 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
         holding_up=found["queued"] if state is State.SPAWNING else 0,
         spent_usd=float(row["cost_usd"]),
         cost_by_kind={kind: float(usd) for kind, usd in row["cost_by_kind"].items()},
-        proof=wait.proof or proof(found["attempts"], wait.code),
+        evidence=wait.evidence or evidence_line(found["attempts"], wait.code),
         usual=found["usual"],
         fix=wait.fix.replace("<worker>", row["id"]),
         ended=wait.ended,
@@ -140,8 +142,8 @@ def explained(found: Row, policy: Policy | None = None) -> Explanation:
 def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
     code, subcause, since = _trouble(row, found["attempts"])
     cause = causes.of(code, subcause) if code else None
-    rung = STAGE_SPECS.get(Stage(row["stage"]))
-    overdue = f"{rung.overdue}: terminate, respawn" if rung else "terminate, respawn"
+    stage_spec = STAGE_SPECS.get(Stage(row["stage"]))
+    overdue = f"{stage_spec.overdue}: terminate, respawn" if stage_spec else "terminate, respawn"
     wanted = WANTED.get(Stage(row["stage"])) or row["waiting_for"] or row["stage"]
     wanted += stalled(row, found["attempts"], now)
     wait = _Wait(row["waiting_on"], wanted, overdue, MORE)
@@ -170,9 +172,9 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
     ) + (f"; and {len(tasks) - 3} more" if len(tasks) > 3 else "")  # noqa: PLR2004
     wait = _Wait(WaitingOn.WORKER.value, what or "to ask for work", "", f"python -m orchestrator logs {row['id']}")
     wait.since = tasks[0]["started_at"] if tasks else row["state_since"]
-    heard = row["last_heartbeat"] or row["state_since"]
+    last_sign_at = row["last_heartbeat"] or row["state_since"]
     if policy:
-        wait.deadline = _later(heard, policy.heartbeat_timeout_s)
+        wait.deadline = _later(last_sign_at, policy.heartbeat_timeout_s)
     wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
     _unfit(wait, row, policy)
     return _amiss(wait, row, now, busy=bool(tasks))
@@ -180,7 +182,7 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
 
 def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     queued = found["queued"]
-    what = f"to claim one of {queued} tasks" if queued else f"nothing: pool {row['pool']} has no task to claim"
+    what = f"to claim one of {queued} tasks" if queued else f"tasks: pool {row['pool']} has none that is ready"
     pool = next((p for p in policy.pools if p.name == row["pool"]), None) if policy else None
     wait = _Wait(WaitingOn.WORKER.value, what, "", "none needed; GPU_IDLE_TIMEOUT_SEC says how long it stays")
     wait.since = row["state_since"]
@@ -192,7 +194,7 @@ def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
 
 
 def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
-    """Tell what becomes of a worker that claims nothing, if that is so."""
+    """Say what happens next to a worker that claims nothing, if it claims nothing."""
     why = unfit(row)
     if why is None:
         return
@@ -205,26 +207,38 @@ def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
         )
         wait.since = held["since"]
         wait.deadline = _later(held["since"], policy.spawning_timeout_s) if policy else None
+    elif blocking := [one for one in findings_of(row.get("health")) if one.guard and one.severity.blocks]:
+        _blocked(wait, blocking[0])
     else:
         wait.what = f"room to begin a task: {why}"
         wait.then = f"worker_sick if that lasts for {DISK_FULL_S:g} s: it is replaced"
 
 
+def _blocked(wait: _Wait, finding: GuardFinding) -> None:
+    """Say what happens next to a worker whose machine has a finding that stops its claims."""
+    wait.what, wait.code = f"its machine, which is not fit to begin a task: {finding.text}", finding.code
+    if finding.guard:
+        wait.then, wait.fix = finding.guard.meaning.then, finding.guard.meaning.fix
+    wait.since = finding.since.isoformat() if finding.since else wait.since
+
+
 def _amiss(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
-    """The same with what is odd about a ready worker before what is ordinary."""
+    """Put what is odd about a ready worker before what is ordinary. Its evidence is its last heartbeat."""
     wait.what = "; ".join([*amiss(row, now, busy=busy), wait.what])
     if row["waiting_on"] == WaitingOn.PROVIDER:
         wait.who = WaitingOn.PROVIDER.value
-    if str(row["metadata"].get(LOGS_LATE)).startswith(STRANGER):
+    if (WorkerMetadata.of(row["metadata"]).logs_late or "").startswith(HOST_KEY_CHANGED):
         wait.code = FailureCode.HOST_KEY_CHANGED.value
         wait.then = f"nothing is sent there; the worker goes on while it beats, its logs are lost; {wait.then}"
+    if wait.code is None and row["last_heartbeat"]:
+        wait.evidence = f"last heartbeat {row['last_heartbeat']}"
     return wait
 
 
 def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
-    tasks = len(found["running"])
+    tasks = counted(len(found["running"]), "task")
     what, then = {
-        Stage.DRAINING: (f"{tasks} task(s) to end", "its tasks are queued again, its logs flushed, its pod deleted"),
+        Stage.DRAINING: (f"{tasks} to end", "its tasks are queued again, its logs flushed, its pod deleted"),
         Stage.FLUSHING: (row["waiting_for"] or "the last log", "what is left is declared lost; its pod is deleted"),
         Stage.DELETING: (row["waiting_for"] or "the delete call", "the delete is sent again until absence is proven"),
     }.get(Stage(row["stage"]), (row["waiting_for"] or row["stage"], "its pod is deleted"))
@@ -251,41 +265,36 @@ _WAITS = {
 
 
 def _end(wait: _Wait, row: Row, found: Row) -> None:
-    """Why it ends: the exit cause, the failure code, and what was said when it began to end."""
+    """Say why it ends: the exit cause, the failure code, and the recorded reason."""
     wait.code = row["failure_code"]
     ends = (e for e in reversed(found["events"]) if e["to_state"] == State.TERMINATING != e["from_state"])
     begun = next(ends, None)
-    said = begun["reason"] if begun else None
-    told = causes.ending(row["exit_cause"] or "")
-    wait.ended.append(f"{row['exit_cause']}: {told.means}" if told else str(row["exit_cause"]))
+    reason = begun["reason"] if begun else None
+    exit_cause = causes.ending(row["exit_cause"] or "")
+    wait.ended.append(f"{row['exit_cause']}: {exit_cause.means}" if exit_cause else str(row["exit_cause"]))
     cause = None
     if wait.code and row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
-        look = row["metadata"].get("last_snapshot")
+        look = WorkerMetadata.of(row["metadata"]).last_snapshot
         wait.subcause = heartbeat_loss.subcause(look)
-        wait.proof = heartbeat_loss.proof(look) or said
+        wait.evidence = heartbeat_loss.evidence_line(look) or reason
         cause = causes.silence(wait.subcause)
     elif wait.code:
         wait.subcause = _subcause(wait.code, found["attempts"])
-        wait.proof = said if begun and begun["from_state"] != State.SPAWNING else None
+        wait.evidence = reason if begun and begun["from_state"] != State.SPAWNING else None
         cause = causes.of(wait.code, wait.subcause)
     if wait.code:
-        wait.ended.append(f"{named(wait.code, wait.subcause)}: {cause.means if cause else UNEXPLAINED}")
-    if said:
-        wait.ended.append(f"said then: {said}")
-    best = cause or told
+        wait.ended.append(f"{causes.named(wait.code, wait.subcause)}: {cause.means if cause else UNEXPLAINED}")
+    if reason:
+        wait.ended.append(f"recorded reason: {reason}")
+    best = cause or exit_cause
     if best:
         wait.fix = best.fix
         if row["status"] == State.TERMINATED:
             wait.then = best.then
 
 
-def named(code: str, subcause: str | None) -> str:
-    """`AUTH_FAILED/REFUSED`."""
-    return f"{code}/{subcause}" if subcause else code
-
-
 def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None, str | None]:
-    """(code, sub-cause, since when) of what stands in a climb's way now."""
+    """Return (code, sub-cause, since when) of the failure that holds up the bring-up now."""
     if row["failure_code"]:
         first = next((a for a in attempts if a["failure_code"] == row["failure_code"]), None)
         code = row["failure_code"]
@@ -293,7 +302,7 @@ def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None,
     here = {row["stage"], Stage.POD_CREATED.value if row["stage"] == Stage.INTENT else row["stage"]}
     since = None
     code = None
-    for attempt in reversed(attempts):  # the newest run of failures; one that is under way does not end it
+    for attempt in reversed(attempts):  # the newest failures in a row; an open attempt does not end the row
         if attempt["outcome"] == "ok" or (code and attempt["failure_code"] not in {code, None}):
             break
         if attempt["failure_code"] and attempt["stage"] in here:
@@ -310,7 +319,7 @@ def _subcause(code: str | None, attempts: Sequence[Row]) -> str | None:
 
 
 def _possible(row: Row, made: int, now: datetime) -> int | None:
-    """How many attempts at the stage there can be by its deadline, those made included."""
+    """Return how many attempts at the stage are possible until its deadline, including those already made."""
     stage = Stage(row["stage"]) if row["stage"] else None
     if stage not in STAGE_SPECS or stage in WITHOUT_END or row["status"] != State.SPAWNING:
         return None

@@ -1,36 +1,41 @@
-"""`orchestrator doctor`: every part asked whether it works, with what, why and fix; nothing is changed.
+"""`orchestrator doctor`: checks every part, with what, why and fix. It changes nothing but one object of its own.
 
-findings.py   what a check found; running them side by side under deadlines
-database.py   the database, its schema, its pooler, who leads
-provider.py   RunPod: the key, money, stock, pods that nobody stands for
-doors.py      the SSH key pair, the bucket (one object of its own, put and deleted), the workers' URL, clocks
+findings.py      what a check found; runs the checks at the same time, each with a deadline
+database.py      the database, its schema, its pooler, the leader
+provider.py      RunPod: the key, the balance, stock, volumes, pods without a row
+connectivity.py  the SSH key pair, the bucket (one object, put and deleted), the workers' URL, clocks
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from orchestrator.config.environment import usable
-from orchestrator.config.errors import Problem
+from orchestrator.config.doubtful import doubtful, is_floating
+from orchestrator.config.effective import DEFAULT, digest, effective
+from orchestrator.config.environment import unread, usable
+from orchestrator.config.errors import SettingProblem
 from orchestrator.config.settings import Settings
+from orchestrator.config.validation import require
+from orchestrator.core.images import has_digest
 from orchestrator.diagnostics.doctor import connectivity, database, provider
-from orchestrator.diagnostics.doctor.findings import Check, Finding, Section, counts, examine
+from orchestrator.diagnostics.doctor.findings import FAULTS, Check, Finding, Section, counts, examine
 
-__all__ = ["SECTIONS", "Finding", "counts", "diagnose"]
+__all__ = ["FAULTS", "SECTIONS", "Finding", "counts", "diagnose"]
+VALUE_CHARS = 80
 SECTIONS: Mapping[str, str] = {
-    "settings": "the environment: what is missing, misspelt, unusable or contradictory",
-    "database": "it answers, its schema is this version's, its functions can be called, what kind of pooler",
-    "leader": "who leads this fleet",
-    "runpod": "the API key, the balance, stock of what would be rented",
+    "settings": "misspelt, unusable or contradictory variables; handlers; images",
+    "database": "the connection, the version, the schema, the functions, the pooler",
+    "leader": "the orchestrator that leads this fleet",
+    "runpod": "the API key, the balance, the stock of each pool, network volumes",
     "pods": "pods without a row, rows without a pod",
-    "ssh": "both halves of the key pair, what was done to their text, whether they belong together",
+    "ssh": "both halves of the key pair, and whether they belong together",
     "s3": "an object put, read back and deleted",
-    "clock": "this machine's clock against the database, the bucket and RunPod",
-    "gateway": "the secret that signs workers' tokens, tried at the URL by which pods will call",
+    "clock": "this machine's clock, compared with the database, S3 and RunPod",
+    "gateway": "the secret that signs worker tokens, tried at the URL that pods call",
 }
 
 
 async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
-    """What is found in these sections, or in all, and settings that cannot be used in any case. Raises nothing."""
+    """Return the findings of these sections, or of all. Settings that cannot be used are always shown."""
     settings, problems = usable()
     checks: dict[str, Check] = {
         "settings": partial(_settings, settings, problems),
@@ -47,9 +52,28 @@ async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
     return await examine({name: check for name, check in checks.items() if name in asked})
 
 
-async def _settings(settings: Settings, problems: Sequence[Problem], section: Section) -> None:
-    """What reading the environment said; what is missing is said by the section that needs it."""
+async def _settings(settings: Settings, problems: Sequence[SettingProblem], section: Section) -> None:
+    """Show what is wrong with the variables that are set. The section that needs a missing one names it."""
     section.problems(problems)
-    if not problems:
-        pools = ", ".join(f"{pool.name} (at most {pool.max_active})" for pool in settings.policy().pools)
-        section.ok("every setting can be used", f"fleet {settings.fleet_id}; pools: {pools}")
+    for one in unread(settings):
+        if not one.is_misspelt:
+            section.warn(*one.problem)
+    if problems:
+        return
+    for doubt in doubtful(settings):
+        section.warn(*doubt)
+    require(settings, "handlers")
+    pools = ", ".join(f"{pool.name} (at most {pool.max_active})" for pool in settings.policy().pools)
+    section.ok("every setting can be used", f"fleet {settings.fleet_id}; pools: {pools}")
+    _configuration(settings, section)
+
+
+def _configuration(settings: Settings, section: Section) -> None:
+    """What is in effect and differs from the defaults, its source, and one hash of everything."""
+    values = effective(settings)
+    changed = [f"{one.name}={one.value[:VALUE_CHARS]} ({one.source})" for one in values if one.source != DEFAULT]
+    section.ok(f"the configuration has the hash {digest(values)}", "; ".join(changed) or "all values are defaults")
+    for pool in settings.policy().pools:
+        if not (has_digest(pool.image) or is_floating(pool.image)):
+            why = f"{pool.image}: its tag may name another image tomorrow"
+            section.note(f"pool {pool.name}: its image is named by a tag", why, "name it by digest: image@sha256:…")

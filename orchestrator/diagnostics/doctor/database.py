@@ -1,39 +1,63 @@
-"""The database: it answers, it is this version's, it can be used, and who leads."""
+"""The database: connection, version, schema, functions, and the leader."""
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from orchestrator import wiring
+from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.config.settings import Settings
-from orchestrator.config.validation import require
+from orchestrator.config.validation import lacks, require
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.migrate import sql_files
 from orchestrator.ports import BadToken, PortError, SchemaMismatch
 
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+    from psycopg.rows import TupleRow
+
 MIGRATE = "python -m orchestrator migrate"
-TRANSACTION_POOLER_PORT = 6543  # Supabase's
+OWNER = "use the role that ran the migrations; on Supabase, the secret key (service_role)"
+# The functions that this login may not execute, and who made them.
+RIGHTS = """
+select count(*), min(pg_catalog.pg_get_userbyid(p.proowner)), current_user, to_regrole('service_role') is not null
+  from pg_catalog.pg_proc p
+ where p.pronamespace = to_regnamespace('public') and p.proname = any (%s)
+   and not pg_catalog.has_function_privilege(p.oid, 'execute')
+"""
+READ_ONLY = "select current_setting('default_transaction_read_only') = 'on', pg_catalog.pg_is_in_recovery()"
+TRANSACTION_POOLER_PORT = 6543  # the port of Supabase's transaction pooler
 OLDEST = 150_000  # PostgreSQL 15, as server_version_num
 CONNECT_TIMEOUT_S = 10
 
 
 async def database(settings: Settings, section: Section) -> None:
-    """Connection and version, schema, functions."""
+    """Check connection, version, schema and functions."""
     require(settings, "database")
     if settings.database_url is not None and not await _server(settings.database_url.get_secret_value(), section):
-        section.skip("its schema and functions", "it does not answer")
+        section.skip("its schema and functions", "it cannot be used")
         return
     async with wiring.open_store(settings) as store:
         try:
             there = await store.check_functions()
         except SchemaMismatch as error:
-            section.fail("its schema is not this version's", str(error), MIGRATE)
+            why = str(error).partition("; fix: ")[0]
+            section.fail("its schema is not this version's", why, MIGRATE)
+            return
+        except BadToken as error:
+            section.fail("its functions may not be called", str(error), OWNER)
             return
         ours = sql_files().version
         standing = ours.standing(there)
-        if standing == "older":
+        if standing == "older":  # what it lacks otherwise, the migration brings
             section.fail(
                 "its schema is older than this program", f"it has {there}, this program brings {ours}", MIGRATE
             )
-        elif standing == "newer":
+            return
+        problems = await store.schema_problems()
+        for problem in problems:
+            section.fail(problem["what"], problem["why"], problem["fix"])
+        if standing == "newer":
             why = f"it has {there}, this program knows {ours}"
             section.warn("its schema is newer than this program", why, "deploy the newer program here too")
         else:
@@ -41,14 +65,17 @@ async def database(settings: Settings, section: Section) -> None:
         try:
             seen = await store.snapshot()
         except BadToken as error:
-            section.fail("its functions may not be called", str(error), "use the role that ran the migrations")
+            if not problems:
+                section.fail("its functions may not be called", str(error), OWNER)
             return
-        section.ok("its functions answer", f"{len(seen.workers)} live worker(s) in fleet {settings.fleet_id}")
+        section.ok("its functions answer", f"{counted(len(seen.workers), 'live worker')} in fleet {settings.fleet_id}")
 
 
 async def leader(settings: Settings, section: Section) -> None:
-    """Who leads; a second orchestrator of the same fleet stands by."""
-    require(settings, "database")
+    """Show who leads. A second orchestrator of the same fleet stands by."""
+    if missing := lacks(settings, "database"):
+        section.skip("who leads", missing)
+        return
     try:
         async with wiring.open_store(settings) as store:
             found = (await store.explain_scaling())["leader"]
@@ -65,12 +92,14 @@ async def leader(settings: Settings, section: Section) -> None:
 
 
 async def _server(url: str, section: Section) -> bool:
-    """Connect once, by hand: a pool would not say why it cannot."""
-    import psycopg  # noqa: PLC0415  not needed where Supabase's API is the way in
+    """Connect once without a pool, because a pool does not report the reason of a failure."""
+    import psycopg  # noqa: PLC0415  not needed if Supabase's API is the transport
 
     try:
         async with await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S) as connection:
             version, port = connection.info.server_version, connection.info.port
+            may_not = await _rights(connection)
+            read_only, standby = await (await connection.execute(READ_ONLY)).fetchone() or (False, False)
     except (psycopg.Error, ValueError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         section.fail("it does not let us in", why, 'psql "$DATABASE_URL" -c "select 1"')
@@ -85,4 +114,23 @@ async def _server(url: str, section: Section) -> bool:
         )
     else:
         section.ok("it answers", f"{shown}, port {port}: LISTEN works")
-    return True
+    if standby:
+        section.fail("it is a standby", "it allows no writes", "use the primary server in DATABASE_URL")
+    elif read_only:
+        fix = "alter role … or alter database … reset default_transaction_read_only"
+        section.fail("it allows no writes", "default_transaction_read_only is on for this role or database", fix)
+    if may_not:
+        section.fail(*may_not)
+    return not (standby or may_not)
+
+
+async def _rights(connection: "AsyncConnection[TupleRow]") -> tuple[str, str, str] | None:
+    """Return what this login may not do, why, and the statement that changes it; None if it may call every function."""
+    row = await (await connection.execute(RIGHTS, (list(FUNCTIONS),))).fetchone()
+    if row is None or not row[0]:
+        return None
+    lacking, owner, user, has_service = row
+    why = f"the role {user} has no EXECUTE on {lacking} functions of the orchestrator; rights on tables do not help"
+    calls = "" if has_service else f"; grant execute on all functions in schema public to {user}, after each migrate"
+    roles = "service_role, gpu_worker" if has_service else "gpu_worker"
+    return "its functions may not be called", why, f"DATABASE_URL of {owner}, or: grant {roles} to {user}{calls}"

@@ -1,24 +1,26 @@
-"""What a check found, and how checks are run: side by side, each under its own deadline, none in another's way."""
+"""The result of a check, and how checks run: at the same time, each with its own deadline."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.errors import SettingProblem, SettingsError
+from orchestrator.diagnostics.conditions import HIGH, Condition
 from orchestrator.observability.redaction import redact
 from orchestrator.ports import PortError
 
-Status = Literal["ok", "warn", "fail", "skip"]
-ORDER: tuple[Status, ...] = ("ok", "warn", "fail", "skip")
-DEADLINE_S = 20.0  # of one section, connecting included
+Status = Literal["ok", "note", "warn", "fail", "skip"]
+ORDER: tuple[Status, ...] = ("ok", "note", "warn", "fail", "skip")
+FAULTS: frozenset[Status] = frozenset(("warn", "fail"))
+DEADLINE_S = 20.0  # of one section, with its connections
 REPEAT = "python -m orchestrator doctor"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the answer."""
+    """One result of a check."""
 
     section: str
     status: Status
@@ -28,32 +30,41 @@ class Finding:
 
 
 class Section:
-    """Collects what one section's checks find."""
+    """Collects the results of one section's checks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.findings: list[Finding] = []
 
     def ok(self, what: str, why: str = "") -> None:
-        """It is as it should be."""
+        """Record that it works as it should."""
         self._add("ok", what, why, "")
 
+    def note(self, what: str, why: str, fix: str) -> None:
+        """Record a fact that is no fault, and could be better."""
+        self._add("note", what, why, fix)
+
     def warn(self, what: str, why: str, fix: str) -> None:
-        """It works, and may not for long, or not as it could."""
+        """Record that it works, but with a limit or a risk."""
         self._add("warn", what, why, fix)
 
     def fail(self, what: str, why: str, fix: str) -> None:
-        """It does not work."""
+        """Record that it does not work."""
         self._add("fail", what, why, fix)
 
     def skip(self, what: str, why: str) -> None:
-        """It could not be asked."""
+        """Record that it could not be checked."""
         self._add("skip", what, why, "")
 
-    def problems(self, problems: Sequence[Problem]) -> None:
-        """Settings that cannot be used, or are missing."""
+    def problems(self, problems: Sequence[SettingProblem]) -> None:
+        """Record settings that are unusable or missing."""
         for what, why, fix in problems:
             self.fail(what, why, fix)
+
+    def conditions(self, found: Iterable[Condition]) -> None:
+        """Record conditions that `health` shows too."""
+        for one in found:
+            (self.fail if one.severity == HIGH else self.warn)(one.text, one.evidence, one.fix)
 
     def _add(self, status: Status, what: str, why: str, fix: str) -> None:
         what, why, fix = (" ".join(redact(text).split()) for text in (what, why, fix))
@@ -64,14 +75,14 @@ Check = Callable[[Section], Awaitable[None]]
 
 
 async def examine(checks: Mapping[str, Check], deadline_s: float = DEADLINE_S) -> list[Finding]:
-    """All findings, in the checks' order; whatever a check raises is a finding too."""
+    """Return all findings in the order of the checks. An exception of a check becomes a finding."""
     sections = [Section(name) for name in checks]
     await asyncio.gather(*(_one(section, checks[section.name], deadline_s) for section in sections))
     return [finding for section in sections for finding in section.findings]
 
 
 def counts(findings: Sequence[Finding]) -> dict[Status, int]:
-    """How many of each kind."""
+    """Return the number of findings of each status."""
     counted = Counter(finding.status for finding in findings)
     return {status: counted[status] for status in ORDER}
 
@@ -86,5 +97,5 @@ async def _one(section: Section, check: Check, deadline_s: float) -> None:
         section.problems(error.problems)
     except PortError as error:
         section.fail("no clear answer", f"{type(error).__name__}: {error}", f"{REPEAT} {section.name}")
-    except Exception as error:  # noqa: BLE001  one check's bug must not hide what the others find
+    except Exception as error:  # noqa: BLE001  a bug in one check must not hide the findings of the others
         section.fail("this check broke", f"{type(error).__name__}: {error}", "report this with the output of --json")

@@ -1,0 +1,121 @@
+"""Rules about tasks: tasks that no worker takes, that failed, or that were lost with their workers."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from orchestrator.core.exit_causes import FAILURES, ExitCause
+from orchestrator.core.model import EndedBringUp
+from orchestrator.diagnostics import causes, heartbeat_loss
+from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.facts import Facts, Row
+
+LOST_S, SHOWN_S = 120.0, 900.0  # since a task was lost: urgent, unless it is done by now; worth a line
+NAMED = 5  # tasks or workers that a line names
+REFUSED = {  # the change that the database refuses -> in words, and what it does to tasks
+    "claim": ("claimed", Impact.WAIT),
+    "complete": ("completed; each worker keeps its result and tries again", Impact.LOSS | Impact.MONEY),
+    "rescue": ("queued again after the loss of their worker", Impact.LOSS),
+    "settle": ("released by the tasks that they depend on", Impact.WAIT),
+}
+DONE = frozenset({"Complete", "Failed", "Cancelled"})
+
+
+def _tasks(facts: Facts) -> Iterator[Condition]:
+    """Find tasks that no worker takes although an orchestrator leads, and tasks that failed."""
+    blocked = facts.queued and not any(pool.ready_tasks or pool.demand.running for pool in facts.pools)
+    if facts.is_led and blocked and not facts.refused_tasks:
+        held = [pool.demand.blocked for pool in facts.pools]
+        counts = {why: sum(one.get(why, 0) for one in held) for why in ("dependencies", "concurrency", "scheduled")}
+        due = min((pool.next_due_at for pool in facts.pools if pool.next_due_at), default=None)
+        evidence = ", ".join(f"{n} by {why}" for why, n in counts.items() if n or why != "concurrency")
+        if counts["scheduled"]:  # then their dependants go on too
+            evidence += f"; the next is due {due:%Y-%m-%d %H:%M:%S} UTC" if due else ""
+            yield Condition(
+                ConditionKind.RETRIES_WAIT, detail={"count": counts["scheduled"]}, evidence=evidence, until=due
+            )
+        else:
+            yield Condition(ConditionKind.TASKS_BLOCKED, detail={"count": facts.queued}, evidence=evidence)
+    if facts.expired_leases:
+        impact = Impact.NONE if facts.is_led else Impact.LOSS
+        yield Condition(ConditionKind.NO_HOLDER, detail={"count": facts.expired_leases}, impact=impact)
+    for row in facts.waiting_types:
+        if facts.handled and row["task_type"] not in facts.handled:
+            detail = {"count": row["n"], "task_type": row["task_type"]}
+            yield Condition(ConditionKind.NO_HANDLER, row["task_type"], detail, f"pool {row['pool']}", Impact.WAIT)
+    for row in facts.refused_tasks:
+        change, impact = REFUSED.get(row["what"], (row["what"], Impact.WAIT))
+        detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"], "change": change}
+        yield Condition(ConditionKind.TASKS_REFUSED, f"{row['pool']} {row['what']}", detail, row["reason"], impact)
+    if lost := facts.webhooks.get("undeliverable"):
+        detail = {"count": lost, "host": facts.webhooks["host"]}
+        yield Condition(ConditionKind.WEBHOOKS_UNDELIVERABLE, detail=detail, evidence=facts.webhooks["failure"] or "")
+    if late := facts.webhooks.get("late"):
+        yield Condition(ConditionKind.WEBHOOKS_LATE, detail={"count": late})
+    for row in facts.failed_tasks:
+        detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
+        if row["no_segments"]:
+            detail["message"] = row["message"]
+            evidence = f"code {row['code']}, last at {row['last_at']}"
+            yield Condition(ConditionKind.SEGMENTS_MISSING, row["task_type"], detail, evidence)
+        else:
+            detail["within"] = facts.failed_within
+            yield Condition(ConditionKind.TASKS_FAILED, row["task_type"], detail, row["message"] or "")
+
+
+def _lost(facts: Facts) -> Iterator[Condition]:
+    """Find tasks that were lost with their workers, by worker; and tasks that ended several workers."""
+    by_worker: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in facts.lost_tasks:
+        if row["workers"] > 1 and row["status"] != "Complete":
+            cause, code = _loss(row)
+            detail = {"task": row["task_id"], "task_type": row["task_type"], "count": row["workers"], "code": code}
+            impact = Impact.NONE if row["status"] in DONE else Impact.LOSS
+            yield Condition(ConditionKind.POISON_TASK, row["task_id"], detail, cause.means if cause else "", impact)
+        if facts.ago_s(datetime.fromisoformat(row["last_at"])) < SHOWN_S:
+            by_worker[row["worker_id"]].append(row)
+    for worker, rows in by_worker.items():
+        cause, code = _loss(rows[0])
+        last = max(datetime.fromisoformat(row["last_at"]) for row in rows)
+        recovered = all(row["status"] in ("Complete", "Cancelled") for row in rows)  # nothing of it is left to do
+        waits = any(row["status"] == "Queued" for row in rows)
+        present = waits or (facts.ago_s(last) < LOST_S and not recovered)
+        evidence = f"worker {worker}; " + ", ".join(f"{row['task_id']} {row['status']}" for row in rows[:NAMED])
+        detail = {"count": len(rows), "code": code, **_words(cause, worker)}
+        yield Condition(
+            ConditionKind.TASKS_LOST, worker, detail, evidence, Impact.LOSS if present else Impact.NONE, last
+        )
+
+
+def _loss(row: Row) -> tuple[causes.Cause | None, str]:
+    """Return why a task was lost with its worker, and the code."""
+    code = row["code"] or row["exit_cause"] or "WORKER_LOST"
+    if row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
+        seen = heartbeat_loss.subcause(row["look"])
+        return causes.silence(seen), causes.named(code, seen)
+    return causes.of(code) or causes.ending(code), code
+
+
+def _failed(facts: Facts) -> Iterator[Condition]:
+    """Find workers that failed in service, by code."""
+    failed: defaultdict[str, list[EndedBringUp]] = defaultdict(list)
+    for one in facts.ended:
+        if one.promoted and one.exit_cause in FAILURES and one.ending_since and facts.ago_s(one.ending_since) < SHOWN_S:
+            failed[str(one.failure_code or one.exit_cause)].append(one)
+    for code, workers in failed.items():
+        silent = all(one.exit_cause is ExitCause.HEARTBEAT_LOST for one in workers)
+        cause = causes.silence(None) if silent else causes.of(code) or causes.ending(code)
+        detail = {"count": len(workers), "code": code, **_words(cause, workers[-1].worker_id)}
+        evidence = ", ".join(one.worker_id for one in workers[:NAMED])
+        yield Condition(ConditionKind.WORKERS_FAILED, code, detail, evidence, since=workers[-1].ending_since)
+
+
+def _words(cause: causes.Cause | None, worker: str) -> dict[str, Any]:
+    """Return the meaning of a cause, and its fix."""
+    if cause is None:
+        return {"means": "not explained yet", "fix": f"python -m orchestrator explain {worker}"}
+    return {"means": cause.means, "fix": cause.about(worker=worker).fix}
+
+
+RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_tasks, _lost, _failed)
