@@ -1,25 +1,26 @@
-"""Where a worker's log is when the bucket has none of it: still on its pod, or in what the database kept."""
+"""Other sources of a worker's log if the bucket has none: the pod over SSH, or the rows in the database."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.rows import worker_of
-from orchestrator.cli.output import clock, one_line
-from orchestrator.observability.redaction import plain
+from orchestrator.cli.log_lines import LogLine, stamp
+from orchestrator.cli.output import moment, one_line
 from orchestrator.pods.agent_control import TAIL_BYTES
 from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
     from orchestrator.config.settings import Settings
 
-POD_TIMEOUT_S = 15.0  # for all of one pod's streams, connecting included
+DATABASE = "database"  # the stream of lines that come from rows
+POD_TIMEOUT_S = 15.0  # for all streams of one pod, with the connection
 
 
 async def on_the_pod(
     settings: "Settings", row: Mapping[str, Any], streams: Iterable[str], lines: int
 ) -> Mapping[str, Sequence[str]] | str:
-    """The last lines of each stream, read over SSH; or why there are none. Nothing on the pod is changed."""
+    """Return the last lines of each stream, read over SSH, or why there are none. It changes nothing on the pod."""
     from orchestrator import wiring
     from orchestrator.config.validation import lacks
     from orchestrator.pods import agent_commands
@@ -38,8 +39,8 @@ async def on_the_pod(
                 size = sizes.get(f"{stream}.log", 0)
                 offset = max(0, size - TAIL_BYTES)
                 text = await session.read(f"{directory}/{stream}.log", offset, TAIL_BYTES, timeout_s=POD_TIMEOUT_S)
-                said = (text or b"").decode("utf-8", "replace").splitlines()[1 if offset else 0 :]
-                found[stream] = said[-lines:] if lines else said
+                entries = (text or b"").decode("utf-8", "replace").splitlines()[1 if offset else 0 :]
+                found[stream] = entries[-lines:] if lines else entries
     except TimeoutError:
         return f"its pod did not answer within {POD_TIMEOUT_S:.0f} s"
     except PortError as error:
@@ -49,9 +50,9 @@ async def on_the_pod(
     return found
 
 
-def in_the_database(found: Mapping[str, Any], lines: int) -> Sequence[str]:
-    """What the rows keep of a worker: its events, the log lines that failed stages kept, its tasks' last words."""
-    said: list[tuple[str, str]] = [
+def in_the_database(found: Mapping[str, Any], lines: int) -> Sequence[LogLine]:
+    """Return the log of a worker from its rows: events, log lines of failed stages, messages of its tasks."""
+    entries: list[tuple[str, str]] = [
         (event["at"], f"{event['from_state'] or '–'} -> {event['to_state']}: {event['reason']}")
         for event in found.get("events", ())
         if event["from_state"] != event["to_state"]
@@ -61,12 +62,22 @@ def in_the_database(found: Mapping[str, Any], lines: int) -> Sequence[str]:
         log = evidence.get("log")
         kept = [*(log if isinstance(log, list) else ()), evidence.get("error")]
         words = [f"{attempt['stage']}: {line}" for line in kept if line]
-        said += [(attempt["ended_at"] or attempt["started_at"], word) for word in words]
+        entries += [(attempt["ended_at"] or attempt["started_at"], word) for word in words]
     for task in found.get("tasks", ()):
         if task["ended_at"]:
             message = f": {task['message']}" if task.get("message") else ""
-            said.append(
+            entries.append(
                 (task["ended_at"], f"task {task['task_id']} attempt {task['attempt']} {task['outcome']}{message}")
             )
-    ordered = [f"{clock(at)} {plain(one_line(text, 500))}" for at, text in sorted(said)]
+    name = found["worker"]["id"]
+    ordered = [LogLine(moment(at), True, name, DATABASE, one_line(text, 500)) for at, text in sorted(entries)]
     return ordered[-lines:] if lines else ordered
+
+
+async def each(worker_id: str, stream: str, texts: Iterable[str]) -> AsyncIterator[LogLine]:
+    """Yield texts from a pod. A line without a time of its own has that of the line before."""
+    last = None
+    for text in texts:
+        exact = stamp(text)
+        last = exact or last
+        yield LogLine(last, exact is not None, worker_id, stream, text)

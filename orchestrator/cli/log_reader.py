@@ -1,19 +1,21 @@
-"""A worker's streams as they lie in S3, read by the ledger, so that a hole is named and not passed over."""
+"""Reads a worker's streams from S3 by the ledger, so that missing bytes are reported."""
 
 import gzip
 import hashlib
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output import Output, ago, octets, span
+from orchestrator.cli.log_lines import LogLine, stamp
+from orchestrator.cli.output import ago, moment, octets, span
 from orchestrator.cli.session import utcnow
 from orchestrator.cli.worker_rows import is_live
 from orchestrator.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
-from orchestrator.observability.redaction import plain
 from orchestrator.ports import NotFound, PortError
+from orchestrator.worker_logs.attempt_log import AttemptLines
 from orchestrator.worker_logs.generations import launch_of
 
 if TYPE_CHECKING:
@@ -25,122 +27,129 @@ Key = tuple[str, str, int]  # boot, stream, seq
 
 
 class Reader:
-    """What was shown of one worker's streams."""
+    """The position in one worker's streams."""
 
-    def __init__(
-        self, store: "SqlStore", blobs: "Blobs", worker_id: str, streams: Sequence[str], output: Output
-    ) -> None:
-        self._store, self._blobs, self._worker_id, self._streams, self._output = (
-            store,
-            blobs,
-            worker_id,
-            streams,
-            output,
-        )
+    def __init__(self, store: "SqlStore", blobs: "Blobs", worker_id: str, streams: Sequence[str]) -> None:
+        self._store, self._blobs, self.worker_id, self.streams = store, blobs, worker_id, streams
         self._shown: set[Key] = set()
-        self._half: dict[str, bytes] = defaultdict(bytes)  # the line at the end of a piece, until its rest comes
+        self._half: dict[str, bytes] = defaultdict(bytes)  # the incomplete last line of a piece
+        self._at: dict[str, datetime] = {}  # the time of each stream's last line
         self._pieces: list[Piece] = []
 
-    async def tail(self, lines: int, *, whole: bool) -> bool:
-        """The last so many lines of each stream; 0: everything. `whole`: also a last line that has no end yet.
-
-        False if the ledger is empty: nothing was shipped, and nothing declared lost.
-        """
+    async def load(self) -> bool:
+        """Read the ledger. Return False if it is empty: nothing was shipped, and nothing declared lost."""
         self._pieces = await self._ledger()
-        for stream in self._streams:
-            pieces = _readable([piece for piece in self._pieces if piece["stream"] == stream])
-            self._shown |= {_key(piece) for piece in pieces}
-            await (self._last(stream, pieces, lines) if lines else self._all(pieces))
-            if whole:
-                self._flush(stream)
         return any(piece["shipped_at"] or piece["declared_lost"] for piece in self._pieces)
 
-    async def cut(self, attempt: Piece, task_id: str) -> str:
-        """What an attempt wrote, among the bytes that heartbeats told of; what of it is not there, in words."""
-        stream, own, half, there = self._streams[0], _Own(f"task {task_id} attempt {attempt['attempt']}"), b"", 0
-        first, last = attempt["log_first"] or 0, attempt["log_last"]
+    def tails(self, lines: int, *, whole: bool) -> list[AsyncIterator[LogLine]]:
+        """Return the last `lines` lines of each stream; 0: all. `whole`: also an incomplete last line."""
+        return [self._tail(stream, lines, whole=whole) for stream in self.streams]
+
+    async def fresh(self) -> tuple[list[AsyncIterator[LogLine]], bool]:
+        """Return what was shipped since, and whether more can follow."""
+        row = (await self._store.worker(self.worker_id))["worker"]
+        self._pieces = await self._ledger()
+        more = row is not None and is_live(row)
+        return [self._fresh(stream, whole=not more) for stream in self.streams], more
+
+    async def cut(self, attempt: Piece, task_id: str, show: Callable[[LogLine], None]) -> str:
+        """Show the output of an attempt, found by the offsets in heartbeats. Return a text about missing bytes."""
+        stream, half, there = self.streams[0], b"", 0
+        own = AttemptLines(f"task {task_id} attempt {attempt['attempt']}")
+        first, last, at = attempt["log_first"] or 0, attempt["log_last"], moment(attempt["started_at"])
         self._pieces = await self._ledger()
         for piece in self._pieces:
             mine = launch_of(piece["boot_id"]) == attempt["nonce"] and piece["stream"] == stream
             begin, end = max(first, piece["first"]), min(last or sys.maxsize, piece["last"] or sys.maxsize)
             if not mine or begin >= end or own.over:
                 continue
-            self._tell_lost(piece)
+            at = moment(piece["begun_at"])
+            if piece["declared_lost"]:
+                show(self._loss(piece))
             if piece["shipped_at"]:
                 content = await self._read(piece)
                 *lines, half = (half + content[begin - piece["first"] : end - piece["first"]]).split(b"\n")
-                self._print(stream, b"".join(own.of(line) for line in lines))
+                for line in self._split(stream, b"".join(own.of(line) for line in lines), at):
+                    show(line)
                 there += end - begin
-        self._print(stream, (own.of(half) if half else b"") + own.rest())
+        for line in self._split(stream, (own.of(half) if half else b"") + own.rest(), at):
+            show(line)
         if own.over:
             return ""
         if last is None:
             return "its end is not there" if attempt["outcome"] else "it has not ended: later lines may follow"
         return f"{octets(last - first - there)} of {octets(last - first)} are missing" if there < last - first else ""
 
-    async def more(self) -> bool:
-        """What was shipped since; False when no more can come."""
-        row = (await self._store.worker(self._worker_id))["worker"]
-        self._pieces = await self._ledger()
-        for stream in self._streams:
-            mine = [piece for piece in self._pieces if piece["stream"] == stream]
-            fresh = [piece for piece in _readable(mine) if _key(piece) not in self._shown]
-            self._shown |= {_key(piece) for piece in fresh}
-            await self._all(fresh)
-        if row is not None and is_live(row):
-            return True
-        for stream in self._streams:
-            self._flush(stream)
-        self._output.say(f"{self._worker_id} has ended; this was all.")
-        return False
-
-    def closing_words(self, row: Mapping[str, Any]) -> None:
-        """What was not shown: nothing shipped, or not yet."""
-        shipped, lost = defaultdict[tuple[str, str], int](int), 0
+    def not_shipped(self, row: Mapping[str, Any]) -> str | None:
+        """Return a text about bytes that the pod has and S3 has not."""
+        shipped = defaultdict[tuple[str, str], int](int)
         for piece in self._pieces:
             if piece["shipped_at"]:
                 shipped[piece["boot_id"], piece["stream"]] += piece["last"] - piece["first"]
-            lost += bool(piece["declared_lost"])
-        told = row.get("log_bytes") or {}
         waiting = sum(
             max(0, size - shipped[boot, stream])
-            for boot, sizes in told.items()
+            for boot, sizes in (row.get("log_bytes") or {}).items()
             for stream, size in sizes.items()
-            if stream in self._streams
+            if stream in self.streams
         )
-        if waiting and is_live(row):
-            age = span(ago(row.get("last_heartbeat"), utcnow()))
-            self._output.say(
-                f"{octets(waiting)} more lay on the pod at its last heartbeat, {age} ago; -f shows them come."
-            )
+        if not waiting or not is_live(row):
+            return None
+        age = span(ago(row.get("last_heartbeat"), utcnow()))
+        return f"the pod had {octets(waiting)} more at its last heartbeat, {age} ago; -f follows them."
 
     async def _ledger(self) -> list[Piece]:
-        return list(await self._store.log_pieces(self._worker_id))
+        """Return the pieces by launch, the earliest first, and by their order within it."""
+        pieces = await self._store.log_pieces(self.worker_id)
+        begun: dict[str, str] = {}
+        for piece in pieces:
+            begun[piece["boot_id"]] = min(begun.get(piece["boot_id"], piece["begun_at"]), piece["begun_at"])
+        return sorted(
+            pieces, key=lambda piece: (begun[piece["boot_id"]], piece["boot_id"], piece["stream"], piece["seq"])
+        )
 
-    async def _last(self, stream: str, pieces: Sequence[Piece], lines: int) -> None:
-        """Read backwards until there are enough lines, then show them in order."""
-        kept: list[bytes] = []
-        breaks, start = 0, len(pieces)
+    async def _tail(self, stream: str, lines: int, *, whole: bool) -> AsyncIterator[LogLine]:
+        """Read backwards until there are enough lines, then yield them in order."""
+        pieces = _readable([piece for piece in self._pieces if piece["stream"] == stream])
+        self._shown |= {_key(piece) for piece in pieces}
+        kept: dict[int, bytes] = {}
+        breaks, start = 0, len(pieces) if lines else 0
         while start > 0 and breaks <= lines:
             start -= 1
             if pieces[start]["shipped_at"]:
-                content = await self._read(pieces[start])
-                breaks += content.count(b"\n")
-                kept.append(content)
-        text = b"".join(reversed(kept))
-        ends_open = not text.endswith(b"\n")
-        self._print(stream, b"\n".join(text.split(b"\n")[-lines - (not ends_open) :]))
-        for piece in pieces[start:]:
-            self._tell_lost(piece)
-
-    async def _all(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._tell_lost(piece)
+                kept[start] = await self._read(pieces[start])
+                breaks += kept[start].count(b"\n")
+        is_open = bool(kept) and not kept[max(kept)].endswith(b"\n")
+        skip = max(0, breaks + is_open - lines) if lines else 0
+        for number in range(start, len(pieces)):
+            piece = pieces[number]
+            if piece["declared_lost"]:
+                yield self._loss(piece)
             if piece["shipped_at"]:
-                self._print(piece["stream"], await self._read(piece))
+                content = kept.pop(number) if number in kept else await self._read(piece)
+                for line in self._split(stream, content, moment(piece["begun_at"])):
+                    skip -= 1
+                    if skip < 0:
+                        yield line
+        if whole:
+            for line in self._split(stream, b"", None, end=True):
+                yield line
+
+    async def _fresh(self, stream: str, *, whole: bool) -> AsyncIterator[LogLine]:
+        mine = [piece for piece in self._pieces if piece["stream"] == stream]
+        pieces = [piece for piece in _readable(mine) if _key(piece) not in self._shown]
+        self._shown |= {_key(piece) for piece in pieces}
+        for piece in pieces:
+            if piece["declared_lost"]:
+                yield self._loss(piece)
+            if piece["shipped_at"]:
+                for line in self._split(stream, await self._read(piece), moment(piece["begun_at"])):
+                    yield line
+        if whole:
+            for line in self._split(stream, b"", None, end=True):
+                yield line
 
     async def _read(self, piece: Piece) -> bytes:
-        """The raw bytes of one object, checked against the ledger. Raises Failure."""
+        """Return the bytes of one object, verified against the ledger. Raises Failure."""
         where = f"{piece['key']} (bytes {piece['first']}-{piece['last']} of {piece['stream']})"
         try:
             packed = await self._blobs.get(piece["key"])
@@ -156,63 +165,31 @@ class Reader:
             raise Failure(LOG_OBJECT_BAD, why=f"{where}: its sha256 is not the ledger's")
         return content
 
-    def _print(self, stream: str, content: bytes) -> None:
+    def _split(self, stream: str, content: bytes, until: datetime | None, *, end: bool = False) -> Iterator[LogLine]:
+        """Yield the whole lines; with `end`, also an incomplete last one. They were written before `until`.
+
+        A line without a time has that of the line before it in this content, else of the next one that has one, else
+        `until`.
+        """
         *whole, self._half[stream] = (self._half[stream] + content).split(b"\n")
-        for line in whole:
-            text = line.decode("utf-8", "replace").rstrip("\r")
-            if self._output.json:
-                self._output.document(stream=stream, line=text)
-            else:
-                sys.stdout.write(f"{stream:<7} | {plain(text)}\n" if len(self._streams) > 1 else f"{plain(text)}\n")
-        sys.stdout.flush()
+        if end and self._half[stream]:
+            whole.append(self._half.pop(stream))
+        texts = [line.decode("utf-8", "replace").rstrip("\r") for line in whole]
+        stamps = [stamp(text) for text in texts]
+        at = next(filter(None, stamps), until or self._at.get(stream))
+        for text, exact in zip(texts, stamps, strict=True):
+            at = exact or at
+            yield LogLine(at, exact is not None, self.worker_id, stream, text)
+        if at is not None:
+            self._at[stream] = at
 
-    def _flush(self, stream: str) -> None:
-        if self._half[stream]:
-            self._print(stream, b"\n")
-
-    def _tell_lost(self, piece: Piece) -> None:
-        if not piece["declared_lost"]:
-            return
-        first, last = piece["first"], piece["last"]
-        size = "an unknown number of bytes" if last is None else octets(last - first)
-        until = "on" if last is None else f"to {last}"
-        self._output.say(f"{piece['stream']}: {size} from byte {first} {until} are lost: {piece['reason']}", "yellow")
-        if self._output.json:
-            self._output.document(
-                stream=piece["stream"], lost={"first": first, "last": last, "reason": piece["reason"]}
-            )
+    def _loss(self, piece: Piece) -> LogLine:
+        lost = {name: piece[name] for name in ("first", "last", "reason")}
+        return LogLine(moment(piece["begun_at"]), False, self.worker_id, piece["stream"], "", lost)
 
 
-class _Own:
-    """The lines of one attempt among others'; all lines where the mark of its begin never comes.
-
-    What heartbeats tell is not enough: a quick task is over before the next of them, and its offsets are others' too.
-    """
-
-    def __init__(self, attempt: str) -> None:
-        self._begin = f"--- {attempt} begins".encode()
-        self._ends = tuple(f"--- {attempt} {word}".encode() for word in ("ends", "cancelled"))
-        self._before: list[bytes] | None = []  # until it has begun
-        self.over = False
-
-    def of(self, line: bytes) -> bytes:
-        """The line, if it is known to be one of them."""
-        if self._before is not None and line.startswith(self._begin):
-            self._before = None
-        if self._before is not None:
-            self._before.append(line + b"\n")
-        if self._before is not None or self.over:
-            return b""
-        self.over = line.startswith(self._ends)
-        return line + b"\n"
-
-    def rest(self) -> bytes:
-        """What there was instead of them."""
-        return b"".join(self._before or ())
-
-
-def _readable(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces up to the first that is still on its way: what follows it would come out of order."""
+def _readable(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces before the first incomplete one, to keep the order."""
     ready: list[Piece] = []
     held: set[str] = set()  # boots with such a piece
     for piece in pieces:

@@ -1,10 +1,11 @@
 """The one command line: `python -m orchestrator <command>`.
 
-Data goes to stdout, narration and errors to stderr; `--json` everywhere. A command's module is imported when it is
-called, so that `--help` is quick and works without a database driver. Exit codes: 0 ok, 1 unhealthy or failed, 2 the
-plan has changes (or usage), 3 not found, 4 configuration or authentication, 130 interrupted.
+Data goes to stdout, progress and errors to stderr. Every command has `--json`. A command's module is imported when the
+command runs, so `--help` is fast and works without a database driver. Exit codes: 0 ok, 1 unhealthy or failed, 2 the
+plan has changes (or wrong usage), 3 not found, 4 configuration or authentication, 130 interrupted.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,46 +13,56 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.examples import PROGRAM, added
+from orchestrator.cli.examples import added
+from orchestrator.cli.program import suggestion, typed
 
 if TYPE_CHECKING:
     from orchestrator.cli.output import Output
+    from orchestrator.errors import Failure
 
 INTERRUPTED = 130
+OBJECTS_AT_START = 200_000  # before a garbage collection: those during imports take a quarter of a short command's time
 
-# Section -> command -> (where it is, what it does). The short help stands here so that listing imports nothing.
+# Section -> command -> (module, short help). The short help is here so that the list of commands imports no module.
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "The loop": {
         "run": ("orchestrator.cli.commands.loop:run", "Run the orchestrator until SIGTERM or Ctrl-C."),
-        "once": ("orchestrator.cli.commands.loop:once", "Run one tick and stop; as leader, or not at all."),
+        "once": (
+            "orchestrator.cli.commands.loop:once",
+            "Run one tick and stop. It does nothing if another orchestrator leads.",
+        ),
         "plan": (
             "orchestrator.cli.commands.loop:plan",
             "Show what the next tick would do; write nothing. Exit 2 if it would act.",
         ),
-        "pause": ("orchestrator.cli.commands.loop:pause", "Stop spawning, for a reason; what runs goes on."),
+        "pause": ("orchestrator.cli.commands.loop:pause", "Stop spawning, with a reason. Running workers continue."),
         "resume": ("orchestrator.cli.commands.loop:resume", "Spawn again."),
     },
     "Why": {
         "explain": (
             "orchestrator.cli.commands.explain:explain",
-            "Why a worker, a task or the scaling is where it is; what a code means.",
+            "Explain a worker, a task, the scaling, a code, or a phrase from a log.",
         ),
         "health": (
             "orchestrator.cli.commands.health:health",
-            "The daily check: verdict, what to do, the numbers. Exit 1 if unhealthy.",
+            "The daily check: summary, actions, numbers. Exit 1 if unhealthy.",
+        ),
+        "alerts": (
+            "orchestrator.cli.commands.alerts:alerts",
+            "Test the address that alerts are sent to, and list the open ones.",
         ),
         "diagnose": (
             "orchestrator.cli.commands.diagnose:diagnose",
-            "The whole report: settings, database, RunPod, every worker, network, and what to do.",
+            "The whole report: settings, database, RunPod, every worker, network, actions.",
         ),
         "verify": (
             "orchestrator.cli.commands.verify:verify",
-            "What is proven of a worker; with --now, of its pod as it is.",
+            "Check that a worker is ready; with --now, also its pod over SSH.",
         ),
-        "timeline": ("orchestrator.cli.commands.timeline:timeline", "Everything that happened to a worker, in order."),
+        "timeline": ("orchestrator.cli.commands.timeline:timeline", "All events of a worker, in order."),
         "cost": (
             "orchestrator.cli.commands.cost:cost",
-            "Dollars by worker, pool, kind or task, and RunPod's bill beside them.",
+            "The cost by worker, pool, state or task, compared with RunPod's bill.",
         ),
         "efficiency": (
             "orchestrator.cli.commands.efficiency:efficiency",
@@ -62,68 +73,108 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "list": ("orchestrator.cli.commands.workers:list_workers", "The workers, one line each."),
         "top": (
             "orchestrator.cli.commands.top:top",
-            "The queue, the workers, cost and decisions, live on the whole screen.",
+            "The queue, workers, cost and decisions on a live screen.",
         ),
-        "status": ("orchestrator.cli.commands.workers:status", "Everything known about one worker."),
-        "logs": ("orchestrator.cli.commands.logs:logs", "A worker's logs, from S3; also after its end."),
+        "status": ("orchestrator.cli.commands.workers:status", "Everything about one worker."),
+        "logs": (
+            "orchestrator.cli.commands.logs:logs",
+            "Logs of workers in the order of time, from S3; also after their end.",
+        ),
+        "ssh": ("orchestrator.cli.commands.remote:ssh", "A shell on a worker's pod, with its pinned host key."),
+        "exec": ("orchestrator.cli.commands.remote:execute", "Run a command on a worker's pod; its exit code."),
         "shutdown": (
             "orchestrator.cli.commands.shutdown:shutdown",
-            "End every worker at once, and see with RunPod that nothing is left.",
+            "End every worker at once, and verify with RunPod that nothing is left.",
         ),
-        "sync": ("orchestrator.cli.commands.sync:sync", "Pods without rows, rows without pods; and have them mended."),
-        "spawn": ("orchestrator.cli.commands.requests:spawn", "Ask for one more worker."),
+        "gpus": ("orchestrator.cli.commands.gpus:gpus", "GPU types: price, stock, places, and what the pools take."),
+        "sync": (
+            "orchestrator.cli.commands.sync:sync",
+            "Find pods without rows and rows without pods, and repair them.",
+        ),
+        "spawn": ("orchestrator.cli.commands.requests:spawn", "Request one more worker."),
         "terminate": (
             "orchestrator.cli.commands.requests:terminate",
-            "Ask for a worker's end: drained, logs kept, pod deleted.",
+            "Request a worker's end: it is drained, its logs are kept, its pod is deleted.",
         ),
     },
     "Tasks": {
-        "tasks": ("orchestrator.cli.commands.tasks:tasks", "Submit, list, show, cancel and retry tasks."),
+        "tasks": (
+            "orchestrator.cli.commands.tasks:tasks",
+            "Submit, list, follow, cancel and retry tasks; fetch outputs.",
+        ),
+        "schedules": (
+            "orchestrator.cli.commands.schedules:schedules",
+            "Submit a task again and again: add, list, next, pause, resume, remove.",
+        ),
+        "webhooks": (
+            "orchestrator.cli.commands.webhooks:webhooks",
+            "Tell addresses about the end of tasks: add, list, test, key, retry, remove.",
+        ),
+        "limits": (
+            "orchestrator.cli.commands.limits:limits",
+            "Limit the running tasks of a concurrency key or a type: list, set, remove.",
+        ),
+        "tenants": (
+            "orchestrator.cli.commands.tenants:tenants",
+            "Share each pool between tenants by weight: list, set.",
+        ),
+        "handlers": (
+            "orchestrator.cli.commands.handlers:handlers",
+            "Write a handler, and try it on this machine.",
+        ),
+    },
+    "For programs": {
+        "mcp": (
+            "orchestrator.cli.commands.mcp:mcp",
+            "Serve the fleet's facts and actions to AI assistants (MCP).",
+        ),
     },
     "Setting up": {
+        "init": ("orchestrator.cli.commands.init:init", "Ask for what is needed, check it, and write .env."),
         "doctor": (
             "orchestrator.cli.commands.doctor:doctor",
             "Check every part: settings, database, RunPod, SSH, S3, clock.",
         ),
-        "migrate": ("orchestrator.cli.commands.loop:migrate", "Bring the database's schema up to this version."),
+        "migrate": ("orchestrator.cli.commands.migrate:migrate", "Bring the database's schema up to this version."),
+        "tokens": ("orchestrator.cli.commands.tokens:tokens", "Create, list and revoke tokens of the API."),
         "completion": (
             "orchestrator.cli.commands.completion:completion",
-            "The script that completes commands in your shell.",
+            "Print a completion script for your shell.",
         ),
     },
 }
 
 EXAMPLES = (
-    ("python -m orchestrator migrate", "prepare DATABASE_URL"),
-    ("python -m orchestrator run", "the daemon"),
-    ("python -m orchestrator list --watch", "the workers, as they change"),
-    ("python -m orchestrator top", "queue, workers and cost, live"),
-    ("python -m orchestrator explain <worker>", "why it is where it is"),
-    ("python -m orchestrator explain scaling", "why there are so many"),
-    ("python -m orchestrator logs <worker> -f", "what it says"),
-    ("python -m orchestrator tasks submit --type T", "put work in the queue"),
+    ("migrate", "prepare DATABASE_URL"),
+    ("run", "the daemon"),
+    ("list --watch", "the workers, refreshed"),
+    ("top", "queue, workers and cost, live"),
+    ("explain <worker>", "why it is in this state"),
+    ("explain scaling", "why the pools have this size"),
+    ("logs <worker> -f", "its log"),
+    ("tasks submit --type T", "submit a task"),
 )
 
 
 class Commands(click.Group):
-    """The commands of COMMANDS, imported one at a time; examples come first in the help."""
+    """The commands of COMMANDS, each imported when needed. The help shows the examples first."""
 
     def __init__(self, only: Sequence[str] = (), script: str | None = None) -> None:
-        """`only` these commands, of a script of this name; a single one is called without its name."""
+        """Limit the commands to `only`, for a script. A single command is called without its name."""
         super().__init__(
             name="orchestrator",
-            help="Turn the depth of a task queue into exactly as many GPU pods as it needs.",
+            help="Run the GPU pods that a task queue needs, and no more.",
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
             params=[] if only else [_version_option()],
         )
         self._only, self._script = frozenset(only), script
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Every command's name, in the order of the help."""
+        """Return every command's name, in the order of the help."""
         return [name for section in COMMANDS.values() for name in section if not self._only or name in self._only]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command itself, from its module."""
+        """Import and return the command."""
         if cmd_name not in self.list_commands(ctx):
             return None
         where = next(section[cmd_name][0] for section in COMMANDS.values() if cmd_name in section)
@@ -133,11 +184,21 @@ class Commands(click.Group):
         line = f"python {self._script}" if self._script else None
         return added(command, cmd_name, f"{line} {cmd_name}" if line and len(self._only) > 1 else line)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command, or refuse with the most similar name."""
+        name = str(args[0]) if args else ""
+        known = self.list_commands(ctx)
+        if name and not name.startswith("-") and name not in known:
+            raise click.UsageError(f"There is no command {name!r}.{suggestion(name, known)}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Examples, then the commands by section, then the options."""
+        """Write the examples, then the commands by section, then the options."""
         if not self._only:
             with formatter.section("Examples"):
-                formatter.write_dl(EXAMPLES, col_max=60)
+                formatter.write_dl([(f"{typed()} {line}", what) for line, what in EXAMPLES], col_max=60)
         for title, section in COMMANDS.items():
             rows = [(name, text) for name, (_, text) in section.items() if not self._only or name in self._only]
             if rows:
@@ -152,43 +213,67 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
     `only` limits the commands; a single one is the program itself, without its name on the command line.
     """
     from orchestrator.cli.output import Output
-    from orchestrator.observability.redaction import guard_last_words
+    from orchestrator.observability.redaction import redact_uncaught_errors
 
-    guard_last_words()
+    redact_uncaught_errors()
+    gc.set_threshold(OBJECTS_AT_START, *gc.get_threshold()[1:])
     output, commands = Output(), Commands(only, prog_name if only else None)
     output.owns_process = True
     command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
-    assert command is not None  # noqa: S101  a door to a command that is not there is a bug
+    assert command is not None  # noqa: S101  a script for a command that does not exist is a bug
     command.context_settings.setdefault("help_option_names", ["-h", "--help"])
-    sys.exit(_exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))
+    sys.exit(exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))
 
 
-def _exit_code(commands: click.Command, argv: list[str], prog_name: str | None, output: "Output") -> int:
-    from orchestrator.errors import Failure, Failures, from_port_error
+def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, output: "Output") -> int:
+    """Run a command line, show its errors, and return its exit code."""
+    from orchestrator.config.env_file import BadEnvFile, read_env_file
+    from orchestrator.errors import SETTING, Failure, Failures, from_port_error
     from orchestrator.ports import PortError
 
     try:
-        code = commands.main(argv, prog_name or "orchestrator", standalone_mode=False, obj=output)
+        read_env_file()
+    except BadEnvFile as error:
+        fix = "correct or remove the file; docs/settings.md describes it"
+        return output.fail(Failure(SETTING, what=".env cannot be used", why=str(error), fix=fix))
+    try:
+        code = commands.main(argv, f"python {prog_name}" if prog_name else typed(), standalone_mode=False, obj=output)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.ClickException as error:
-        return _misused(error, prog_name, output)
+        return _misused(error, output)
     except (Failure, Failures, PortError) as error:
         failures = error.failures if isinstance(error, Failures) else [error]
-        return output.fail(*(from_port_error(one) if isinstance(one, PortError) else one for one in failures))
+        told = [from_port_error(one) if isinstance(one, PortError) else one for one in failures]
+        return output.fail(*(_with_help(one, commands, argv, prog_name) for one in told))
     return code if isinstance(code, int) else 0
 
 
-def _misused(error: click.ClickException, prog_name: str | None, output: "Output") -> int:
-    """What click has to say of how it was called, in our three lines."""
+def _with_help(failure: "Failure", commands: click.Command, argv: Sequence[str], prog_name: str | None) -> "Failure":
+    """Replace the fix of an argument that cannot be used by the command whose help describes it."""
+    from orchestrator.errors import BAD_ARGUMENT
+
+    if failure.kind is not BAD_ARGUMENT or failure.fix != BAD_ARGUMENT.fix:
+        return failure
+    words, known = [f"python {prog_name}" if prog_name else typed()], commands
+    for word in argv:
+        found = known.get_command(click.Context(known), word) if isinstance(known, click.Group) else None
+        if found is None:
+            break
+        words, known = [*words, word], found
+    failure.fix = f"{' '.join(words)} --help"
+    return failure
+
+
+def _misused(error: click.ClickException, output: "Output") -> int:
+    """Show click's usage error in our three lines."""
     from orchestrator.errors import BAD_ARGUMENT, Failure
 
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if ctx is None or isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return error.exit_code
-    line = f"python {ctx.command_path}" if prog_name else ctx.command_path.replace("orchestrator", PROGRAM, 1)
-    return output.fail(Failure(BAD_ARGUMENT, why=error.format_message(), fix=f"{line} --help"))
+    return output.fail(Failure(BAD_ARGUMENT, why=error.format_message(), fix=f"{ctx.command_path} --help"))
 
 
 def _version_option() -> click.Option:

@@ -1,4 +1,4 @@
-"""Having something done by whoever leads, or by this command where nobody does, and seeing that it came true."""
+"""Maintenance: the leader executes a request, or this command does if nobody leads. The command verifies the result."""
 
 import asyncio
 import time
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from orchestrator.config.settings import Settings
 
 LOOK_EVERY_S = 2.0
-PATIENCE_S = 180.0  # the list is clean within 3 minutes, or it is said what is left
-NAMED = 5  # of what is left, in a line of narration
+PATIENCE_S = 180.0  # after 3 minutes, the command reports what is left
+NAMED = 5  # of the rest, in a line of progress
 LEADING = "Nobody leads: this command leads until it is done."
 
 
@@ -33,7 +33,7 @@ async def opened_cloud(settings: "Settings") -> "AsyncIterator[RunPodCloud]":
 
 
 async def leader(store: "SqlStore") -> Any:
-    """Who leads now ({holder, since, term}), read only; None if nobody does."""
+    """Return the leader ({holder, since, term}), or None. Read only."""
     return (await store.leadership())["leader"]
 
 
@@ -44,22 +44,22 @@ async def carried_out(
     job: MaintenanceJob,
     left: Callable[[], Awaitable[Sequence[str]]],
 ) -> Sequence[str]:
-    """Wait for the leader, or lead, until nothing is left; what is left after PATIENCE_S. One way, the loop's own."""
+    """Wait for the leader, or lead, until nothing is left. Return what is left after PATIENCE_S."""
     from orchestrator import service
     from orchestrator.config.validation import require
 
-    began_s, said = time.monotonic(), ""
+    began_s, last_line = time.monotonic(), ""
 
     async def remaining() -> Sequence[str]:
-        nonlocal said
+        nonlocal last_line
         rest = await left()
         spent_s = time.monotonic() - began_s
         shown(f"{len(rest)} left after {span(spent_s)}; given up after {span(PATIENCE_S)}")
         more = f" and {len(rest) - NAMED} more" if len(rest) > NAMED else ""
         line = f"{len(rest)} left: {', '.join(rest[:NAMED])}{more}"
-        if rest and line != said:
+        if rest and line != last_line:
             output.say(f"{span(spent_s):>6}  {line}")
-            said = line
+            last_line = line
         return rest
 
     async def is_done() -> bool:

@@ -1,12 +1,13 @@
-"""How the command line speaks: tables and JSON on stdout, narration and errors on stderr, spans and money in words."""
+"""Output of the command line: tables and JSON on stdout, progress and errors on stderr, formats of times and money."""
 
 import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import IO, Any, TypeVar, cast
 
 import click
@@ -14,13 +15,15 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from orchestrator.cli.program import PROGRAM, as_typed, typed
 from orchestrator.errors import Failure
 from orchestrator.observability.redaction import plain, redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
-PIPE_COLUMNS = 220  # off a terminal: wide enough that one row stays one line, for grep
-MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # as rows and evidence have it
-NARROW_COLUMNS = 130  # below it a table stacks what belongs together
+PIPE_COLUMNS = 20_000  # without a terminal: wider than any row, so that each row is one line, for grep
+MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # the format in rows and evidence
+FINE = 4  # digits of small amounts of money
+NARROW_COLUMNS = 130  # on a narrower terminal, a table stacks related columns
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,13 +36,13 @@ class Output:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", not a traceback
         self.json = False
-        self.owns_process = False  # the process is this command's, and ends with it
+        self.owns_process = False  # the process ends with this command
         self.out = _console(sys.stdout)
         self.err = _console(sys.stderr)
 
     @property
     def interactive(self) -> bool:
-        """Whether a question could be asked and answered."""
+        """Whether the user can answer a question."""
         return sys.stdin.isatty() and sys.stderr.isatty() and not self.json
 
     @property
@@ -48,9 +51,16 @@ class Output:
         return self.out.width < NARROW_COLUMNS
 
     def show(self, *parts: RenderableType) -> None:
-        """Data for a person, or for a pipe: there without the blanks that fill a column, and a line stays one line."""
+        """Print data for a person. In a pipe, lines are not wrapped and columns not padded.
+
+        Texts name the program as the user typed it. A caller does the same for the texts within a table.
+        """
+        parts = tuple(map(shown_as_typed, parts))
         if self.out.is_terminal:
-            self.out.print(*parts, sep="\n")
+            for part in parts:  # rich joins texts of one call, which then wrap
+                kept = part if isinstance(part, Text) else Text()
+                is_whole = kept.overflow == "ignore"  # a line to paste: the terminal itself may wrap it
+                self.out.print(part, no_wrap=kept.no_wrap, overflow=kept.overflow, crop=not is_whole)
             return
         with self.out.capture() as captured:
             for part in parts:
@@ -59,19 +69,27 @@ class Output:
         sys.stdout.flush()
 
     def document(self, **content: Any) -> None:
-        """Data for a program: one JSON object on one line."""
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, default=_encode, ensure_ascii=False)
-        # What would steer a terminal goes as JSON's own escapes: C1 controls and bidi marks may stand raw in JSON.
-        sys.stdout.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in redact(text)) + "\n")
+        """Print data for a program: one JSON object on one line."""
+        sys.stdout.write(document_text(content) + "\n")
+        sys.stdout.flush()
+
+    def addresses(self, urls: Sequence[str], **content: Any) -> None:
+        """Print addresses that the user asked for: these open an object, so they are not redacted as other output is.
+
+        With --json, print one object with `content`, which is redacted, and the addresses as `urls`.
+        """
+        facts = {"schema_version": SCHEMA_VERSION, **redact(content), "urls": list(urls)}
+        lines = [json.dumps(facts, default=_encode)] if self.json else urls
+        sys.stdout.write("".join(f"{plain(line)}\n" for line in lines))
         sys.stdout.flush()
 
     def say(self, text: str, style: str = "") -> None:
-        """Narration."""
-        self.err.print(Text(plain(text), style=style), soft_wrap=True)
+        """Print a message for a person. It names the program as the user typed it."""
+        self.err.print(Text(plain(as_typed(text)), style=style), soft_wrap=True)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A spinner on stderr, gone afterwards; the caller may change its words. Nothing elsewhere, or for JSON."""
+        """Show a spinner on stderr whose text the caller may change. Nothing without a terminal, or for JSON."""
         if self.json or not self.err.is_terminal:
             yield lambda _: None
             return
@@ -79,7 +97,7 @@ class Output:
             yield lambda now: status.update(Text(plain(now)))
 
     def fail(self, *failures: Failure) -> int:
-        """Show errors, at least one; the first one's exit code."""
+        """Show errors, at least one. Return the first one's exit code."""
         for failure in failures:
             head, *rest = failure.lines()
             self.say(head, "bold red")
@@ -90,13 +108,13 @@ class Output:
         return failures[0].kind.exit_code
 
     def confirm(self, question: str, *, force: bool) -> None:
-        """Ask on a terminal; without one, and without --force, refuse."""
+        """Ask for a confirmation. Without a terminal and without --yes, refuse."""
         from orchestrator.errors import CONFIRM
 
         if force:
             return
         if not self.interactive:
-            raise Failure(CONFIRM, why=f"{question} Nobody can answer here")
+            raise Failure(CONFIRM, why=f"{question} There is no terminal to answer on")
         before = signal.signal(
             signal.SIGINT, signal.default_int_handler
         )  # a running loop's handler waits for the answer
@@ -109,8 +127,25 @@ class Output:
             raise click.exceptions.Exit(1)
 
 
+def document_text(content: Mapping[str, Any]) -> str:
+    """Return the JSON of a document on one line, redacted."""
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, default=_encode, ensure_ascii=False)
+    # Control characters are written as JSON escapes: JSON would allow raw C1 controls and bidi marks.
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in redact(text))
+
+
+def shown_as_typed(part: RenderableType) -> RenderableType:
+    """Return a text that names the program as the user typed it, with its styles. Other parts stay as they are."""
+    if isinstance(part, str):
+        return as_typed(part)
+    if isinstance(part, Text) and PROGRAM in part.plain:
+        between = Text(typed(), no_wrap=part.no_wrap, overflow=part.overflow)
+        return between.join(part.split(PROGRAM, allow_blank=True))
+    return part
+
+
 def json_option(command: F) -> F:
-    """`--json` for a command."""
+    """Add `--json` to a command."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
@@ -135,12 +170,18 @@ def span(seconds: float | None) -> str:
 
 
 def usd(amount: float | None, digits: int = 2) -> str:
-    """`$0.44`; a dash for unknown, and never `$0.00` for what is not nothing."""
+    """`$0.44`; a dash for unknown, and never `$0.00` for an amount above zero."""
     if amount is None:
         return "–"
     if 0 < amount < 0.5 * 10**-digits:
-        digits = 4
+        digits = FINE
     return f"${amount:,.{digits}f}"
+
+
+def rounded(amount: float, digits: int) -> str | None:
+    """`$0.44`; None for an amount above zero that would be shown as zero."""
+    text = f"${amount:,.{digits}f}"
+    return text if not amount > 0 or text.strip("$0.") else None
 
 
 def octets(count: int) -> str:
@@ -162,7 +203,7 @@ def gpu_name(gpu_type: str | None, count: int | None = 1) -> str:
 
 
 def moment(value: Any) -> datetime | None:
-    """A timestamp as the database gives it."""
+    """Parse a timestamp from the database."""
     if value is None or isinstance(value, datetime):
         return value
     parsed = datetime.fromisoformat(value)
@@ -170,7 +211,7 @@ def moment(value: Any) -> datetime | None:
 
 
 def ago(value: Any, now: datetime) -> float | None:
-    """Seconds since a timestamp."""
+    """Return the seconds since a timestamp."""
     then = moment(value)
     return None if then is None else (now - then).total_seconds()
 
@@ -184,7 +225,7 @@ def relative(value: Any, now: datetime) -> str:
 
 
 def aged(text: str, now: datetime) -> str:
-    """A text for a person: moments in it, as the database writes them, as ages."""
+    """Replace the timestamps in a text with ages."""
     return MOMENT.sub(lambda found: relative(found[0], now), text)
 
 
@@ -195,7 +236,7 @@ def clock(value: Any) -> str:
 
 
 def one_line(value: Any, most: int = 200) -> str:
-    """A value in one line, cut."""
+    """Return a value as one line, shortened to `limit`."""
     text = value if isinstance(value, str) else json.dumps(value, default=_encode, ensure_ascii=False)
     text = plain(" ".join(text.split()))
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -212,20 +253,20 @@ def _console(stream: Any) -> Console:
 
 
 class _Console(Console):
-    """Rich's console, which shows no text that would steer a terminal; its own control sequences stay.
+    """Rich's console without control characters in texts. Its own control sequences stay.
 
-    Every text passes here on its way out, so no caller has to remember that it came from a pod.
+    All output passes through it, so callers need not clean texts that come from a pod.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Rich's segments, their texts without control characters."""
+        """Return Rich's segments without control characters in their texts."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control or text.isprintable() else Segment(plain(text), style)
 
 
 class _Redacting:
-    """A stream that hides secrets in what is written to it."""
+    """A stream that redacts secrets."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -242,4 +283,6 @@ def _encode(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, frozenset | set):
         return sorted(value)
+    if isinstance(value, Decimal):
+        return float(value)  # a number stays a number
     return str(value)

@@ -1,9 +1,9 @@
-"""While an answer is being gathered: what is waited for, and an end that waits for nothing more."""
+"""Progress while a report is gathered, and an exit that does not wait for threads."""
 
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,30 +12,48 @@ from orchestrator.cli.output import Output
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-LEAVE_S = 1.0  # for threads that still wait for a name server or for S3, once the answer is there
+LEAVE_S = 1.0  # for threads that still wait for a name server or S3 after the answer is complete
 
 
 class Progress:
-    """What is still being asked, counted."""
+    """Counts the parts that have not answered yet."""
 
     def __init__(self, bar: "Bar") -> None:
         self._bar, self._task = bar, bar.add_task("asking", total=0)
         self._waiting: dict[str, None] = {}
 
     def expect(self, name: str) -> None:
-        """One part more."""
+        """Add a part."""
         self._waiting[name] = None
         self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) + 1)
 
     def done(self, name: str) -> None:
-        """It is there; what is waited for is named."""
+        """Mark a part as done, and show the next one."""
         del self._waiting[name]
         self._bar.update(self._task, advance=1, description=f"asking {next(iter(self._waiting), '')}")
 
 
 @contextmanager
+def amount(output: Output, what: str, total: int | None, *, unit: str = "") -> Iterator[Callable[[int], None]]:
+    """Show on stderr how much of `total` (things, or bytes) is done. Nothing without a terminal, or for JSON."""
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(20),
+        rich.DownloadColumn() if unit == "bytes" else rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    shown = output.err.is_terminal and not output.json
+    with rich.Progress(*columns, console=output.err, transient=True, disable=not shown) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, advance=done)
+
+
+@contextmanager
 def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progress]:
-    """On a terminal a bar on stderr that is gone afterwards; elsewhere one line that says how long `what` may take."""
+    """Show a progress bar on stderr; without a terminal, one line with the longest duration of `what`."""
     from rich import progress as rich
 
     columns = (
@@ -54,7 +72,7 @@ def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progre
 
 
 def leave(output: Output, code: int) -> int:
-    """The exit code; a process of our own does not outlive its answer by more than LEAVE_S, whatever threads do."""
+    """Return the exit code, or exit after LEAVE_S if threads still run in a process of our own."""
 
     def cut_short() -> None:
         sys.stdout.flush()

@@ -1,9 +1,9 @@
-"""Gathering the report: opens what the settings allow, asks all parts side by side, and adds what to do about it."""
+"""Builds the report: asks all parts concurrently, as far as the settings allow, and adds the actions."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,22 +12,27 @@ from orchestrator.cli.progress import Progress, counting
 from orchestrator.cli.session import utcnow
 from orchestrator.cli.worker_rows import public
 from orchestrator.core.model import ID_PATTERN, Pod
-from orchestrator.diagnostics import advice, collect, scaling
-from orchestrator.diagnostics.collect import LIMITS, Limits, Part, part
+from orchestrator.core.places import bucket_place
+from orchestrator.diagnostics import collect, scaling
+from orchestrator.diagnostics.collect import LIMITS, Part, ReportLimits, part
+from orchestrator.diagnostics.conditions import is_healthy
 from orchestrator.diagnostics.deployment import deployment
 from orchestrator.diagnostics.drift import drift
 from orchestrator.diagnostics.environment import environment
+from orchestrator.diagnostics.fact_sources import of_report
+from orchestrator.diagnostics.rules import conditions
 from orchestrator.errors import BAD_ARGUMENT, NO_WORKER, Failure
-from orchestrator.ports import PortError, Unavailable
+from orchestrator.ports import DatabaseHalf, PortError, Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
     from orchestrator.config.settings import Settings
     from orchestrator.ports import Blobs, Cloud, SessionPool
 
-ABREAST = 100  # workers at once; each is a connection to its pod
-ELSEWHERE = "https://github.com"  # what is neither ours nor a provider's
+ABREAST = 100  # workers at once; each needs a connection to its pod
+ELSEWHERE = "https://github.com"  # an address outside our systems and the providers'
 T = TypeVar("T")
+MONEY_S = 5.0  # for the balance, which RunPod does not show to every key
 NO_SETTINGS = {"error": "not asked: the settings cannot be used"}
 
 
@@ -37,11 +42,11 @@ async def gathered(
     only: str | None = None,
     deep: bool = True,
     sensitive: bool = False,
-    limits: Limits = LIMITS,
+    limits: ReportLimits = LIMITS,
 ) -> Part:
-    """The whole report on this fleet, or on one worker; not `deep`: without pods, logs, network and deployment.
+    """Return the report on this fleet, or on one worker. Not `deep`: without pods, logs, network and deployment.
 
-    Whatever hangs, it is there within `limits.whole_s`: what did not answer by then says so in its place.
+    It is complete within `limits.whole_s`: a part that did not answer in time contains an error instead.
     """
     from orchestrator.config.environment import as_given, load
     from orchestrator.config.errors import SettingsError
@@ -55,9 +60,32 @@ async def gathered(
         settings = load()
     except SettingsError as error:
         problems = error.problems
+    what = "asking every part of the fleet" if deep and settings else None
+    with counting(output, what, limits.whole_s) as progress:
+        return await report_on(
+            settings, given, progress, problems=problems, only=only, deep=deep, sensitive=sensitive, limits=limits
+        )
+
+
+async def report_on(
+    settings: "Settings | None",
+    given: Mapping[str, str],
+    progress: Progress,
+    *,
+    problems: Sequence[Sequence[str]] = (),
+    only: str | None = None,
+    deep: bool = True,
+    sensitive: bool = False,
+    limits: ReportLimits = LIMITS,
+) -> Part:
+    """The same for settings that are loaded; `given` is the environment that they come from."""
     report: Part = {
         "timestamp": utcnow().isoformat(),
-        "environment": environment(given, problems, sensitive=sensitive) | {"ssh_keys": _keys(settings)},
+        "environment": environment(given, problems, sensitive=sensitive)
+        | {
+            "ssh_keys": _keys(settings),
+            "bucket_place": settings and bucket_place(settings.s3_endpoint_url, settings.aws_region),
+        },
         "database_state": NO_SETTINGS,
         "runpod_state": NO_SETTINGS,
         "workers": {},
@@ -65,36 +93,42 @@ async def gathered(
         "network_tests": {},
         "deployment_verification": {},
     }
+    half: DatabaseHalf | None = None
+    handled: Sequence[str] = ()
     if settings is not None:
-        with counting(output, "asking every part of the fleet" if deep else None, limits.whole_s) as told:
-            async with AsyncExitStack() as stack:
-                await _Gathering(settings, stack, only, limits, told).fill(report, given, deep=deep)
-    found = advice.recommendations(report)
+        async with AsyncExitStack() as stack:
+            gathering = _Gathering(settings, stack, only, limits, progress)
+            await gathering.fill(report, given, deep=deep)
+            half, handled = gathering.half, settings.policy().handled
+    found = conditions(of_report(report, half, handled))
     report["missing_critical"] = report["environment"]["missing_critical"]
-    report["recommendations"] = [asdict(one) for one in found]
-    report["healthy"] = advice.is_healthy(found)
+    report["recommendations"] = [one.as_json() for one in found]
+    report["healthy"] = is_healthy(found)
     return report
 
 
 class _Gathering:
-    """One report on its way."""
+    """The state of one report while it is built."""
 
     def __init__(
-        self, settings: "Settings", stack: AsyncExitStack, only: str | None, limits: Limits, progress: "Progress"
+        self, settings: "Settings", stack: AsyncExitStack, only: str | None, limits: ReportLimits, progress: "Progress"
     ) -> None:
         self._settings, self._stack, self._only, self._limits = settings, stack, only, limits
         self._progress = progress
         self._until_s = time.monotonic() + limits.whole_s
         self._store: SqlStore | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()
+        self.half: DatabaseHalf | None = None  # what the database said to an observer
 
     async def fill(self, report: Part, given: Mapping[str, str], *, deep: bool) -> None:
-        """All parts that the settings allow."""
+        """Ask all parts that the settings allow."""
         settings, part_s = self._settings, self._limits.part_s
         around = asyncio.create_task(self._around(given)) if deep else None
         database, (state, listed) = await asyncio.gather(
-            self._told("database", part(self._database(), part_s)), self._told("RunPod", self._runpod(self._cloud()))
+            self._counted("database", part(self._database(), part_s)),
+            self._counted("RunPod", self._runpod(self._cloud())),
         )
+        database = await self._workers_now(database)
         now = utcnow()
         pods: Sequence[Pod] = ()
         if listed is not None:
@@ -110,23 +144,26 @@ class _Gathering:
             report["orchestrator_analysis"], report["workers"] = await asyncio.gather(
                 self._analysis(database), self._workers(self._store, pod_of, deep=deep)
             )
+        if settings.s3_bucket:  # last: to load its client takes a second, in which nothing else is answered
+            store = await part(self._s3(), part_s)
+            report["orchestrator_analysis"] = {**report["orchestrator_analysis"], "store": store}
         if "error" not in state:
             state["ssh_connectivity_tests"] = collect.connectivity(report["workers"], pods)
         if around is not None:
             report["network_tests"], report["deployment_verification"] = await around
             report["deployment_verification"]["code_consistency"] = self._code(database)
 
-    async def _told(self, name: str, asked: Awaitable[T]) -> T:
-        """A part, counted when it is there."""
+    async def _counted(self, name: str, asked: Awaitable[T]) -> T:
+        """Wait for a part and count it."""
         self._progress.expect(name)
         answer = await asked
         self._progress.done(name)
         return answer
 
     async def _around(self, given: Mapping[str, str]) -> tuple[Part, Part]:
-        """What the fleet stands on: the network, and the code here."""
-        network = self._told("network", self._network())
-        return await asyncio.gather(network, self._told("code", asyncio.to_thread(deployment, given)))
+        """Check the network and the local code."""
+        network = self._counted("network", self._network())
+        return await asyncio.gather(network, self._counted("code", asyncio.to_thread(deployment, given)))
 
     def _cloud(self) -> "Cloud | None":
         from orchestrator import wiring
@@ -145,9 +182,21 @@ class _Gathering:
         if missing := lacks(self._settings, "database"):
             raise Unavailable(missing)
         store = await self._stack.enter_async_context(wiring.open_store(self._settings))
-        found, self._rows = await asyncio.gather(collect.database(store), store.workers())
+        found, self.half = await collect.database(store)
         self._store = store
         return found
+
+    async def _workers_now(self, database: Part) -> Part:
+        """Read the workers' rows after RunPod's list, so that a newer worker's pod is no orphan (see observe.py)."""
+        if self._store is None or "error" in database:
+            return database
+
+        async def read() -> Part:
+            assert self._store is not None  # noqa: S101  checked above
+            self._rows = await self._store.workers()
+            return database
+
+        return await part(read(), self._limits.part_s)
 
     async def _runpod(self, cloud: "Cloud | None") -> tuple[Part, Sequence[Pod] | None]:
         if cloud is None:
@@ -159,10 +208,26 @@ class _Gathering:
             listed = await cloud.list_pods()
             return {}
 
-        return await part(asked(), self._limits.part_s), listed
+        answers, money = await asyncio.gather(part(asked(), self._limits.part_s), part(self._money(), MONEY_S))
+        return answers | {name: usd for name, usd in money.items() if name != "error"}, listed
+
+    async def _money(self) -> Part:
+        from orchestrator.diagnostics.account import account, money
+
+        key = self._settings.runpod_api_key
+        assert key is not None  # noqa: S101  there is a cloud
+        async with account(self._settings.runpod_api_base_url, key.get_secret_value()) as client:
+            balance_usd, _ = await money(client)
+        return {"balance_usd": round(balance_usd, 2)}
+
+    async def _s3(self) -> Part:
+        from orchestrator import wiring
+        from orchestrator.config.validation import lacks
+
+        return {} if lacks(self._settings, "blobs") else await collect.store(wiring.open_blobs(self._settings))
 
     async def _analysis(self, database: Part) -> Part:
-        """What the orchestrator did lately, and what each pool's size comes to now."""
+        """Return the last decisions, and each pool's present size."""
         names = ("recent_cycles", "error_patterns", "worker_lifecycle_events")
         found = {name: database.pop(name) for name in names}
 
@@ -173,11 +238,11 @@ class _Gathering:
             rows, made = await asyncio.gather(self._store.explain_scaling(), wiring.pool_decisions(self._settings))
             return {"pools": [asdict(pool) for pool in scaling.explained(rows, made, self._settings.policy())]}
 
-        told = await part(decisions(), self._limits.part_s)
-        return {**found, "scaling_decisions": told.get("pools", []), "scaling_error": told.get("error")}
+        answers = await part(decisions(), self._limits.part_s)
+        return {**found, "scaling_decisions": answers.get("pools", []), "scaling_error": answers.get("error")}
 
     async def _workers(self, store: "SqlStore", pods: Mapping[str, Any], *, deep: bool) -> Part:
-        """Every live worker, or the one asked for, side by side, each under its deadline."""
+        """Ask all live workers, or the named one, concurrently, each with its deadline."""
         from orchestrator import wiring
         from orchestrator.config.validation import lacks
 
@@ -187,15 +252,20 @@ class _Gathering:
             if not names and not (await store.worker(self._only))["worker"]:
                 raise Failure(NO_WORKER, why=f"the database knows no worker {self._only}")
             names = names or [self._only]
-        lines: SessionPool | None = None
+        ssh_pool: SessionPool | None = None
         blobs: Blobs | None = None
         if deep and not lacks(settings, "shell"):
             _, opened = wiring.open_ssh_pool(settings)
             self._stack.push_async_callback(opened.close)
-            lines = opened
+            ssh_pool = opened
         if deep and not lacks(settings, "blobs"):
             blobs = wiring.open_blobs(settings)
         pod_of = {row["id"]: pods.get(row["pod_id"] or "") for row in self._rows}
+        known: Mapping[str, Any] = {}
+        if not self._only:
+            with suppress(PortError, TimeoutError):  # then each is asked alone
+                async with asyncio.timeout(self._limits.part_s):
+                    known = await store.explain_workers()
         gate, policy = asyncio.Semaphore(ABREAST), settings.policy()
 
         def shown(row: Mapping[str, Any]) -> Part:
@@ -205,11 +275,15 @@ class _Gathering:
             async with gate:
                 if (left_s := self._until_s - time.monotonic()) <= 0:
                     return {"error": f"not asked: the report's {self._limits.whole_s:g} s were over"}
-                found = collect.worker(name, store, lines, blobs, pod_of.get(name), policy, shown, self._limits)
-                return await part(found, left_s)
+                return await part(asked(name), left_s)
 
-        told = await asyncio.gather(*(self._told(name, one(name)) for name in names))
-        return dict(zip(names, told, strict=True))
+        async def asked(name: str) -> Part:
+            found = known.get(name) or await store.explain(name)  # it may have ended since the rows were read
+            ledger = store if deep else None
+            return await collect.worker(found, ledger, ssh_pool, blobs, pod_of.get(name), policy, shown, self._limits)
+
+        answers = await asyncio.gather(*(self._counted(name, one(name)) for name in names))
+        return dict(zip(names, answers, strict=True))
 
     async def _network(self) -> Part:
         import httpx
@@ -234,7 +308,7 @@ class _Gathering:
             return await collect.network({name: url for name, url in places.items() if url}, get, self._limits.part_s)
 
     def _code(self, database: Part) -> Part:
-        """Whether what runs on the pods, and in the database, is what lies here."""
+        """Compare the code on the pods and the schema in the database with the local ones."""
         from orchestrator.migrate import sql_files
         from orchestrator.pods.bundle import build_bundle
 
@@ -251,11 +325,16 @@ class _Gathering:
 
 
 def _keys(settings: "Settings | None") -> Part:
-    """Whether the key pair can be used, and why not."""
-    from orchestrator.config.ssh_keys import BadKey
-
+    """Return whether the key pair can be used, and why not."""
     if settings is None or settings.runpod_ssh_private_key is None or not settings.runpod_ssh_public_key:
         return {"usable": False, "cause": "no_private_key", "error": "not compared: one of the two is not set"}
+    private, public = settings.runpod_ssh_private_key.get_secret_value(), settings.runpod_ssh_public_key
+    from orchestrator.config import plain_key_pair
+
+    if usual := plain_key_pair.fingerprint(private, public):
+        return {"usable": True, "type": plain_key_pair.TYPE.decode(), "fingerprint": usual}
+    from orchestrator.config.ssh_keys import BadKey
+
     try:
         key = settings.login_pair().private.key
     except BadKey as error:

@@ -1,24 +1,31 @@
-"""What a command opens before it can answer: settings, the store, the provider, the bucket."""
+"""Opens what commands need: settings, the store, the provider, the bucket."""
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import getpass
+import logging
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.model import ID_PATTERN
-from orchestrator.errors import BAD_ARGUMENT, NO_WORKER, SETTING, Failure, Failures
+from orchestrator.errors import BAD_ARGUMENT, NO_TASK, NO_WORKER, SETTING, Failure, Failures
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
     from orchestrator.config.settings import Settings
 
-LOOKUP_LIMIT = 1_000  # rows searched for a pod id or the end of a worker id
+LONGER = "give more of the id"
+NAMED = 5  # candidates that an error names
+UUID_DIGITS = 32
+TASK_PREFIX = re.compile(r"[0-9a-f]{1,32}")  # without hyphens
 
 
 def runs(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int | None]:
-    """A command written as a coroutine."""
+    """Make a command of a coroutine."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> int | None:
@@ -28,7 +35,7 @@ def runs(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..
 
 
 def settings_for(*parts: str) -> "Settings":
-    """The environment, with what these parts need. Raises Failures with everything that is wrong with it."""
+    """Load the settings that these parts need. Raises Failures with all problems."""
     from orchestrator.config.environment import load
     from orchestrator.config.errors import SettingsError
     from orchestrator.config.validation import require
@@ -39,9 +46,17 @@ def settings_for(*parts: str) -> "Settings":
         raise Failures([Failure(SETTING, what=what, why=why, fix=fix) for what, why, fix in error.problems]) from None
 
 
+def settings_to_run() -> "Settings":
+    """Load the settings of a process that leads. Raises Failures with all problems."""
+    from orchestrator.config.validation import TO_RUN
+
+    return settings_for(*TO_RUN)
+
+
 @asynccontextmanager
 async def opened_store() -> "AsyncIterator[SqlStore]":
-    """The fleet's rows."""
+    """Open the store. What its driver logs is part of the error that the command shows, and not a line of its own."""
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())  # otherwise Python prints it on stderr
     settings = settings_for("database")
     from orchestrator import wiring
 
@@ -50,21 +65,53 @@ async def opened_store() -> "AsyncIterator[SqlStore]":
 
 
 async def find_worker(store: "SqlStore", name: str) -> Mapping[str, Any]:
-    """All about the worker of this id, pod id or unique end of an id. Raises Failure."""
+    """Return the rows of the worker with this id, pod id, or unique beginning or end of an id. Raises Failure."""
     if not ID_PATTERN.fullmatch(name):
         raise Failure(BAD_ARGUMENT, why=f"{name!r} is not a worker id: letters, digits, '-' and '_', at most 63")
     found = await store.worker(name)
     if found.get("worker"):
         return found
-    rows = await store.workers(all=True, limit=LOOKUP_LIMIT)
-    ids = sorted({row["id"] for row in rows if name == row.get("pod_id") or row["id"].endswith(name)})
-    if len(ids) == 1:
-        return await store.worker(ids[0])
-    if ids:
-        raise Failure(NO_WORKER, what=f"{name!r} is the end of several workers", why=f"they are {', '.join(ids[:5])}")
+    rows = await store.find.worker_ids(name)
+    chosen = [row for row in rows if row["exact"]] or rows
+    if len(chosen) == 1:
+        return await store.worker(chosen[0]["id"])
+    if chosen:
+        named = _some([f"{row['id']} ({row['status']}, pool {row['pool']})" for row in chosen])
+        what = f"{name!r} is a part of several workers' ids"
+        raise Failure(NO_WORKER, what=what, why=f"they are {named}", fix=LONGER)
     raise Failure(NO_WORKER, what=f"no worker {name!r}", why="the database knows none with this id or pod id")
 
 
+async def find_task_id(store: "SqlStore", text: str) -> str:
+    """Return the id of the task whose id is, or uniquely begins with, this text. Raises Failure.
+
+    A whole id is returned as it is, whether or not the task exists.
+    """
+    digits = text.replace("-", "").lower()
+    if not TASK_PREFIX.fullmatch(digits):
+        raise Failure(BAD_ARGUMENT, why=f"{text!r} is not a task id: those are UUIDs, or their first digits")
+    if len(digits) == UUID_DIGITS:
+        return str(uuid.UUID(digits))
+    rows = await store.find.task_ids(digits)
+    if len(rows) == 1:
+        return str(rows[0]["id"])
+    if rows:
+        named = _some([f"{row['id']} ({row['task_type']}, {row['status']})" for row in rows])
+        raise Failure(NO_TASK, what=f"several tasks' ids begin with {text!r}", why=f"they are {named}", fix=LONGER)
+    raise Failure(NO_TASK, why=f"the database has no task whose id begins with {text!r}")
+
+
+def _some(candidates: Sequence[str]) -> str:
+    return ", ".join(candidates[:NAMED]) + (", …" if len(candidates) > NAMED else "")
+
+
 def utcnow() -> datetime:
-    """The time on this machine, for ages; the database's own clock decides everything else."""
+    """Return this machine's time, for ages. All decisions use the database's clock."""
     return datetime.now(UTC)
+
+
+def actor() -> str:
+    """The name of the person at the terminal, for the audit log."""
+    with suppress(OSError, KeyError):
+        return f"cli:{getpass.getuser()}"
+    return "cli"

@@ -1,4 +1,4 @@
-"""`completion`: the script that makes a shell complete commands and flags."""
+"""`completion`: a script for the shell that completes commands and flags."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -14,9 +14,9 @@ LINES = {  # where each shell reads it
 @click.command(epilog="\b\n" + "\n".join(LINES.values()))
 @click.argument("shell", type=click.Choice(tuple(LINES)), metavar="SHELL")
 def completion(shell: str) -> None:
-    """Print the script that completes `orchestrator` in SHELL: bash, zsh or fish.
+    """Print the completion script for SHELL: bash, zsh or fish.
 
-    `pip install -e .` in the repository makes that command.
+    It completes the command `orchestrator`, which `pip install -e .` installs.
     """
     from orchestrator.cli.main import Commands
 

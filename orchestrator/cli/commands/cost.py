@@ -1,27 +1,37 @@
-"""`cost`: dollars from the workers' states and the attempts on them, and the provider's bill beside them."""
+"""`cost`: the cost of workers, pools, states or tasks, compared with RunPod's bill."""
 
 import asyncio
 import dataclasses
-import re
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from orchestrator.cli.output import Output, clock, json_option, moment, one_line, span, usd
+from orchestrator.cli import options
+from orchestrator.cli.output import PIPE_COLUMNS, Output, clock, json_option, moment, one_line, span, usd
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
-from orchestrator.cli.tables import table
-from orchestrator.diagnostics.cost import KINDS, Line, Reconciled, lines, reconciled
-from orchestrator.errors import BAD_ARGUMENT, Failure
+from orchestrator.cli.tables import table, usd_column
+from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.cost import KINDS, CostLine, Reconciled, lines, named_lines, reconciled
 from orchestrator.ports import PortError
 
-SPAN = re.compile(r"(\d{1,5})([mhdw])")
-UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+if TYPE_CHECKING:
+    from orchestrator.adapters.store import SqlStore
+
 HOUR = timedelta(hours=1)
 PROVIDER_TIMEOUT_S = 20.0  # the rest is shown without it
 ROWS = 20  # lines shown of each table; --all and --json have them all
-BY = ("worker", "pool", "kind", "type", "task")
+MANY = 10_000  # lines by tenant or label, with --all or --json
+BY = ("worker", "pool", "kind", "type", "task", "tenant")
+LABEL = "label:"
+
+
+def _subject(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Return a word of BY, or label:KEY. Raises BadParameter."""
+    if value not in BY and not (value.startswith(LABEL) and value != LABEL):
+        raise click.BadParameter(f"{value!r} is none of {', '.join(BY)}, label:KEY", ctx, param)
+    return value
 
 
 @click.command()
@@ -29,22 +39,27 @@ BY = ("worker", "pool", "kind", "type", "task")
     "--since", default="24h", show_default=True, help="How far back (90m, 24h, 7d, 2w), or a time (ISO 8601)."
 )
 @click.option(
-    "--by", type=click.Choice(BY), default="worker", show_default=True, help="What each line is; type is a task's."
+    "--by",
+    callback=_subject,
+    metavar=f"[{'|'.join((*BY, 'label:KEY'))}]",
+    default="worker",
+    show_default=True,
+    help="The subject of each line; `type` is the task type.",
 )
 @click.option("--all", "everything", is_flag=True, help=f"Every line, not only the {ROWS} dearest.")
 @json_option
 @click.pass_obj
 @runs
 async def cost(output: Output, since: str, by: str, everything: bool) -> None:
-    """What the fleet cost, and what RunPod charged for the same hours.
+    """Show the cost of the fleet, and RunPod's bill for the same hours.
 
-    Counted from the begin of an hour, because RunPod's bill is kept by the hour. A task's share is the time of its
-    attempts on a worker times that worker's price.
+    The time begins at a full hour, because RunPod bills by the hour. The cost of a task is the time of its attempts
+    times the price of their workers.
     """
-    begin = _since(since, utcnow())
+    begin = options.since(since, utcnow()).replace(minute=0, second=0, microsecond=0)
     async with opened_store() as store:
         report = await store.cost(begin)
-    found = lines(report, by)
+        found = await _lines(store, report, by, begin)
     with output.waiting("asking RunPod for its bill"):
         charged, why = await _charged(report)
     if output.json:
@@ -53,7 +68,14 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
         output.document(**content, by=by, lines=[dataclasses.asdict(line) for line in found], bill=both, unbilled=why)
         return
     output.show(f"{usd(float(report['usd']))} from {clock(report['since'])} to {clock(report['until'])}")
-    output.show(_listing(found if everything else found[:ROWS], by))
+    if not found:
+        output.show("No task ran: workers started, waited or ended." if float(report["usd"]) else "Nothing was spent.")
+    listed = _listing(found if everything else found[:ROWS], by.removeprefix(LABEL))
+    natural = output.out.measure(listed, options=output.out.options.update_width(PIPE_COLUMNS)).maximum
+    if output.out.is_terminal and natural > output.out.width:
+        listed.padding = (0, 1, 0, 0)  # the columns are closer to each other
+    if found:
+        output.show(listed)
     if len(found) > ROWS and not everything:
         output.say(f"the {ROWS} dearest of {len(found)}; --all shows the rest")
     if charged is None:
@@ -63,24 +85,19 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
     if charged.foreign:
         foreign = sum(pod.theirs_usd for pod in charged.foreign)
         output.say(
-            f"charged besides: {usd(foreign)} for {len(charged.foreign)} pod(s) that no worker in these books names"
+            f"RunPod also charged {usd(foreign)} for {counted(len(charged.foreign), 'pod')} of which the database has "
+            "no worker"
         )
 
 
-def _since(text: str, now: datetime) -> datetime:
-    """The begin of the hour that this names. Raises Failure."""
-    match = SPAN.fullmatch(text)
-    try:
-        begin = now - int(match[1]) * UNITS[match[2]] if match else moment(text)
-    except (ValueError, OverflowError):
-        begin = None
-    if begin is None or begin > now:
-        raise Failure(BAD_ARGUMENT, why=f"--since {text!r} is neither a span (90m, 24h, 7d, 2w) nor a time in the past")
-    return begin.replace(minute=0, second=0, microsecond=0)
+async def _lines(store: "SqlStore", report: Any, by: str, begin: datetime) -> tuple[CostLine, ...]:
+    if by == "tenant" or by.startswith(LABEL):
+        return named_lines((await store.find.cost_by(by, begin, MANY))["lines"], by)
+    return lines(report, by)
 
 
 async def _charged(report: Any) -> tuple[Reconciled | None, str | None]:
-    """The report against RunPod's bill, or why there is none."""
+    """Compare the report with RunPod's bill, or return why there is none."""
     settings = settings_for("database")
     if settings.runpod_api_key is None:
         return None, "not asked: RUNPOD_API_KEY is not set"
@@ -100,34 +117,38 @@ async def _charged(report: Any) -> tuple[Reconciled | None, str | None]:
         await cloud.close()
 
 
-def _listing(found: tuple[Line, ...], by: str) -> Table:
+def _listing(found: tuple[CostLine, ...], by: str) -> Table:
+    """Return the lines, each column of money with one precision."""
+    took, spent = [span(line.seconds) for line in found], usd_column([line.usd for line in found])
+    names = [one_line(line.name, 80) for line in found]
+    counts = [f"{line.count:,}" for line in found]
     if by in {"worker", "pool"}:
-        counted = ("workers",) if by == "pool" else ()
-        shown = table(by, *counted, "took", "cost", *KINDS)
-        for line in found:
-            kinds = [usd(line.kinds.get(kind, 0.0)) for kind in KINDS]
-            shown.add_row(line.name, *([str(line.count)] if counted else []), span(line.seconds), usd(line.usd), *kinds)
+        of_kinds = [usd_column([line.kinds.get(kind, 0.0) for line in found]) for kind in KINDS]
+        counted = {"workers": counts} if by == "pool" else {}
+        columns = {by: names, **counted, "took": took, "cost": spent, **dict(zip(KINDS, of_kinds, strict=True))}
     elif by == "kind":
-        shown = table("kind", "took", "cost")
-        for line in found:
-            shown.add_row(line.name, span(line.seconds), usd(line.usd, 4))
+        columns = {"kind": names, "took": took, "cost": spent}
     else:
-        shown = table(by, "tasks", "took", "cost", "per task", "of that wasted")
-        for line in found:
-            each, wasted = usd(line.usd / max(line.count, 1), 4), usd(line.wasted_usd, 4)
-            shown.add_row(one_line(line.name, 80), str(line.count), span(line.seconds), usd(line.usd, 4), each, wasted)
-    if not found:
-        shown.add_row("nothing was spent", *[""] * (len(shown.columns) - 1))
+        each = usd_column([line.usd / max(line.count, 1) for line in found])
+        wasted = usd_column([line.wasted_usd for line in found])
+        columns = {by: names, "tasks": counts, "took": took, "cost": spent, "per task": each, "of that wasted": wasted}
+    shown = table(*columns)
+    for row in zip(*columns.values(), strict=True):
+        shown.add_row(*row)
     return shown
 
 
 def _bill(charged: Reconciled, *, everything: bool) -> Table:
     shown = table("pod", "worker", "booked", "RunPod", "difference")
-    for pod in charged.pods if everything else charged.pods[:ROWS]:
-        both = usd(pod.ours_usd, 4), usd(pod.theirs_usd, 4)
-        shown.add_row(pod.pod_id, pod.worker_id or "–", *both, _signed(pod.difference_usd))
-    both = usd(charged.ours_usd, 4), usd(charged.theirs_usd, 4)
-    shown.add_row("in all", "", *both, _signed(charged.theirs_usd - charged.ours_usd), style="bold")
+    pods = charged.pods if everything else charged.pods[:ROWS]
+    ours = usd_column([*(pod.ours_usd for pod in pods), charged.ours_usd])
+    theirs = usd_column([*(pod.theirs_usd for pod in pods), charged.theirs_usd])
+    wider = [*(pod.difference_usd for pod in pods), charged.theirs_usd - charged.ours_usd]
+    signs = [("+" if amount >= 0 else "−") for amount in wider]
+    differ = [sign + text for sign, text in zip(signs, usd_column([abs(one) for one in wider]), strict=True)]
+    for number, pod in enumerate(pods):
+        shown.add_row(pod.pod_id, pod.worker_id or "–", ours[number], theirs[number], differ[number])
+    shown.add_row("in all", "", ours[-1], theirs[-1], differ[-1], style="bold")
     return shown
 
 
@@ -138,7 +159,3 @@ def _document(charged: Reconciled) -> dict[str, Any]:
     ]
     sums = {"ours_usd": round(charged.ours_usd, 6), "theirs_usd": round(charged.theirs_usd, 6)}
     return {**sums, "difference_usd": round(charged.theirs_usd - charged.ours_usd, 6), "pods": pods}
-
-
-def _signed(amount: float) -> str:
-    return ("+" if amount >= 0 else "−") + usd(abs(amount), 4)

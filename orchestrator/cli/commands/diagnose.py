@@ -1,7 +1,8 @@
-"""`diagnose`: the whole report; on a terminal the verdict first, then what to do, then the evidence."""
+"""`diagnose`: the whole report. On a terminal, a summary comes first, then the actions, then the evidence."""
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +13,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.cli import tables
+from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import SCHEMA_VERSION, Output, aged, clock, json_option, numbers, one_line, relative, usd
 from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
 from orchestrator.cli.session import runs, utcnow
 from orchestrator.cli.tables import facts, table
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.environment import NEVER
 from orchestrator.errors import BAD_ARGUMENT, Failure
@@ -24,25 +27,28 @@ from orchestrator.observability.redaction import PRIVATE_KEYS, Redactor, plain, 
 
 SAVED = "diagnostic_report_*.json"
 LAST = "last"
+ALIKE = 3  # actions of one kind that are shown
 STYLES = {"HIGH": "bold red", "MEDIUM": "yellow", "LOW": "dim"}
 
 
 @click.command()
 @click.argument("worker", required=False)
 @click.option(
-    "--save-report", is_flag=True, help="Keep it here as diagnostic_report_YYYYMMDD_HHMMSS.json, for you alone."
+    "--save-report", is_flag=True, help="Save it here as diagnostic_report_YYYYMMDD_HHMMSS.json, readable only by you."
 )
-@click.option("--include-sensitive", is_flag=True, help="Write secrets too to the saved report; never a private key.")
-@click.option("--since", help="`last`, or an earlier report's file: what changed since.")
+@click.option(
+    "--include-sensitive", is_flag=True, help="Also write secrets to the saved report, but never a private key."
+)
+@click.option("--since", help="Show the changes since an earlier report: `last`, or its file.")
 @json_option
 @click.pass_obj
 @runs
 async def diagnose(
     output: Output, worker: str | None, *, save_report: bool, include_sensitive: bool, since: str | None
 ) -> int:
-    """The whole report on the fleet, or on WORKER: settings, database, RunPod, workers, network, deployment.
+    """Print the whole report on the fleet, or on WORKER: settings, database, RunPod, workers, network, deployment.
 
-    Nothing that is looked at is changed. Exit 1 if something is urgent; 3 if there is no such worker.
+    The command changes nothing. Exit 1 if something is urgent; 3 if there is no such worker.
     """
     before = _earlier(since) if since else None
     report = await gathered(output, only=worker, sensitive=include_sensitive)
@@ -61,7 +67,7 @@ async def diagnose(
 def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:
     """The report for a person."""
     now = datetime.fromisoformat(report["timestamp"])
-    yield verdict(report)
+    yield headline(report)
     yield from advised(report)
     if "changes" in report:
         since = report["changes"]["since"]
@@ -78,9 +84,9 @@ def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType
             cells = (name, plain(one["error"])) if narrow else (name, "–", "–", "–", "–", plain(one["error"]))
             rows.add_row(*cells)
             continue
-        row, ssh, told = one["database_record"], one["ssh_analysis"], one["explanation"]
+        row, ssh, explained = one["database_record"], one["ssh_analysis"], one["explanation"]
         logs = "yes" if one["log_analysis"].get("s3_logs_available") else "no"
-        waits = aged(f"{told['who']}: {told['what']}", now)
+        waits = aged(f"{explained['who']}: {explained['what']}", now)
         reached, waits = one_line(ssh["connection_status"], 60), one_line(waits, 120)
         if narrow:
             rows.add_row(f"{name}\n{row['status']}, {row['stage']}, {logs}", f"{reached}\n{waits}")
@@ -90,30 +96,44 @@ def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType
         yield rows
 
 
-def verdict(report: Mapping[str, Any]) -> Text:
+def headline(report: Mapping[str, Any]) -> Text:
     """One line that says how things are."""
     urgent = sum(advice["priority"] == "HIGH" for advice in report["recommendations"])
     rest = len(report["recommendations"]) - urgent
-    also = f", {rest} more to look at" if rest else ""
+    also = f", {counted(rest, 'warning')}" if rest else ""
     if report["healthy"]:
         return Text(f"✅ HEALTHY{also}", style="bold green")
-    return Text(f"❌ UNHEALTHY: {urgent} urgent problem(s){also}", style="bold red")
+    return Text(f"❌ UNHEALTHY: {counted(urgent, 'urgent problem')}{also}", style="bold red")
 
 
 def advised(report: Mapping[str, Any]) -> Iterator[Text]:
-    """What to do, the urgent first."""
+    """List the actions, the urgent ones first. Of many that are alike, the first are shown and the others counted."""
     now = datetime.fromisoformat(report["timestamp"])
+    alike: Counter[tuple[str, str, str]] = Counter()
+    left = Counter(map(_likeness, report["recommendations"]))
     for number, advice in enumerate(report["recommendations"], 1):
+        which = _likeness(advice)
+        alike[which] += 1
+        if alike[which] > ALIKE:
+            if alike[which] == left[which]:
+                more = f"{left[which] - ALIKE} more of this kind"
+                yield Text(f"\n   … and {more}; --json has all", style=STYLES[advice["priority"]])
+            continue
         yield Text()
         head = f"{number}. [{advice['priority']}] {advice['category']}: {aged(one_line(advice['issue'], 300), now)}"
         yield Text(head, style=STYLES[advice["priority"]])
         if advice["detail"]:
             yield Text(f"   {aged(one_line(advice['detail'], 300), now)}", style="dim")
-        yield Text(f"   fix: {plain(advice['action'])}")
+        yield whole(f"   fix: {one_line(advice['action'], 1_000)}")
+
+
+def _likeness(advice: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return what is equal of two actions that differ only in whom they are about: kind, priority and fix."""
+    return advice["kind"], advice["priority"], advice["action"].replace(advice["subject"], "")
 
 
 def _changed(changes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What changed, a line for each kind."""
+    """List the changes, a line for each kind."""
     for name in ("new_issues", "solved_issues", "workers_come", "workers_gone"):
         if changes[name]:
             yield name.replace("_", " "), "\n".join(plain(one_line(one)) for one in changes[name])
@@ -150,10 +170,10 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "error" in runpod:
         yield "RunPod", plain(one_line(runpod["error"]))
     else:
-        cost = usd(runpod["total_hourly_cost"])
+        cost, pods = usd(runpod["total_hourly_cost"]), counted(runpod["total_pods"], "pod")
         yield (
             "RunPod",
-            f"{runpod['total_pods']} pod(s) of this fleet, {cost}/h ({numbers(runpod['pods_by_status']) or '–'})",
+            f"{pods} of this fleet, {cost}/h ({numbers(runpod['pods_by_status']) or '–'})",
         )
     for name, answer in report["network_tests"].items():
         took = (
@@ -162,7 +182,7 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"network {name}", took
     deployment = report["deployment_verification"]
     if isinstance(git := deployment.get("git_status"), dict):
-        yield "code", f"{git['commit'][:12]} on {git['branch']}, {git['changed_files']} file(s) changed"
+        yield "code", f"{git['commit'][:12]} on {git['branch']}, {counted(git['changed_files'], 'file')} changed"
 
 
 def _save(report: Mapping[str, Any], *, sensitive: bool) -> Path:

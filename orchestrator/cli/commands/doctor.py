@@ -1,38 +1,50 @@
-"""`doctor`: every part asked whether it works; `doctor ssh --repair`: the key pair in the form for pasting."""
+"""`doctor`: checks every part. `doctor ssh --repair`: prints the key pair as lines of an .env file."""
 
 import asyncio
 import dataclasses
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 import click
 from rich.padding import Padding
 from rich.text import Text
 
+from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import Output, json_option
+from orchestrator.cli.program import as_typed, suggestion
+from orchestrator.core.plurals import counted
 from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure
 from orchestrator.observability.redaction import plain
 
-MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("skip", "dim")}
-INDENT = (0, 0, 0, 7)
+if TYPE_CHECKING:
+    from orchestrator.diagnostics.doctor import Finding
+
+MARKS = {"ok": ("ok  ", "green"), "note": ("note", "cyan"), "warn": ("warn", "yellow")}
+MARKS |= {"fail": ("FAIL", "bold red"), "skip": ("skip", "dim")}
+INDENT = 7  # columns
+MANY = 3  # missing settings, from which on `init` is the shorter way
 
 
 @click.command()
 @click.argument("section", nargs=-1)
 @click.option("--repair", is_flag=True, help="With `ssh`: print the key pair for pasting, the private key included.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the checks that succeeded, too.")
 @json_option
 @click.pass_obj
-def doctor(output: Output, section: tuple[str, ...], repair: bool) -> int:
-    """Check every part, or the SECTIONs named; never stops at the first fault, changes nothing. Exit 1 on any failure.
+def doctor(output: Output, section: tuple[str, ...], repair: bool, verbose: bool) -> int:
+    """Check every part, or the SECTIONs named. It never stops at the first fault. Exit 1 on any failure.
 
-    Sections: settings, database, leader, runpod, pods, ssh, s3, clock, gateway. In the bucket an object of its own is
-    put and deleted.
+    Sections: settings, database, leader, runpod, pods, ssh, s3, clock, gateway. It changes nothing but one object of
+    its own in the bucket, which it deletes.
     """
     from orchestrator.diagnostics.doctor import SECTIONS, counts, diagnose
 
     if unknown := sorted(set(section) - set(SECTIONS)):
-        raise Failure(BAD_ARGUMENT, why=f"{', '.join(unknown)}: sections are {', '.join(SECTIONS)}")
+        near = suggestion(unknown[0], SECTIONS)
+        raise Failure(BAD_ARGUMENT, why=f"{', '.join(unknown)}: sections are {', '.join(SECTIONS)}.{near}")
     if repair:
         if section != ("ssh",):
             raise Failure(BAD_ARGUMENT, why="--repair is for ssh", fix="python -m orchestrator doctor ssh --repair")
@@ -43,28 +55,51 @@ def doctor(output: Output, section: tuple[str, ...], repair: bool) -> int:
     if output.json:
         output.document(findings=[dataclasses.asdict(finding) for finding in findings], counts=counted)
     else:
-        shown = ""
-        for finding in findings:
-            if finding.section != shown:
-                shown = finding.section
-                output.show(Text(f"{shown}: {SECTIONS[shown]}", style="bold"))
-            mark, style = MARKS[finding.status]
-            output.show(Text.assemble("  ", (mark, style), " ", plain(finding.what)))
-            for line in _more(finding.why, finding.fix):
-                output.show(Padding(Text(plain(line)), INDENT))
+        for name, found in groupby(findings, key=lambda finding: finding.section):
+            _show(output, f"{name}: {SECTIONS[name]}", list(found), verbose=verbose)
         output.show("", Text(", ".join(f"{number} {name}" for name, number in counted.items()), style="bold"))
+        if sum(finding.status == "fail" and finding.what.endswith("is missing") for finding in findings) >= MANY:
+            output.show("python -m orchestrator init asks for what is missing, checks it and writes .env.")
     return 1 if counted["fail"] else 0
 
 
-def _more(why: str, fix: str) -> Iterable[str]:
-    if why:
-        yield f"why: {why}" if fix else why
-    if fix:
-        yield f"fix: {fix}"
+def _in_one_line(findings: "Sequence[Finding]") -> Text:
+    """Show a section without a fault: its note, else its first fact, and how many checks it made or skipped."""
+    statuses = [finding.status for finding in findings]
+    status = next(one for one in ("note", "ok", "skip") if one in statuses)
+    worst = next((one for one in findings if one.status == status and one.why), findings[statuses.index(status)])
+    facts = {"ok": worst.why or worst.what, "note": f"{worst.what}; {worst.fix}", "skip": f"{worst.what}: {worst.why}"}
+    done, skipped = len(findings) - statuses.count("skip"), statuses.count("skip")
+    number = f" {counted(done, 'check')}{f', {skipped} skipped' if skipped else ''}:" if done else ""
+    mark, style = MARKS[status]
+    line = Text.assemble((mark, style), " ", (f"{findings[0].section:<8}", "bold"), f"{number} ")
+    line.append(as_typed(plain(facts[status])))
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _show(output: Output, title: str, findings: "Sequence[Finding]", *, verbose: bool) -> None:
+    """Show a section: one line if it has no fault, else what needs attention; with `verbose` every check."""
+    from orchestrator.diagnostics.doctor import FAULTS
+
+    if not verbose and not FAULTS & {finding.status for finding in findings}:
+        output.show(_in_one_line(findings))
+        return
+    output.show(Text(title, style="bold"))
+    for finding in findings:
+        if finding.status == "ok" and not verbose:
+            continue
+        mark, style = MARKS[finding.status]
+        output.show(Text.assemble("  ", (mark, style), " ", plain(finding.what)))
+        if finding.why:
+            why = f"why: {finding.why}" if finding.fix else finding.why
+            output.show(Padding(Text(as_typed(plain(why))), (0, 0, 0, INDENT)))
+        if finding.fix:
+            output.show(whole(f"{' ' * INDENT}fix: {plain(finding.fix)}"))
 
 
 def _repair(output: Output) -> int:
-    """Print both halves; the public one is derived where it cannot be read or belongs to another key."""
+    """Print both halves as lines of an .env file. The public one is derived if it does not match."""
     from orchestrator.config.environment import usable
     from orchestrator.config.ssh_keys import BadKey, login_pair, private_key
 
@@ -83,7 +118,7 @@ def _repair(output: Output) -> int:
     except BadKey as error:
         line = ours.key.export_public_key().decode().strip()
         note = f"the public key was derived from the private one, since {error}"
-    one_line = ours.text.replace("\n", "\\n")
+    one_line, line = ours.text.replace("\n", "\\n"), line.replace("\n", "\\n")
     if output.json:
         _secretly(output, ours.text, one_line, line, note)
         return 0
@@ -91,10 +126,7 @@ def _repair(output: Output) -> int:
     if ours.undone:
         output.say(f"Undone in the private key: {', '.join(ours.undone)}.")
     parts = (
-        "# As it is in its file:",
-        ours.text.rstrip("\n"),
-        "",
-        "# In one line, for an .env file or a form that keeps no line breaks:",
+        "# These lines are for .env, a shell, or a form of variables. \\n stands for a line break.",
         f'RUNPOD_SSH_PRIVATE_KEY="{one_line}"',
         f"RUNPOD_SSH_PUBLIC_KEY={shlex.quote(line)}",
         "",

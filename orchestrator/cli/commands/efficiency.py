@@ -1,4 +1,4 @@
-"""`efficiency`: what the fleet got done in windows up to now, and what that cost."""
+"""`efficiency`: completed tasks, utilisation and cost in windows that end now."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from orchestrator.cli.commands.cost import SPAN, UNITS
+from orchestrator.cli.options import SPAN, UNITS
 from orchestrator.cli.output import Output, json_option, span, usd
 from orchestrator.cli.session import opened_store, runs, utcnow
 from orchestrator.cli.tables import table
@@ -21,37 +21,42 @@ NAMES = ("done", "failed", "failed attempts", "tasks/h", "queue now", "queue mea
 
 @click.command()
 @click.option(
-    "--window", "windows", multiple=True, default=WINDOWS, show_default=True, help="How far back; may be repeated."
+    "--window",
+    "windows",
+    multiple=True,
+    default=WINDOWS,
+    show_default=True,
+    help="The length of a window; may be repeated.",
 )
 @json_option
 @click.pass_obj
 @runs
 async def efficiency(output: Output, windows: tuple[str, ...]) -> None:
-    """Tasks per hour, how much of what was paid for worked, queue depth and dollars per task, by window.
+    """Show tasks per hour, utilisation, queue depth and dollars per task, for each window.
 
-    done and failed count tasks; failed attempts are tries that did not complete, most of which are made again.
+    done and failed count tasks. Failed attempts count each failed try of a task; most of these tasks are tried again.
     """
     lengths, now = {window: _length(window) for window in windows}, utcnow()
     async with opened_store() as store:
-        told = await asyncio.gather(*(store.efficiency(now - length) for length in lengths.values()))
+        rows = await asyncio.gather(*(store.efficiency(now - length) for length in lengths.values()))
     if output.json:
-        output.document(at=now, windows=[{"window": name, **row} for name, row in zip(lengths, told, strict=True)])
+        output.document(at=now, windows=[{"window": name, **row} for name, row in zip(lengths, rows, strict=True)])
         return
-    output.show(_facts(lengths, told) if output.narrow else _wide(lengths, told))
+    output.show(_facts(lengths, rows) if output.narrow else _wide(lengths, rows))
 
 
-def _wide(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> Table:
+def _wide(names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for each window."""
     shown = table("window", *NAMES)
-    for name, row in zip(names, told, strict=True):
+    for name, row in zip(names, rows, strict=True):
         shown.add_row(name, *_cells(row))
     return shown
 
 
-def _facts(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> Table:
+def _facts(names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """A column for each window: all of them fit 80 columns."""
     shown = table("", *names)
-    for name, *cells in zip(NAMES, *map(_cells, told), strict=True):
+    for name, *cells in zip(NAMES, *map(_cells, rows), strict=True):
         shown.add_row(name, *cells)
     return shown
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.commands.diagnose import advised, verdict
+from orchestrator.cli.commands.diagnose import advised, headline
 from orchestrator.cli.output import Output, json_option, numbers, usd
 from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
@@ -22,24 +22,32 @@ NAMES = ("timestamp", "healthy", "missing_critical", "recommendations")
 async def health(output: Output) -> int:
     """How the system is: verdict, what to do, the numbers; pods are not logged in to. Exit 1 if something is urgent."""
     report = await gathered(output, deep=False)
-    told = dict(_numbers(report))
+    found = dict(_numbers(report))
     if output.json:
-        output.document(**{name: report[name] for name in NAMES}, numbers=told)
+        output.document(**{name: report[name] for name in NAMES}, numbers=found)
     else:
-        output.show(verdict(report), *advised(report), "", facts(told))
+        output.show(headline(report), *advised(report), "", facts({name: _text(found[name]) for name in found}))
     return leave(output, 0 if report["healthy"] else 1)
 
 
-def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _text(value: Any) -> str:
+    """Return a number of the report as text: dollars, workers by state, or a count."""
+    if isinstance(value, Mapping):
+        return numbers(value) or "none"
+    return usd(value) if isinstance(value, float) else "–" if value is None else str(value)
+
+
+def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     database, runpod = report["database_state"], report["runpod_state"]
     if "error" not in database:
         counts = database["task_counts"]
-        yield "Tasks in progress", str(counts.get("In Progress", 0))
-        yield "Tasks queued", str(counts.get("Queued", 0))
-        live = {name: count for name, count in database["workers_by_status"].items() if name != "terminated"}
-        yield "Workers", numbers(live) or "none"
-        yield "Leader", database["leader"]["holder"] if database["leader"] else "nobody leads"
-        yield "Completed in the last hour", str(sum(pool["completed_1h"] for pool in database["queue"]))
-        yield "Spent in 24 hours", usd(float(database["spent"]["last_day_usd"]))
+        yield "Tasks in progress", counts.get("In Progress", 0)
+        yield "Tasks queued", counts.get("Queued", 0)
+        states = database["workers_by_status"]
+        yield "Workers", {name: count for name, count in states.items() if name != "terminated"}
+        yield "Leader", database["leader"]["holder"] if database["leader"] else "none"
+        yield "Completed in the last hour", sum(pool["completed_1h"] for pool in database["queue"])
+        yield "Spent in 24 hours", float(database["spent"]["last_day_usd"])
     if "error" not in runpod:
-        yield "Pods", f"{runpod['total_pods']}, {usd(runpod['total_hourly_cost'])}/h"
+        yield "Pods", runpod["total_pods"]
+        yield "Cost per hour", float(runpod["total_hourly_cost"])

@@ -1,58 +1,59 @@
-"""The commands about the loop itself and its database: run, once, plan, pause, resume, migrate."""
+"""The commands for the loop and its database: run, once, plan, pause, resume, migrate."""
 
 import asyncio
 import dataclasses
+import gc
+import logging
 import os
 import signal
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
+from orchestrator.cli.options import verbose_option
 from orchestrator.cli.output import Output, clock, json_option, numbers, one_line
-from orchestrator.cli.session import opened_store, runs, settings_for
+from orchestrator.cli.session import actor, opened_store, runs, settings_for, settings_to_run
+from orchestrator.core import decision_text
 from orchestrator.core.actions import kind_of
 from orchestrator.core.blocked import line, text
-from orchestrator.errors import BAD_ARGUMENT, NO_PROVIDER, OLD_SCHEMA, Failure
-from orchestrator.ports import SchemaMismatch
+from orchestrator.errors import NO_PROVIDER, Failure
 
 if TYPE_CHECKING:
     from orchestrator.core.actions import Plan
     from orchestrator.core.model import Snapshot
-    from orchestrator.migrate import MigrationReport
 
+OBJECTS_OF_A_SERVICE = 700  # Python's default: small collections, and short pauses
 HAS_CHANGES = 2  # exit code of a plan that would act
 BOOKKEEPING = ("ContinueBringUp", "Wait")  # actions that change neither the fleet nor a task
-PUSH = (
-    "repeat this command with DATABASE_URL set to the project's session pooler (Supabase: Connect, port 5432), or "
-    "apply what it prints with --sql (`supabase db push`)"
-)
 
 
 @click.command()
 def run() -> int:
     """Run the orchestrator until SIGTERM or Ctrl-C.
 
-    Several may run on one database: one leads, the others stand by. Stopping it leaves the pods alone.
+    Several orchestrators may use one database: one leads, the others stand by. Pods keep running when it stops.
     """
     signal.signal(
         signal.SIGTERM, lambda _number, _frame: os._exit(0)
-    )  # until the service has its own: nothing has begun
-    settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
+    )  # until the service installs its own handler: nothing has begun
+    settings = settings_to_run()
     from orchestrator import service
 
+    gc.set_threshold(OBJECTS_OF_A_SERVICE, *gc.get_threshold()[1:])
     return asyncio.run(service.run(settings))
 
 
 @click.command()
+@verbose_option
 @json_option
 @click.pass_obj
-def once(output: Output) -> int:
-    """Run one tick, wait for its effects, stop. Exit 1 if another orchestrator leads."""
-    settings = settings_for("database", "cloud", "shell", "blobs", "gateway")
+def once(output: Output, verbose: bool) -> int:
+    """Run one tick, wait for its actions, and stop. Exit 1 if another orchestrator leads."""
+    settings = settings_to_run()
     from orchestrator import service
 
     made = asyncio.run(service.once(settings))
@@ -61,43 +62,57 @@ def once(output: Output) -> int:
     elif made is None:
         output.say("Another orchestrator leads; nothing was done.")
     else:
-        _show_plan(output, made)
+        _show_plan(output, made, verbose=verbose)
     return 1 if made is None else 0
 
 
 @click.command()
+@verbose_option
 @json_option
 @click.pass_obj
-def plan(output: Output) -> int:
+def plan(output: Output, verbose: bool) -> int:
     """Show what the next tick would do; write nothing. Exit 2 if it would act."""
     settings = settings_for("database", "cloud")
+    import structlog
+
     from orchestrator import wiring
 
+    # The command itself shows what the loop would log.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     seen, made = asyncio.run(wiring.dry_run(settings))
     if seen.pods is None:
-        raise Failure(NO_PROVIDER, why="RunPod gave no complete list of pods, so a plan would be a guess")
+        why = f"{seen.unlisted or 'its pod list is unavailable'}; without the list, the plan would be wrong"
+        raise Failure(NO_PROVIDER, why=why)
     would_act = any(type(action).__name__ not in BOOKKEEPING for action in made.actions)
     if output.json:
         output.document(would_act=would_act, observed=_seen_json(seen), **_plan_json(made))
     else:
         _show_seen(output, seen)
-        _show_plan(output, made)
+        _show_plan(output, made, verbose=verbose)
         if not would_act:
             output.say("The next tick would change nothing.")
     return HAS_CHANGES if would_act else 0
 
 
 @click.command()
-@click.option("--reason", default="paused by the operator", show_default=True, help="Shown wherever it is felt.")
+@click.option(
+    "--reason",
+    default="paused by the operator",
+    show_default=True,
+    help="Shown with each action that the pause blocks.",
+)
 @click.option("--pool", help="This pool only.")
-@click.option("--for", "minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes until it ends by itself.")
+@click.option(
+    "--for", "minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes until the pause ends by itself."
+)
 @json_option
 @click.pass_obj
 @runs
 async def pause(output: Output, reason: str, pool: str | None, minutes: float | None) -> None:
-    """Stop spawning; running workers go on, idle ones still end."""
+    """Stop spawning. Running workers continue, and idle ones still end."""
     async with opened_store() as store:
-        paused = await store.pause(reason, pool=pool, for_s=None if minutes is None else minutes * 60)
+        for_s = None if minutes is None else minutes * 60
+        paused = await store.pause(reason, pool=pool, for_s=for_s, actor=actor())
     _show_paused(output, reason, paused)
 
 
@@ -109,69 +124,18 @@ async def pause(output: Output, reason: str, pool: str | None, minutes: float | 
 async def resume(output: Output, pool: str | None) -> None:
     """Spawn again."""
     async with opened_store() as store:
-        paused = await store.pause(None, pool=pool)
+        paused = await store.pause(None, pool=pool, actor=actor())
     _show_paused(output, None, paused)
-
-
-@click.command()
-@click.option("--requeue-held", is_flag=True, help="Queue tasks again that are In Progress and that no worker holds.")
-@click.option("--sql", is_flag=True, help="Change nothing: print the SQL that the database lacks, as one file.")
-@json_option
-@click.pass_obj
-def migrate(output: Output, requeue_held: bool, sql: bool) -> None:
-    """Bring the database's schema up to this version; safe to repeat, and safe beside a running orchestrator.
-
-    Tasks In Progress that no worker holds are listed. --requeue-held queues them again: use it if no program of yours
-    works on them.
-
-    --sql prints one file for `supabase db push` or the SQL editor: what the database at DATABASE_URL lacks or, without
-    DATABASE_URL, the whole schema.
-
-    Without DATABASE_URL and --sql, the schema behind SUPABASE_URL is looked at: exit 4 if it is missing or older.
-    """
-    if sql:
-        click.echo(asyncio.run(_missing_sql()), nl=False)  # as it is: no markup, no redaction
-        return
-    url = settings_for("database").database_url
-    from orchestrator.migrate import migrate as bring_up
-
-    if requeue_held and not url:
-        raise Failure(BAD_ARGUMENT, why="--requeue-held needs a connection to the database", fix="set DATABASE_URL")
-    report = asyncio.run(bring_up(url.get_secret_value(), requeue_held=requeue_held) if url else _look_at_schema())
-    if output.json:
-        output.document(applied=report.applied, notes=report.notes)
-        return
-    for version in report.applied:
-        output.show(f"applied {version}")
-    for note in report.notes:
-        output.say(note)
-    if not report.applied:
-        output.show("The schema is up to date.")
-
-
-async def _missing_sql() -> str:
-    """The SQL file for the database at DATABASE_URL, or for a new one."""
-    from orchestrator.migrate import missing_sql
-
-    url = settings_for().database_url
-    return await missing_sql(url.get_secret_value() if url else None, datetime.now(UTC))
-
-
-async def _look_at_schema() -> "MigrationReport":
-    """What is behind SUPABASE_URL, whose API makes no tables. Raises Failure where it will not do for this version."""
-    from orchestrator.migrate import looked_at
-
-    try:
-        async with opened_store() as store:
-            return looked_at(await store.check_functions())
-    except SchemaMismatch as error:
-        raise Failure(OLD_SCHEMA, why=str(error).partition("; fix: ")[0], fix=PUSH) from None
 
 
 def _plan_json(made: "Plan") -> dict[str, Any]:
     return {
         "decisions": [
-            dataclasses.asdict(decision) | {"blocked": [b.as_json() | {"text": text(b)} for b in decision.blocked]}
+            dataclasses.asdict(decision)
+            | {
+                "sentence": decision_text.sentence(decision.inputs, decision.target),
+                "blocked": [b.as_json() | {"text": text(b)} for b in decision.blocked],
+            }
             for decision in made.decisions
         ],
         "actions": [{"kind": kind_of(type(action)), **dataclasses.asdict(action)} for action in made.actions],
@@ -182,7 +146,7 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
     return {
         "at": seen.now,
         "pods": len(seen.pods or ()),
-        "pods_of_other_databases": len(seen.strangers),
+        "pods_of_other_databases": len(seen.foreign_pods),
         "pods_missing": sorted(seen.absent),
         "workers": dict(Counter(worker.state.value for worker in seen.workers)),
         "demand": [dataclasses.asdict(demand) for demand in seen.demand],
@@ -193,30 +157,30 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
 
 def _show_seen(output: Output, seen: "Snapshot") -> None:
     states = numbers(Counter(worker.state.value for worker in seen.workers)) or "none"
-    output.say(f"observed: {len(seen.pods or ())} pods in the account; workers: {states}")
-    if seen.strangers:
+    output.say(f"observed: pods in the account: {len(seen.pods or ())}; workers: {states}")
+    if seen.foreign_pods:
         fix = "python -m orchestrator sync"
-        output.say(f"{len(seen.strangers)} more of this FLEET_ID belong to another database; fix: {fix}", "yellow")
+        output.say(f"{len(seen.foreign_pods)} more of this FLEET_ID belong to another database; fix: {fix}", "yellow")
     if seen.absent:
         missing = ", ".join(sorted(seen.absent))
-        output.say(f"not on RunPod's list, and lost once ten seconds of lists are without them: {missing}", "yellow")
+        output.say(f"missing from RunPod's list, and lost if lists lack them for ten seconds: {missing}", "yellow")
     for demand in seen.demand:
         blocked = f"; blocked: {numbers(demand.blocked)}" if any(demand.blocked.values()) else ""
-        output.say(f"queue {demand.pool}: {demand.claimable} claimable, {demand.running} running{blocked}")
+        output.say(f"queue {one_line(demand.pool)}: {demand.claimable} ready, {demand.running} running{blocked}")
     for pool, pause in seen.paused.items():
         until = f", until {clock(pause.until)}" if pause.until else ""
-        output.say(f"spawning is paused in {'every pool' if pool == '*' else pool}: {pause.reason}{until}", "yellow")
+        where = "every pool" if pool == "*" else one_line(pool)
+        output.say(f"spawning is paused in {where}: {one_line(pause.reason)}{until}", "yellow")
 
 
-def _show_plan(output: Output, made: "Plan") -> None:
-    decisions = Table("pool", "target", "because", "blocked", box=None, header_style="bold", pad_edge=False)
+def _show_plan(output: Output, made: "Plan", *, verbose: bool) -> None:
+    decided: list[Text] = []
     for decision in made.decisions:
-        decisions.add_row(
-            decision.pool,
-            str(decision.target),
-            one_line(decision.rule),
-            one_line("; ".join(map(line, decision.blocked))),
-        )
+        words = decision_text.sentence(decision.inputs, decision.target)
+        decided.append(Text.assemble("pool ", (one_line(decision.pool), "bold"), f": {one_line(words)}"))
+        decided.append(Text(f"  workers now: {decision_text.workers(decision.inputs)}"))
+        decided += [Text(f"  target: {one_line(decision.rule)}")] if verbose else []
+        decided += [Text(f"  {one_line(line(reason), 400)}", style="yellow") for reason in decision.blocked]
     actions = Table("action", "what", "why", box=None, header_style="bold", pad_edge=False)
     for action in made.actions:
         facts = dataclasses.asdict(action)
@@ -224,7 +188,7 @@ def _show_plan(output: Output, made: "Plan") -> None:
         if offer := getattr(action, "offer", None):
             what += f" on {offer.key}"
         actions.add_row(kind_of(type(action)), what, one_line(facts.get("reason") or facts.get("waiting_for") or ""))
-    output.show(decisions)
+    output.show(*decided)
     if made.actions:
         output.show("", actions)
 

@@ -1,4 +1,4 @@
-"""`sync`: RunPod's list against the rows, and having the difference mended by the loop's own means."""
+"""`sync`: compare RunPod's list with the rows, and let the loop repair the difference."""
 
 import asyncio
 import dataclasses
@@ -10,10 +10,12 @@ import click
 from rich.table import Table
 
 from orchestrator.cli.maintenance import LOOK_EVERY_S, PATIENCE_S, carried_out, opened_cloud
+from orchestrator.cli.options import force_option
 from orchestrator.cli.output import Output, json_option, span, usd
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
 from orchestrator.core.maintenance import MaintenanceJob
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.drift import Drift, drift
 from orchestrator.errors import BAD_ARGUMENT, NOT_IN_TIME, Failure
 from orchestrator.ports import PortError
@@ -29,7 +31,7 @@ ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
 @click.command()
 @click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
 @click.option("--database", metavar="ID", help="With terminate_orphaned: end the pods of this other database.")
-@click.option("--force", is_flag=True, help="Do not ask.")
+@force_option
 @json_option
 @click.pass_obj
 @runs
@@ -38,8 +40,8 @@ async def sync(output: Output, action: str, database: str | None, force: bool) -
 
     analyze: show pods without rows, with what they cost, and rows without pods; exit 1 if there are any.
     terminate_orphaned: delete the pods that no live worker names. update_database: end the rows whose pods are gone.
-    Both through the orchestrator that leads, or by this command where none does. Pods of a fleet of this name in
-    another database are shown, and deleted only with --database: whoever still uses it loses them.
+    The leader does both; if nobody leads, this command does. Pods of a fleet of this name in another database are
+    shown, and deleted only with --database. If another orchestrator still uses that database, it loses these pods.
     """
     if database is not None and action != TERMINATE:
         raise Failure(BAD_ARGUMENT, why=f"--database goes with {TERMINATE}")
@@ -47,14 +49,14 @@ async def sync(output: Output, action: str, database: str | None, force: bool) -
     async with opened_store() as store, opened_cloud(settings) as cloud:
         seen = await _compared(store, cloud, settings)
         if database is not None:
-            await _end_strangers(cloud, output, _of_database(seen, database), force=force)
+            await _end_foreign_pods(cloud, output, _of_database(seen, database), force=force)
             seen = await _compared(store, cloud, settings)
         elif action != ANALYZE:
-            seen = await _mended(store, cloud, settings, output, action, seen, force=force)
+            seen = await _repaired(store, cloud, settings, output, action, seen, force=force)
     if output.json:
         found = dataclasses.asdict(seen)
         differs = {"pods_without_rows": found["orphans"], "rows_without_pods": found["bereft"]}
-        differs["pods_of_other_databases"] = found["strangers"]
+        differs["pods_of_other_databases"] = found["foreign_pods"]
         output.document(action=action, consistent=not seen, pods=seen.pods, usd_per_hour=seen.usd_per_hour, **differs)
     else:
         _show(output, seen)
@@ -62,13 +64,13 @@ async def sync(output: Output, action: str, database: str | None, force: bool) -
 
 
 async def _compared(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings") -> Drift:
-    """The list first: a worker that is newer than it is not missed (see observe.py)."""
+    """Read the list first, so that a newer worker does not seem to lack its pod (see observe.py)."""
     pods = await cloud.list_pods()
     rows, database_id = await store.workers(), (await store.snapshot()).database_id
     return drift(pods, rows, settings.fleet_id, database_id, utcnow())
 
 
-async def _mended(
+async def _repaired(
     store: "SqlStore",
     cloud: "RunPodCloud",
     settings: "Settings",
@@ -78,13 +80,13 @@ async def _mended(
     *,
     force: bool,
 ) -> Drift:
-    """Have it done; what there is afterwards. Raises Failure if it is not done in time."""
+    """Repair the difference, and return the state afterwards. Raises Failure if it takes too long."""
     wrong = _wrong(action, seen)
     if not wrong:
         return seen
     question = {
-        TERMINATE: f"Delete {len(wrong)} pod(s) that no live worker names, {usd(seen.usd_per_hour)}/h",
-        UPDATE: f"End {len(wrong)} worker(s) whose pods are gone, and queue again what they held",
+        TERMINATE: f"Delete {counted(len(wrong), 'pod')} that no live worker names, {usd(seen.usd_per_hour)}/h",
+        UPDATE: f"End {counted(len(wrong), 'worker')} whose pods are gone, and queue their tasks again",
     }[action]
     output.confirm(f"{question}: {', '.join(wrong)}?", force=force)
 
@@ -92,11 +94,11 @@ async def _mended(
         nonlocal seen
         try:
             seen = await _compared(store, cloud, settings)
-        except PortError as error:  # not to be seen is not gone
+        except PortError as error:  # an unavailable list does not show that the pods are gone
             return [f"RunPod's list ({type(error).__name__}: {error})"]
         return _wrong(action, seen)
 
-    job = {TERMINATE: MaintenanceJob.REAP, UPDATE: MaintenanceJob.FORGET}[action]
+    job = {TERMINATE: MaintenanceJob.DELETE_ORPHANS, UPDATE: MaintenanceJob.END_WORKERS_WITHOUT_POD}[action]
     rest = await carried_out(store, settings, output, job, left)
     if rest:
         why = f"after {span(PATIENCE_S)} there is still: {', '.join(rest)}"
@@ -108,18 +110,18 @@ async def _mended(
 
 
 def _of_database(seen: Drift, database_id: str) -> Sequence[str]:
-    """The pods that another database's fleet of this name has."""
-    found = next((theirs.pods for theirs in seen.strangers if theirs.database_id == database_id), None)
+    """Return the pods of another database's fleet of this name."""
+    found = next((theirs.pods for theirs in seen.foreign_pods if theirs.database_id == database_id), None)
     if found is None:
-        known = ", ".join(theirs.database_id for theirs in seen.strangers) or "none"
-        why = f"no pod of this FLEET_ID belongs to a database {database_id} other than this one; there are: {known}"
+        known = ", ".join(theirs.database_id for theirs in seen.foreign_pods) or "none"
+        why = f"no pod of this FLEET_ID belongs to another database {database_id}; the databases are: {known}"
         raise Failure(BAD_ARGUMENT, why=why, fix="python -m orchestrator sync")
     return found
 
 
-async def _end_strangers(cloud: "RunPodCloud", output: Output, theirs: Sequence[str], *, force: bool) -> None:
-    """Delete these pods and no other, and see that they are gone: no loop of ours would touch them."""
-    question = f"Delete {len(theirs)} pod(s) of another database, which no orchestrator may use any more"
+async def _end_foreign_pods(cloud: "RunPodCloud", output: Output, theirs: Sequence[str], *, force: bool) -> None:
+    """Delete exactly these pods, and verify that they are gone. This database's loop would never delete them."""
+    question = f"Delete {counted(len(theirs), 'pod')} of another database, which no orchestrator may use any more"
     output.confirm(f"{question}: {', '.join(theirs)}?", force=force)
     until_s, rest = time.monotonic() + PATIENCE_S, set(theirs)
     while rest:
@@ -142,7 +144,8 @@ def _wrong(action: str, seen: Drift) -> list[str]:
 
 def _show(output: Output, seen: Drift) -> None:
     if not seen:
-        output.show(f"RunPod and the database agree: {seen.pods} pod(s) of this fleet, each named by its worker.")
+        pods = counted(seen.pods, "pod")
+        output.show(f"RunPod and the database agree: {pods} of this fleet, each named by its worker.")
     if seen.orphans:
         output.show(f"Pods without rows: {len(seen.orphans)}, {usd(seen.usd_per_hour)}/h", _orphans(seen))
         output.say("fix: python -m orchestrator sync terminate_orphaned")
@@ -152,11 +155,11 @@ def _show(output: Output, seen: Drift) -> None:
             rows.add_row(row.worker_id, row.status, row.pod_id, row.pod_status or "not listed")
         output.show(f"Rows without pods: {len(seen.bereft)}", rows)
         output.say("fix: python -m orchestrator sync update_database")
-    for theirs in seen.strangers:
+    for theirs in seen.foreign_pods:
         output.show(f"{theirs.what}: {', '.join(theirs.pods)}")
         output.say(f"fix: {theirs.fix}")
     if seen.foreign:
-        output.say(f"{seen.foreign} other pod(s) in the account are not this fleet's and were left alone.")
+        output.say(f"{counted(seen.foreign, 'other pod')} in the account: not of this fleet, left alone.")
 
 
 def _orphans(seen: Drift) -> Table:

@@ -1,4 +1,4 @@
-"""`timeline <worker>`: events and attempts in order, with durations, gaps, holes, and what each state cost."""
+"""`timeline <worker>`: events and attempts in order, with durations, gaps, holes, and the cost of each state."""
 
 import dataclasses
 from datetime import datetime
@@ -24,7 +24,7 @@ MISSING = {"gap": "yellow", "hole": "yellow"}
 @click.pass_obj
 @runs
 async def timeline(output: Output, worker: str) -> None:
-    """Everything that happened to a worker, named by its id, the end of its id, or its pod's id. Exit 3 if unknown."""
+    """Show all events of WORKER: its id, the end of its id, or its pod's id. Exit 3 if there is no such worker."""
     async with opened_store() as store:
         found = await find_worker(store, worker)
     now, row = datetime.fromisoformat(found["now"]), found["worker"]
@@ -44,7 +44,7 @@ async def timeline(output: Output, worker: str) -> None:
 
 
 def wide(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
-    """A line for each."""
+    """Return one line per entry."""
     shown = table("time", "after", "took", "what", "note")
     for entry in made:
         after, took, what, note = _cells(entry, created_at, now)
@@ -53,7 +53,7 @@ def wide(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
 
 
 def narrow(made: tuple[Entry, ...], created_at: str, now: datetime) -> Table:
-    """The note under what it is about, so that 80 columns hold it."""
+    """Return each note under its entry, to fit 80 columns."""
     shown = table("after", "took", "what")
     for entry in made:
         after, took, what, note = _cells(entry, created_at, now)

@@ -1,7 +1,8 @@
-"""`list` and `status`: the workers as the database knows them, and the provider's word on one of them."""
+"""`list` and `status`: the workers in the database, and RunPod's status of one of them."""
 
 import asyncio
 import dataclasses
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,19 +12,21 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from orchestrator.cli import tables
+from orchestrator.cli import options, tables
 from orchestrator.cli.output import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
-from orchestrator.cli.worker_rows import busy_share, flags, is_live, leaderless, public, totals
-from orchestrator.core.states import READY, Stage
-from orchestrator.ports import PortError, Unavailable
+from orchestrator.cli.watching import EVERY_S, View, watch
+from orchestrator.cli.worker_rows import busy_share, by_pool, flags, is_live, leaderless, public, totals
+from orchestrator.core.states import READY, Stage, State
+from orchestrator.diagnostics import causes
+from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
     from orchestrator.diagnostics import workers
 
 NOBODY = "No active workers found."
-WATCH_EVERY_S = 2.0
+NO_MATCH = "No worker matches the filter."
 PROVIDER_TIMEOUT_S = 8.0  # status shows the rest without it
 ROWS = 200  # terminated workers shown by --all; live ones are always all shown
 SHORT_S = 10.0  # a stage is timed to a tenth of a second up to here
@@ -31,24 +34,65 @@ FAILED = ("failed", "timeout", "lost")
 
 
 @click.command("list")
-@click.option("--all", "everyone", is_flag=True, help=f"The newest {ROWS}, terminated ones included.")
-@click.option("--watch", is_flag=True, help=f"Show it again every {WATCH_EVERY_S:.0f} s, until Ctrl-C.")
+@click.option("--all", "everyone", is_flag=True, help=f"Also terminated workers, at most the newest {ROWS}.")
+@click.option("--since", help="Also workers that ended since then: a span (90m, 24h, 7d), or a time (ISO 8601).")
+@click.option("--pool", help="Only this pool.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([state.value for state in State]),
+    multiple=True,
+    help="Only this state; may be repeated.",
+)
+@click.option("--gpu", help="Only GPU types with this in their name.")
+@click.option("--watch", "watched", is_flag=True, help=f"Refresh every {EVERY_S:.0f} s, until Ctrl-C.")
 @json_option
 @click.pass_obj
 @runs
-async def list_workers(output: Output, everyone: bool, watch: bool) -> None:
-    """The workers: state, GPU, pod, ages, cost, and whom each waits for."""
+async def list_workers(output: Output, *, watched: bool, **wanted: Any) -> None:
+    """List the workers: state, GPU, pod, ages, cost, and what each waits for, or when and why it ended."""
     async with opened_store() as store:
-        if watch:
-            await _watch(store, output, everyone)
-        rows, leads = await asyncio.gather(store.workers(all=everyone, limit=ROWS), store.leadership())
-        now = utcnow()
+        ask = functools.partial(_ask, store, output, _filter(**wanted))
+        if watched:
+            await watch(output, ask)
+        seen = await ask()
     if output.json:
-        _document(output, rows, leads, now)
+        output.document(**seen.document)
         return
-    output.show(_listing(rows, output, now))
-    if missing := leaderless(leads):
-        output.say(missing, "bold yellow")
+    output.show(seen.body)
+    if seen.warning:
+        output.say(seen.warning, "bold yellow")
+
+
+def _filter(
+    *, everyone: bool, since: str | None, pool: str | None, states: Sequence[str], gpu: str | None
+) -> Mapping[str, Any]:
+    wanted: dict[str, Any] = {"ended": bool(everyone or since or State.TERMINATED in states)}
+    if since:
+        wanted["since"] = options.since(since, utcnow()).isoformat()
+    if states:
+        wanted["status"] = list(states)
+    return wanted | {name: value for name, value in (("pool", pool), ("gpu", gpu)) if value}
+
+
+async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> View:
+    found, leads = await asyncio.gather(store.find.workers(wanted, ROWS), store.leadership())
+    rows, now = found["workers"], utcnow()
+    shown = [public(row, now) for row in rows]
+    document = {
+        "at": now,
+        "workers": shown,
+        "counts": found["counts"],
+        "totals": totals(rows),
+        "leader": leads["leader"],
+    }
+    body: RenderableType = Text(NOBODY if wanted.keys() == {"ended"} else NO_MATCH)
+    if rows:
+        body = Group(tables.workers(rows, output, now), *map(Text, by_pool(found["counts"])))
+    ended = sum(one["workers"] for one in found["counts"] if one["status"] == State.TERMINATED)
+    if ended > ROWS:
+        body = Group(body, Text(f"only the newest {ROWS} of {ended:,} ended workers are shown; --since shows fewer"))
+    return View(body, document, leaderless(leads))
 
 
 @click.command()
@@ -57,21 +101,21 @@ async def list_workers(output: Output, everyone: bool, watch: bool) -> None:
 @click.pass_obj
 @runs
 async def status(output: Output, worker: str) -> None:
-    """Everything known about one worker, named by its id, the end of its id, or its pod's id. Exit 3 if unknown."""
+    """Show everything about WORKER: its id, the end of its id, or its pod's id. Exit 3 if there is no such worker."""
     async with opened_store() as store:
         found, leads = await find_worker(store, worker), await store.leadership()
         from orchestrator.diagnostics import workers
 
-        told = workers.explained(await store.explain(found["worker"]["id"]), settings_for("database").policy())
+        explanation = workers.explained(await store.explain(found["worker"]["id"]), settings_for("database").policy())
     row, now = found["worker"], utcnow()
     provider = await _provider(row.get("pod_id"))
     if output.json:
         history = {name: found.get(name, []) for name in ("events", "attempts", "tasks")}
         stages = [{"stage": name, "seconds": seconds, "tries": tries} for name, seconds, tries in _stages(found, now)]
-        rest = {**history, "leader": leads["leader"], "explanation": dataclasses.asdict(told)}
+        rest = {**history, "leader": leads["leader"], "explanation": dataclasses.asdict(explanation)}
         output.document(worker=public(row, now), provider=provider, stages=stages, **rest)
         return
-    output.show(tables.facts(_facts(row, provider, found, now) | _why(told)))
+    output.show(tables.facts(_facts(row, provider, found, now) | _why(explanation)))
     if is_live(row) and (missing := leaderless(leads)):
         output.say(missing, "bold yellow")
     brought_up = tables.table("stage", "took", "tries")
@@ -82,45 +126,8 @@ async def status(output: Output, worker: str) -> None:
         output.show("", brought_up)
 
 
-async def _watch(store: "SqlStore", output: Output, everyone: bool) -> None:
-    """Show the list again and again, saying how old it is when the database does not answer; ends by Ctrl-C only."""
-    from rich.live import Live
-
-    with Live(console=output.out, auto_refresh=False, transient=False) as live:
-        shown: RenderableType = Text("asking the database…", style="dim")
-        seen_at: datetime | None = None
-        while True:
-            try:
-                rows, leads = await asyncio.gather(store.workers(all=everyone, limit=ROWS), store.leadership())
-                seen_at = now = utcnow()
-                line = Text(f"at {clock(now)}", style="dim")
-                if missing := leaderless(leads):
-                    line = Text(missing, style="bold yellow")
-                shown = _listing(rows, output, now)
-            except Unavailable as error:
-                age = "never seen" if seen_at is None else f"seen {span(ago(seen_at, utcnow()))} ago"
-                line = Text(f"{age}: the database does not answer ({one_line(str(error), 80)})", style="bold red")
-                rows, now = [], utcnow()
-            if not output.json:
-                live.update(Group(shown, line), refresh=True)
-                if not output.out.is_terminal:
-                    output.show(Group(shown, line))
-            elif seen_at == now:
-                _document(output, rows, leads, now)
-            await asyncio.sleep(WATCH_EVERY_S)
-
-
-def _document(output: Output, rows: Sequence[Mapping[str, Any]], leads: Mapping[str, Any], now: datetime) -> None:
-    shown = [public(row, now) for row in rows]
-    output.document(at=now, workers=shown, totals=totals(rows), leader=leads["leader"])
-
-
-def _listing(rows: Sequence[Mapping[str, Any]], output: Output, now: datetime) -> RenderableType:
-    return tables.workers(rows, output, now) if rows else Text(NOBODY)
-
-
 async def _provider(pod_id: str | None) -> dict[str, Any]:
-    """What RunPod says of a pod: {status, why}; status None when it was not asked or did not answer."""
+    """Return RunPod's status of a pod: {status, why}. The status is None if RunPod was not asked or did not answer."""
     if pod_id is None:
         return {"status": None, "why": "no pod was created yet"}
     settings = settings_for("database")
@@ -175,13 +182,14 @@ def _facts(
     return shown
 
 
-def _why(told: "workers.Explanation") -> dict[str, str]:
-    """What `explain` says of it, in short: the cause, what happens by itself, and what to do."""
-    from orchestrator.diagnostics import workers  # not for `list`: it knows how agents are sent
-
-    code = f" ({workers.named(told.code, told.subcause)})" if told.code else ""
-    why = "; ".join(sentence.rstrip(".") for sentence in told.ended) or f"waiting on {told.who}: {told.what}{code}"
-    return {"why": one_line(why, 400), "then": told.then, "fix": told.fix}
+def _why(explanation: "workers.WorkerExplanation") -> dict[str, str]:
+    """Return the explanation in short: the cause, what happens next, and the fix."""
+    code = f" ({causes.named(explanation.code, explanation.subcause)})" if explanation.code else ""
+    why = (
+        "; ".join(sentence.rstrip(".") for sentence in explanation.ended)
+        or f"waiting on {explanation.who}: {explanation.what}{code}"
+    )
+    return {"why": one_line(why, 400), "then": explanation.then, "fix": explanation.fix}
 
 
 def _cost(row: Mapping[str, Any]) -> str:
@@ -192,26 +200,28 @@ def _cost(row: Mapping[str, Any]) -> str:
 
 
 def _last_failure(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Of the worker, of its climb, or of a task it ran: the newest of each that there is."""
-    said = []
+    """Return the last failure of the worker, of its bring-up, and of its tasks, if there is one."""
+    troubles = []
     if row.get("failure_code"):
-        said.append(f"{row['failure_code']} ({row.get('exit_cause') or 'live'})")
+        troubles.append(f"{row['failure_code']} ({row.get('exit_cause') or 'live'})")
     bringups = [a for a in found.get("attempts", ()) if a.get("outcome") in FAILED]
     if bringups:
         last = max(bringups, key=lambda a: str(a["started_at"]))
         facts = [last.get("failure_code"), last.get("exception_type")]
-        said.append(
+        troubles.append(
             f"stage {last['stage']}: {' '.join(f for f in facts if f)} {one_line(last.get('evidence') or '', 120)}"
         )
     broken = [t for t in found.get("tasks", ()) if t.get("failure_code")]
     if broken:
         last = max(broken, key=lambda t: str(t["started_at"]))
-        said.append(f"task {last.get('task_id')}: {last['failure_code']} {one_line(last.get('message') or '', 120)}")
-    return "; ".join(said) or "none"
+        troubles.append(
+            f"task {last.get('task_id')}: {last['failure_code']} {one_line(last.get('message') or '', 120)}"
+        )
+    return "; ".join(troubles) or "none"
 
 
 def _stages(found: Mapping[str, Any], now: datetime) -> list[tuple[str, float, int]]:
-    """Seconds and attempts per stage, in the order of the climb; the stage it is in counts up to now."""
+    """Return seconds and attempts per stage, in order. The present stage counts until now."""
     row, order = found["worker"], {stage.value: position for position, stage in enumerate(Stage)}
     seconds: dict[str, float] = defaultdict(float)
     stage, since = Stage.INTENT.value, ago(row["created_at"], now) or 0.0

@@ -1,0 +1,84 @@
+"""Options that several commands share: spans of time, labels, and a confirmation given in advance."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.output import moment
+from orchestrator.errors import BAD_ARGUMENT, Failure
+
+SPAN = re.compile(r"(\d{1,5})([smhdw])")
+UNITS = {
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
+MAX_LABELS = 16
+MAX_PARAMS_BYTES = 1 << 20
+
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also the formula of each decision.")
+force_option = click.option("--force", "--yes", "force", is_flag=True, help="Do not ask.")
+
+
+def since(text: str, now: datetime, name: str = "--since") -> datetime:
+    """Return a time in the past, from a span before now (90m, 24h, 7d, 2w) or ISO 8601. Raises Failure."""
+    found = _moment(text, now, sign=-1)
+    if found is None or found > now:
+        raise Failure(BAD_ARGUMENT, why=f"{name} {text!r} is neither a span (90m, 24h, 7d, 2w) nor a time in the past")
+    return found
+
+
+def later(text: str, now: datetime, name: str) -> datetime:
+    """Return a time, from a span after now (30m, 2h) or ISO 8601. Raises Failure."""
+    found = _moment(text, now, sign=1)
+    if found is None:
+        raise Failure(BAD_ARGUMENT, why=f"{name} {text!r} is neither a span (30s, 10m, 2h, 1d) nor a time (ISO 8601)")
+    return found
+
+
+def labels(given: Sequence[str], name: str = "--label") -> dict[str, str]:
+    """Return the labels of KEY=VALUE texts. Raises Failure."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise Failure(BAD_ARGUMENT, why=f"{name} {text!r} is not KEY=VALUE")
+        found[key] = value
+    if len(found) > MAX_LABELS:
+        raise Failure(BAD_ARGUMENT, why=f"{len(found)} labels are given; a task has at most {MAX_LABELS}")
+    return found
+
+
+def params(text: str) -> dict[str, Any]:
+    """Read a JSON object from the text of an option, or from the file that it names. Raises Failure."""
+    source = "--params"
+    if text.startswith("@"):
+        source = "stdin" if text == "@-" else text[1:]
+        try:
+            text = sys.stdin.read(MAX_PARAMS_BYTES + 1) if text == "@-" else Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure(BAD_ARGUMENT, what="the params cannot be read", why=f"{source}: {error}") from None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Failure(BAD_ARGUMENT, what="the params are not JSON", why=f"{source}: {error}") from None
+    if not isinstance(found, dict) or len(text) > MAX_PARAMS_BYTES:
+        kind = type(found).__name__ if len(text) <= MAX_PARAMS_BYTES else f"longer than {MAX_PARAMS_BYTES} bytes"
+        raise Failure(BAD_ARGUMENT, what="the params must be one JSON object", why=f"{source} is {kind}")
+    return found
+
+
+def _moment(text: str, now: datetime, sign: int) -> datetime | None:
+    match = SPAN.fullmatch(text.strip())
+    try:
+        return now + sign * int(match[1]) * UNITS[match[2]] if match else moment(text)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,67 @@
+"""Follows one task to its end, for `submit --wait` and `tasks watch TASK`."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from orchestrator.cli.output import Output, ago, one_line, span
+from orchestrator.cli.session import utcnow
+from orchestrator.cli.task_rows import attempts_made, note
+from orchestrator.errors import ENDED_BADLY, NO_TASK, NOT_IN_TIME, Failure
+
+if TYPE_CHECKING:
+    from orchestrator.adapters.store import SqlStore
+
+EVERY_S = 1.0
+FOR_S = 7 * 86_400.0  # Ctrl-C ends it earlier; the task goes on
+RESULT_CHARACTERS = 2_000
+COMPLETE = "Complete"
+ENDED = (COMPLETE, "Failed", "Cancelled")
+
+
+async def follow(store: "SqlStore", output: Output, task_id: str, *, for_s: float = FOR_S) -> Mapping[str, Any]:
+    """Print each change of a task to stderr until it is Complete, and its result to stdout. Return its row.
+
+    Raises Failure if the task fails, is cancelled or deleted, or has not ended after `for_s` seconds.
+    """
+    began, seen = utcnow(), None
+    while True:
+        row = await store.find.task(task_id)
+        if row is None:
+            raise Failure(NO_TASK, why=f"the database has no task {task_id}")
+        if (facts := _facts(row)) != seen:
+            output.say(f"{span(ago(began, utcnow())):>6}  {_line(row)}")
+            seen = facts
+        if row["status"] in ENDED:
+            return _result(output, row)
+        if (ago(began, utcnow()) or 0) > for_s:
+            fix = f"python -m orchestrator tasks watch {task_id}"
+            raise Failure(NOT_IN_TIME, why=f"after {span(for_s)} task {task_id} is {row['status']}", fix=fix)
+        await asyncio.sleep(EVERY_S)
+
+
+def _facts(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what is worth a new line if it changes; a pause that is counted down is not."""
+    return *(row[name] for name in ("status", "attempts", "worker_id", "progress", "cancel_requested_at")), row["waits"]
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    said, where = note(row, utcnow()), ""
+    if row["status"] == "In Progress":
+        where = f" on {row['worker_id']} (attempt {attempts_made(row)} of {row['max_attempts']})"
+    return f"{row['status']}{where}" + (f": {said}" if said else "")
+
+
+def _result(output: Output, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Print what the handler returned. Raises Failure if the task is not Complete."""
+    if row["status"] == COMPLETE:
+        if output.json:
+            output.document(task=row)
+        elif row.get("result_data"):
+            output.show(Text(one_line(row["result_data"], RESULT_CHARACTERS)))
+        return row
+    why = ": ".join(str(row[name]) for name in ("failure_code", "error_message") if row.get(name))
+    fix = f"python -m orchestrator explain {row['id']}"
+    raise Failure(ENDED_BADLY, what=f"task {row['id']} is {row['status']}", why=why or "no cause is recorded", fix=fix)
