@@ -1,6 +1,6 @@
-"""The HTTP side of one orchestrator process: two health probes, the workers' gateway, and metrics for who has a token.
+"""The HTTP application of one orchestrator process.
 
-Everything else is refused.
+It has a short page, two health probes, the gateway, the API, and metrics behind a token. Everything else is refused.
 """
 
 import time
@@ -11,15 +11,21 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
+from orchestrator.errors import INTERNAL
 from orchestrator.observability.health import Health
 from orchestrator.observability.metrics import Metrics
 from orchestrator.ports import Blobs, WorkerDb
+from orchestrator.web.api.operations import Api
+from orchestrator.web.api.problems import Problem
+from orchestrator.web.api.routes import BASE
+from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
+from orchestrator.web.root_page import root_page
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims
 
@@ -33,9 +39,10 @@ def build_app(
     wakeups: WakeupHub,
     on_unanswered: Callable[[str], None] = lambda _: None,
     metrics: Metrics | None = None,
-    metrics_tokens: Sequence[str] = (),
+    metrics_token: str | None = None,
     proxy_hops: int = 0,
     sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
+    api: Api | None = None,
 ) -> Starlette:
     """The application; the daemon updates `health` (on `time.monotonic`) and `wakeups` from this event loop.
 
@@ -46,7 +53,7 @@ def build_app(
 
     def shown(request: Request, now_s: float) -> Mapping[str, Any]:
         report = health.report(now_s)
-        return report if holds_token(request, metrics_tokens) else {"status": report["status"]}
+        return report if holds_token(request, metrics_token) else {"status": report["status"]}
 
     def probed(request: Request, is_well: Callable[[float], bool]) -> Response:
         now_s = time.monotonic()
@@ -56,31 +63,39 @@ def build_app(
     async def healthz(request: Request) -> Response:
         return probed(request, health.alive)
 
+    async def root(request: Request) -> Response:
+        now_s = time.monotonic()
+        keeps = request.app.state.connections.keeps_probe(request, now_s)
+        return root_page(health.report(now_s)["status"], {} if keeps else CLOSES)
+
     async def readyz(request: Request) -> Response:
         return probed(request, health.ready)
 
     numbers = metrics or Metrics()
-    routes = [
+    routes: list[BaseRoute] = [
+        Route("/", root, methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
-        Route("/metrics", exposition(numbers, metrics_tokens), methods=["GET"]),
+        Route("/metrics", exposition(numbers, metrics_token), methods=["GET"]),
     ]
     if db is not None:
         gateway = Gateway(db, blobs, verifier, wakeups, on_unanswered, sealed)
         routes.append(Route("/rest/v1/rpc/{function}", _counted(gateway.rpc, numbers), methods=["POST"]))
+    if api is not None:
+        routes += api_routes(api)
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
     app.state.connections = Connections(proxy_hops)
-    app.router.redirect_slashes = False  # a path that is nearly right is not there
+    app.router.redirect_slashes = False  # a path with an extra slash is not found
     return app
 
 
 def _counted(
     answer: Callable[[Request], Awaitable[Response]], metrics: Metrics
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The same endpoint, its answers counted by function and status."""
+    """Wrap an endpoint, and count its answers by function and status."""
 
     async def counted(request: Request) -> Response:
         function = request.path_params["function"]
@@ -103,6 +118,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     return connections.refuse(request, Refusal(status, code, message), time.monotonic())
 
 
-async def _broken(_: Request, _error: Exception) -> Response:
-    """A bug of ours: the server logs it, the caller learns nothing of it."""
+async def _broken(request: Request, _error: Exception) -> Response:
+    """Answer after a bug: the server logs it, and the caller sees no details."""
+    if request.url.path.startswith(BASE):
+        return Problem(500, INTERNAL, "the orchestrator has made an error").response()
     return Refusal(500, "XX000", "Internal error").response()

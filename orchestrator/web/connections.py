@@ -1,8 +1,8 @@
-"""Who holds a connection: a stranger until one of its requests carries a worker's valid token.
+"""The open connections. A connection is anonymous until one of its requests carries a worker's valid token.
 
-A worker's new connection is a stranger's too until its first head has arrived. So a full house turns nobody away: it
-closes the connection of the stranger that has been idle longest. Known workers are counted by their token, never by
-their address. Behind a proxy the peer's address is the proxy's, and strangers are counted together.
+A worker's new connection is anonymous too until its first request head. So a full server refuses no connection: it
+closes the anonymous connection that has been idle longest. Known workers are counted by their token, never by their
+address. Behind a proxy, the peer's address is the proxy's, and anonymous callers are counted together.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from orchestrator.web.errors import TOO_FAST, Refusal
-from orchestrator.web.token_buckets import PROBE_REQUESTS, STRANGER_REQUESTS, Buckets
+from orchestrator.web.token_buckets import ANONYMOUS_REQUESTS, PROBE_REQUESTS, Buckets
 
-MAX_STRANGERS = 1_024  # connections of callers without a token; the probes of a platform are among them
+MAX_ANONYMOUS = 1_024  # connections without a token, with those of a platform's probes
 MAX_PER_ADDRESS = 64  # of these, from one address that is not a proxy's
 MAX_PER_TOKEN = 16  # an agent holds three
 Peer = tuple[str, int]
@@ -31,7 +31,7 @@ class Connection(Protocol):
         ...
 
     def know(self) -> None:
-        """It belongs to a worker: it may stay open for longer."""
+        """Mark it as a worker's connection, which may stay open for longer."""
         ...
 
     def hang_up(self) -> None:
@@ -40,30 +40,30 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The connections of one server; every method belongs to its event loop."""
+    """The connections of one server. All methods run on its event loop."""
 
     def __init__(self, proxy_hops: int = 0) -> None:
-        """`proxy_hops`: how many proxies of ours each request passes; each appends to X-Forwarded-For."""
+        """`proxy_hops`: the number of our proxies that a request passes. Each appends to X-Forwarded-For."""
         self._proxy_hops = proxy_hops
-        self._requests, self._probes = Buckets(STRANGER_REQUESTS), Buckets(PROBE_REQUESTS)
-        self._strangers: dict[Peer, Connection] = {}  # oldest first
+        self._requests, self._probes = Buckets(ANONYMOUS_REQUESTS), Buckets(PROBE_REQUESTS)
+        self._anonymous: dict[Peer, Connection] = {}  # oldest first
         self._by_address: dict[str, dict[Peer, Connection]] = {}
         self._by_token: dict[str, dict[Peer, Connection]] = {}
         self._tokens: dict[Peer, str] = {}
 
     def opened(self, connection: Connection) -> None:
-        """Somebody has connected."""
+        """Add a new connection."""
         host = connection.peer[0]
-        self._strangers[connection.peer] = connection
+        self._anonymous[connection.peer] = connection
         self._by_address.setdefault(host, {})[connection.peer] = connection
         if not self._proxy_hops and len(self._by_address[host]) > MAX_PER_ADDRESS:
             _end_oldest(self._by_address[host])
-        if len(self._strangers) > MAX_STRANGERS:
-            _end_oldest(self._strangers)
+        if len(self._anonymous) > MAX_ANONYMOUS:
+            _end_oldest(self._anonymous)
 
     def closed(self, connection: Connection) -> None:
-        """It has gone."""
-        self._leave_strangers(connection.peer)
+        """Remove a closed connection."""
+        self._forget_anonymous(connection.peer)
         token = self._tokens.pop(connection.peer, None)
         if token is not None:
             self._by_token[token].pop(connection.peer, None)
@@ -71,11 +71,11 @@ class Connections:
                 del self._by_token[token]
 
     def known(self, peer: Peer | None, token: str) -> None:
-        """A request on this connection carried a valid token."""
-        connection = self._strangers.get(peer) if peer else None
+        """Mark the connection as a worker's, after a request with a valid token."""
+        connection = self._anonymous.get(peer) if peer else None
         if connection is None:
             return
-        self._leave_strangers(connection.peer)
+        self._forget_anonymous(connection.peer)
         self._tokens[connection.peer] = token
         ours = self._by_token.setdefault(token, {})
         ours[connection.peer] = connection
@@ -84,28 +84,31 @@ class Connections:
             _end_oldest(ours)
 
     def allows(self, request: HTTPConnection, now_s: float) -> bool:
-        """Whether a stranger's address may make another request that is refused anyway."""
+        """Whether an anonymous address may make another refused request."""
         return self._requests.take(self.address(request), 1, now_s)
 
     def refuse(self, request: HTTPConnection, refusal: Refusal, now_s: float) -> Response:
-        """The answer to a stranger; to an address that has had too many of these, 429 on a connection that closes."""
+        """Return the refusal for an anonymous caller.
+
+        An address with too many of them gets 429, and the connection closes.
+        """
         if self.allows(request, now_s):
             return refusal.response()
         return Refusal(429, TOO_FAST, "Too many requests without a valid token").response(closes=True)
 
     def keeps_probe(self, request: HTTPConnection, now_s: float) -> bool:
-        """Whether a probe's connection stays open. Every probe is answered, also at an attacker's address."""
+        """Whether a probe's connection stays open. Every probe is answered, also from an attacker's address."""
         return self._probes.take(self.address(request), 1, now_s)
 
     def address(self, request: HTTPConnection) -> str:
-        """Where a request comes from: what our outermost proxy saw. What the caller wrote in front is not believed."""
-        said = ",".join(request.headers.getlist("x-forwarded-for")).split(",") if self._proxy_hops else []
-        if said and len(said) >= self._proxy_hops and said[-self._proxy_hops].strip():
-            return said[-self._proxy_hops].strip()[:64]
+        """Return the caller's address as our outermost proxy saw it. Entries that the caller wrote are ignored."""
+        hops = ",".join(request.headers.getlist("x-forwarded-for")).split(",") if self._proxy_hops else []
+        if hops and len(hops) >= self._proxy_hops and hops[-self._proxy_hops].strip():
+            return hops[-self._proxy_hops].strip()[:64]
         return request.client.host if request.client else ""
 
-    def _leave_strangers(self, peer: Peer) -> None:
-        if self._strangers.pop(peer, None) is not None:
+    def _forget_anonymous(self, peer: Peer) -> None:
+        if self._anonymous.pop(peer, None) is not None:
             same = self._by_address[peer[0]]
             same.pop(peer, None)
             if not same:

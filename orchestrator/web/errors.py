@@ -1,4 +1,4 @@
-"""What a refused call looks like: PostgREST's statuses and its form `{code, message, details, hint}`.
+"""The format of refusals: PostgREST's statuses and its JSON `{code, message, details, hint}`.
 
 Sources: PostgREST's documented error codes (PGRST…) and its table of SQLSTATE to HTTP status; an agent that talks to
 Supabase instead of this gateway reads the same answers.
@@ -17,8 +17,8 @@ NO_JWT = "PGRST302"
 UNKNOWN_FUNCTION = "PGRST202"
 BAD_BODY = "PGRST102"
 NO_DATABASE = "PGRST000"
-TOO_FAST = "RATE_LIMITED"  # our own, like the next one
-NO_BUCKET = "OUTPUT_UNKNOWN"  # our own: PostgREST has no bucket
+TOO_FAST = "RATE_LIMITED"  # our own code, like the next one
+NO_BUCKET = "OUTPUT_UNKNOWN"  # our own code: PostgREST has no bucket
 
 UNDEFINED_FUNCTION = "42883"
 # SQLSTATE (or its class, two characters) -> HTTP status; anything else is 400.
@@ -38,7 +38,7 @@ class Refusal(Exception):
         self.hint = hint
 
     def response(self, *, closes: bool = False) -> JSONResponse:
-        """The answer as PostgREST would give it; `closes`: it is the connection's last one."""
+        """Return the answer in PostgREST's format. `closes`: it is the last one of the connection."""
         headers = NO_STORE | (CLOSES if closes else {})
         if self.status == 401:  # noqa: PLR2004
             headers["WWW-Authenticate"] = "Bearer"
@@ -52,7 +52,7 @@ def unknown_function(function: str, detail: str | None = None) -> Refusal:
 
 
 def from_port_error(error: PortError, function: str) -> Refusal:
-    """What the database's refusal is over HTTP."""
+    """Convert the database's refusal to HTTP."""
     cause: Any = error.__cause__
     sqlstate = getattr(cause, "sqlstate", None)
     if sqlstate is None or (isinstance(error, Unavailable) and sqlstate[:2] in {"08", "53"}):

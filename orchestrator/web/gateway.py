@@ -1,10 +1,10 @@
-"""The workers' door to the database: `POST /rest/v1/rpc/<function>` in PostgREST's dialect.
+"""The gateway between agents and the database: `POST /rest/v1/rpc/<function>`, compatible with PostgREST.
 
-Nothing is decided here. A call is one of the worker functions with a token that we signed, or it is refused; whose
-token it is and what it may do, the database says, under the role `gpu_worker`. Five things are added, which the
-database cannot do: a claim that finds nothing waits for a wake-up (claims.py), heartbeats of idle workers go together
-(beats.py), a grant becomes a signed URL, a renewal brings the next token, and a completion that names an
-object of our bucket is handed on once the bucket shows it.
+The gateway decides nothing. A call must be one of the worker functions, with a token that we signed. The database
+checks the token's worker and its rights, under the role `gpu_worker`. The gateway adds five things that the database
+cannot do: a claim without a task waits for a wake-up (long_poll.py), heartbeats of idle workers are combined
+(heartbeat_batch.py), a grant becomes a presigned URL, a renewal returns the next token, and a completion with an object
+of our bucket is checked in the bucket first.
 """
 
 import asyncio
@@ -34,19 +34,17 @@ from orchestrator.web.errors import (
 from orchestrator.web.heartbeat_batch import HeartbeatBatch
 from orchestrator.web.log_sampling import Sampler
 from orchestrator.web.long_poll import LongPolls
-from orchestrator.web.request_bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, parsed
+from orchestrator.web.request_bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, TOO_SLOW, parsed, read_body
 from orchestrator.web.token_buckets import MAX_CALLERS, WORKER_BYTES, WORKER_REQUESTS, Buckets
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims, InvalidToken
 from worker import protocol
 
 MAX_DIGITS = 12  # of a Content-Length that is read as a number
-BODY_TIMEOUT_S = 30.0
 UNAUTHORIZED = 401  # HTTP status
-TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
-VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another question
-COMPLETE_OUTPUT = "worker_complete_output"  # a completion with what the bucket shows of the output
+VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another check
+COMPLETE_OUTPUT = "worker_complete_output"  # a completion with the bucket's facts about the output
 LOOK = "look"  # the worker holds the task: look for its output, and complete with what was seen
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
@@ -70,14 +68,13 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
 log = structlog.get_logger()
 
 
-# What a pod says in its own words, of which some quote what it was told; a task's result is the user's own, and loses
-# nothing but the secrets that we know.
+# Texts of a pod, which may quote secrets. A task's result is the user's data; only known secrets are removed from it.
 WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason"})
 RESULTS = frozenset({"p_result_data", "p_results"})
 
 
 class Gateway:
-    """The endpoint, with what it needs."""
+    """The endpoint of the worker functions."""
 
     def __init__(
         self,
@@ -90,21 +87,21 @@ class Gateway:
     ) -> None:
         """`sealed`: worker id, jti -> its next token, sealed for it (renewals.py).
 
-        `on_unanswered` gets the id of a worker that called with our token and got no answer: it is not silent.
+        `on_unanswered` gets the id of a worker whose call got no answer: the worker is alive.
         """
         self._db = db
         self._blobs = blobs
         self._verifier = verifier
         self._polls = LongPolls(self._call, wakeups)
-        self._beats = HeartbeatBatch(db)
+        self._heartbeats = HeartbeatBatch(db)
         self._on_unanswered = on_unanswered
         self._sealed = sealed
         self._requests, self._bytes = Buckets(WORKER_REQUESTS), Buckets(WORKER_BYTES)
-        self._strangers = Sampler()
-        self._valid_until: dict[str, float] = {}  # jti -> how long the database's last word on it counts
+        self._anonymous = Sampler()
+        self._valid_until: dict[str, float] = {}  # jti -> until when the database's last check of it counts
 
     async def rpc(self, request: Request) -> Response:
-        """One call, answered or refused."""
+        """Answer or refuse one call."""
         function = request.path_params["function"]
         worker_id: str | None = None
         try:
@@ -126,12 +123,13 @@ class Gateway:
         except ClientDisconnect:
             if worker_id:
                 self._on_unanswered(worker_id)
-            return Response(status_code=400)  # nobody reads it
-        return JSONResponse(answer, headers=NO_STORE)
+            return Response(status_code=400)  # the caller has gone
+        waits = function == protocol.COMPLETE and answer.get("outcome") == protocol.PENDING
+        return JSONResponse(answer, status_code=202 if waits else 200, headers=NO_STORE)  # 202: the agent asks again
 
     def _log_refusal(self, function: str, worker_id: str | None, refusal: Refusal) -> None:
-        """One line at most; strangers' calls are sampled."""
-        calls = 1 if worker_id else self._strangers.take(time.monotonic())
+        """Log one line at most. Anonymous calls are sampled."""
+        calls = 1 if worker_id else self._anonymous.take(time.monotonic())
         if calls:
             say = log.warning if refusal.status >= SERVER_ERROR else log.info
             why = str(refusal) if refusal.status < SERVER_ERROR else f"{refusal}: {refusal.details or ''}"
@@ -148,7 +146,7 @@ class Gateway:
             raise Refusal(401, BAD_JWT, str(error)) from None
 
     async def _admit(self, request: Request, claims: Claims, function: str) -> None:
-        """Let a call in before anything is done for its body: size, rate, then whether the token is still valid."""
+        """Check a call before its body is read: size, rate, then whether the token is still valid."""
         limit_bytes = MAX_BYTES.get(function, 0)
         declared = request.headers.get("content-length", "")
         size = int(declared) if declared.isdecimal() and len(declared) <= MAX_DIGITS else limit_bytes
@@ -189,16 +187,18 @@ class Gateway:
         return answer
 
     async def _beat(self, request: Request, claims: Claims, arguments: dict[str, Any]) -> Any:
-        """The answer to a heartbeat that others joined; None for one that is to be asked alone."""
+        """Return the answer to a combined heartbeat. None if the heartbeat must be sent alone."""
         if arguments.get("p_worker_id") != claims["sub"]:
             return None
         try:
-            return await self._beats.beat(claims, arguments, int(request.headers.get("content-length", MAX_BODY_BYTES)))
+            return await self._heartbeats.beat(
+                claims, arguments, int(request.headers.get("content-length", MAX_BODY_BYTES))
+            )
         except PortError as error:
             raise from_port_error(error, protocol.HEARTBEAT) from None
 
     async def _complete(self, claims: Claims, arguments: dict[str, Any], key: str) -> Any:
-        """Complete with an object of our bucket: the database says first whether the worker holds the task."""
+        """Complete with an object of our bucket. The database first checks whether the worker holds the task."""
         answer = await self._call(claims, COMPLETE_OUTPUT, {**arguments, "p_output": False})
         if answer["outcome"] != LOOK:
             return answer
@@ -211,7 +211,7 @@ class Gateway:
         return await self._call(claims, COMPLETE_OUTPUT, {**arguments, "p_output": seen})
 
     async def _with_urls(self, answer: Any) -> Any:
-        """The grants that the database authorised, signed; keys outside the outputs are refused whatever it said."""
+        """Presign the grants that the database authorised. Keys outside the outputs are always refused."""
         items, refused, replaced = [], list(answer.get("refused") or ()), []
         for item in answer.get("items") or ():
             try:
@@ -232,7 +232,7 @@ def _unknown(error: Exception) -> Refusal:
 
 
 def _without_secrets(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What is stored of a call: nothing that opens something of ours."""
+    """Remove secrets from the stored arguments of a call."""
     return {
         name: redact(value, by_shape=name in WORDS) if name in WORDS | RESULTS else value
         for name, value in arguments.items()
@@ -244,32 +244,19 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
     names = FUNCTIONS.get(function)
     if names is None:
         raise unknown_function(function)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await _body(request, MAX_BYTES[function])
-    except TimeoutError:
-        raise Refusal(TOO_SLOW, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+    body = await read_body(request, MAX_BYTES[function])
     arguments = parsed(body)
     if unknown := sorted(set(arguments) - names):
         raise unknown_function(function, f"it has no argument {unknown[0][:80]!r}")
     arguments = {name: _as_text(value) if name in SCALARS else value for name, value in arguments.items()}
     if len(body) <= CHEAP_BYTES:
         return _without_secrets(arguments)
-    await asyncio.sleep(0)  # reading, searching and writing a large body takes tens of milliseconds each
+    await asyncio.sleep(0)  # parsing, redacting and writing a large body takes tens of milliseconds each
     arguments = _without_secrets(arguments)
     await asyncio.sleep(0)
     return arguments
 
 
-async def _body(request: Request, limit_bytes: int) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise Refusal(413, BAD_BODY, f"The body is larger than {limit_bytes} bytes")
-    return bytes(body)
-
-
 def _as_text(value: Any) -> str | None:
-    """A scalar as PostgREST hands it on: text, which the database reads as the argument's type or refuses."""
+    """Return a scalar as text, like PostgREST. The database parses it as the argument's type, or refuses it."""
     return value if value is None or isinstance(value, str) else json.dumps(value)

@@ -1,8 +1,8 @@
-"""Heartbeats of idle workers, those of a moment in one statement: a thousand of them beat fifty times a second.
+"""Combines simultaneous heartbeats of idle workers into one statement: a thousand workers send fifty per second.
 
-Only a beat that holds no task and says little waits for others; one that no other joins in that moment is called as any
-call of an agent is, and so is whatever the database does not answer together with the rest. Two that speak for the same
-worker, with another launch or token, are never answered together: answers go by the worker's id.
+Only a small heartbeat without a task waits for others. A heartbeat that no other joins is sent like any call, and so is
+one that the database does not answer with the rest. Two heartbeats of the same worker, with different launches or
+tokens, are never combined, because answers are assigned by the worker's id.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ SMALL_BYTES = 8 << 10  # of a request
 
 
 class HeartbeatBatch:
-    """Who waits for company."""
+    """The heartbeats that wait for others."""
 
     def __init__(self, db: WorkerDb) -> None:
         self._db = db
@@ -28,7 +28,7 @@ class HeartbeatBatch:
         self._asking: set[asyncio.Task[None]] = set()
 
     async def beat(self, claims: Claims, arguments: Mapping[str, Any], size: int) -> Any:
-        """The answer, or None: ask alone. Raises Unavailable where the database did not answer."""
+        """Return the answer, or None: send it alone. Raises Unavailable if the database did not answer."""
         if size > SMALL_BYTES or not _is_plain(arguments):
             return None
         loop = asyncio.get_running_loop()
@@ -56,8 +56,8 @@ class HeartbeatBatch:
 
     async def _ask(self, batch: Mapping[asyncio.Future[Any], Mapping[str, Any]]) -> None:
         answers: Mapping[str, Any] = {}
-        speakers = Counter(said["worker_id"] for said in batch.values())
-        together = [said for said in batch.values() if speakers[said["worker_id"]] == 1]
+        speakers = Counter(heartbeat["worker_id"] for heartbeat in batch.values())
+        together = [heartbeat for heartbeat in batch.values() if speakers[heartbeat["worker_id"]] == 1]
         try:
             if len(together) > 1:
                 answers = await self._db.heartbeats(together)
@@ -66,14 +66,14 @@ class HeartbeatBatch:
                 if not answered.done():
                     answered.set_exception(error)
         except PortError:
-            pass  # one of them says something that cannot be: alone, each hears what
-        finally:  # nobody waits for ever, whatever went wrong
-            for answered, said in batch.items():
+            pass  # one of them is invalid: sent alone, each gets its own answer
+        finally:  # no caller may wait forever, also after an error
+            for answered, heartbeat in batch.items():
                 if not answered.done():
-                    answered.set_result(answers.get(said["worker_id"]))
+                    answered.set_result(answers.get(heartbeat["worker_id"]))
 
 
 def _is_plain(arguments: Mapping[str, Any]) -> bool:
-    """Whether it holds no task and is complete: everything else is for the database to judge."""
-    said = (arguments.get("p_health"), arguments.get("p_logs"))
-    return arguments.get("p_tasks") == [] and all(isinstance(one, dict) for one in said)
+    """Whether it holds no task and is complete. The database checks everything else."""
+    has_health = "p_health" in arguments and isinstance(arguments["p_health"], dict | None)  # None: unchanged
+    return arguments.get("p_tasks") == [] and has_health and isinstance(arguments.get("p_logs"), dict)

@@ -1,6 +1,6 @@
-"""How much one caller may cost before anything is known of it: bytes and seconds of a request's head, connections.
+"""The limits for unauthenticated callers: bytes and seconds of a request's head, and connections.
 
-uvicorn bounds none of these. What a body may cost, the gateway says.
+uvicorn limits none of these. The gateway limits bodies.
 
 A connection has one request at a time. No client of ours sends the next request before it has read the answer, and
 uvicorn makes an object for every request in a read of 256 KiB: 13,000 of them hold the event loop for a third of a
@@ -21,11 +21,11 @@ from orchestrator.web.log_sampling import SampledWarnings
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; a token has at most 4 KiB
 MAX_HEADERS = 128  # of one request; proxies add a dozen
 MAX_BODY_PIECES = 512  # in one read of 256 KiB: a chunked body may come byte by byte, and each piece is a call
-MAX_REST_BYTES = 8 << 20  # after an answer: who is cut off while it still sends its body never reads the refusal
+MAX_REST_BYTES = 8 << 20  # after an answer: a caller that is cut off while it sends its body never reads the refusal
 HEAD_TIMEOUT_S = 10.0  # from a connection's first moment, or a request's first byte, to the end of its headers
 ANSWER_TIMEOUT_S = 30.0  # for a caller to take an answer once its window is full, or the connection is being closed
-KEEP_ALIVE_S = 45  # an idle agent's beats, every 20 s by default, go over one connection
-STRANGER_KEEP_ALIVE_S = 5  # without a worker's token
+KEEP_ALIVE_S = 45  # an idle agent's heartbeats, every 20 s by default, use one connection
+ANONYMOUS_KEEP_ALIVE_S = 5  # without a worker's token
 SAID = b'{"code":"PGRST000","message":"The request\'s headers are too large","details":null,"hint":null}'
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -34,11 +34,11 @@ TOO_LARGE = (
 
 
 class _Excess(Exception):
-    """Raised within the parser: the rest of what was read is not looked at."""
+    """Raised within the parser, to skip the rest of the data."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, hanging up on who sends a head without end or without haste, or more than one request."""
+    """uvicorn's protocol, which closes the connection after an endless or slow head, or a pipelined request."""
 
     _unparsed_bytes = 0  # of a head that is not complete, or of what follows an answer
     _in_head = True
@@ -53,7 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first head."""
         super().connection_made(transport)
-        self.timeout_keep_alive = STRANGER_KEEP_ALIVE_S
+        self.timeout_keep_alive = ANONYMOUS_KEEP_ALIVE_S
         self.peer = self.client or ("", id(self))
         self.callers.opened(self)
         self._wait()
@@ -65,11 +65,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def know(self) -> None:
-        """A worker's: its beats go over one connection."""
+        """Mark it as a worker's connection, which stays open between heartbeats."""
         self.timeout_keep_alive = KEEP_ALIVE_S
 
     def hang_up(self) -> None:
-        """Close it, and forget it at once: several may have to go in one turn of the event loop."""
+        """Close it and remove it at once: several may close in one turn of the event loop."""
         self.callers.closed(self)
         self._close()
 

@@ -1,4 +1,4 @@
-"""Log lines about strangers: the first of a kind, then one a minute with the number of calls since."""
+"""Samples log lines about anonymous callers: the first of a kind, then one per minute with the number of calls."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ class Sampler:
 
 
 class SampledWarnings(logging.Filter):
-    """The same for the HTTP server's own warnings: a stranger's malformed request makes one, some make two."""
+    """Samples the HTTP server's own warnings in the same way: a malformed request causes one or two."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Claims that wait: while there is nothing for a worker its claim stays open, without a connection to the database.
+"""Long polls: a claim without a task stays open, without a database connection.
 
-The database is asked when a claim begins, at each wake-up, and at the end, where an answer without tasks spends the
-claim's number. The agent then asks again at once, under the next number: what the database said an instant before
-still holds, or else there was a wake-up since. So such a claim begins to wait without being asked first: that is half
-of what idle workers would ask of the database.
+The database is queried when a claim begins, at each wake-up, and at the end, where an answer without tasks uses up the
+claim's number. The agent then claims again at once, under the next number. The previous answer of the database still
+holds, unless there was a wake-up since. So such a claim waits without querying the database first, which saves half of
+the idle workers' queries.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from orchestrator.worker_tokens import Claims
 from worker import protocol
 
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
-FRESH_S = 2.0  # for how long a last look stands in for the next claim's first: over the slowest way to a pod and back
-_Asked = tuple[int, str | None, str | None, str]  # a claim's number, its worker, launch and token
+FRESH_S = 2.0  # for how long an empty answer replaces the next claim's first query: the longest round trip to a pod
+_ClaimKey = tuple[int, str | None, str | None, str]  # a claim's number, its worker, launch and token
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The last word to a worker that found nothing."""
+class _EmptyClaim:
+    """The last empty answer to a worker."""
 
-    next_asked: _Asked | None
+    next_claim: _ClaimKey | None
     pool: str
     mark: int  # of the wake-ups before it
     at_s: float
@@ -38,22 +38,22 @@ class LongPolls:
     """The open claims of one process."""
 
     def __init__(self, call: Callable[[Claims, str, Mapping[str, Any]], Awaitable[Any]], wakeups: WakeupHub) -> None:
-        """`call` is one call of a worker function for a worker; what it raises, `claim` raises."""
+        """`call` calls a worker function for a worker. `claim` raises its errors."""
         self._call, self._signal = call, wakeups
-        self._looks: dict[str, _Look] = {}  # worker id -> its last one, oldest first
+        self._empty_claims: dict[str, _EmptyClaim] = {}  # worker id -> its last one, oldest first
 
     async def claim(self, request: Request, claims: Claims, arguments: Mapping[str, Any]) -> Any:
-        """Claim; while there is nothing and the caller is willing, wait and claim again. Raises ClientDisconnect."""
+        """Claim. Without a task, wait and claim again, as long as the caller waits. Raises ClientDisconnect."""
         now = asyncio.get_running_loop().time
         wait_s, worker_id = _wait_s(arguments), claims["sub"]
         until, woken = now() + wait_s, False
-        look = self._looks.pop(worker_id, None)
+        look = self._empty_claims.pop(worker_id, None)
         if (
             look
-            and look.next_asked
+            and look.next_claim
             and wait_s > 0
             and now() - look.at_s < FRESH_S
-            and look.next_asked == _asked(claims, arguments)
+            and look.next_claim == _asked(claims, arguments)
         ):
             woken = await self._wait(request, worker_id, look.pool, wait_s, look.mark)
         while True:
@@ -64,16 +64,20 @@ class LongPolls:
             pool, spawning = answer.get("pool"), answer.get("state") == State.SPAWNING
             done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN or bool(answer.get("spent"))
             if woken and done:
-                self._signal.hand_on(pool)  # the wake-up may have been about more than we took
+                self._signal.hand_on(pool)  # the wake-up may have been about more tasks than were claimed
             if done or left_s <= 0:
                 if pool and not (done or spawning):
-                    self._remember(worker_id, _Look(_asked(claims, arguments, later=1), pool, mark, now()))
+                    self._remember(worker_id, _EmptyClaim(_asked(claims, arguments, later=1), pool, mark, now()))
                 return answer
-            waits_for = None if spawning else pool or ANY  # who may not claim yet must not use up a pool's wake-up
+            # a worker that may not claim yet must not use up a pool's wake-up
+            waits_for = None if spawning else pool or ANY
             woken = await self._wait(request, worker_id, waits_for, max(0.0, until - now()), mark)
 
     async def _wait(self, request: Request, worker_id: str, pool: str | None, timeout_s: float, mark: int) -> bool:
-        """Until woken (True) or the time is up. Raises ClientDisconnect when the caller has gone: do not claim then."""
+        """Wait until woken (True) or the time is over.
+
+        Raises ClientDisconnect if the caller has gone: do not claim then.
+        """
         signal = asyncio.ensure_future(self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark))
         gone = asyncio.ensure_future(request.receive())  # the body has been read: all that can come is the disconnect
         try:
@@ -88,21 +92,21 @@ class LongPolls:
             gone.cancel()
             await asyncio.gather(signal, gone, return_exceptions=True)
 
-    def _remember(self, worker_id: str, look: _Look) -> None:
-        self._looks[worker_id] = look  # it was popped when the claim began: the newest is always the last
-        for stale in [name for name, one in self._looks.items() if look.at_s - one.at_s >= FRESH_S]:
-            del self._looks[stale]
+    def _remember(self, worker_id: str, look: _EmptyClaim) -> None:
+        self._empty_claims[worker_id] = look  # it was popped when the claim began: the newest is always the last
+        for stale in [name for name, one in self._empty_claims.items() if look.at_s - one.at_s >= FRESH_S]:
+            del self._empty_claims[stale]
 
 
-def _asked(claims: Claims, arguments: Mapping[str, Any], later: int = 0) -> _Asked | None:
-    """Who asks under which number, or that many numbers later; None of a number that is not plainly one."""
+def _asked(claims: Claims, arguments: Mapping[str, Any], later: int = 0) -> _ClaimKey | None:
+    """Return the key of a claim, or of the claim `later` numbers after it. None for an invalid number."""
     number = arguments.get("p_claim_no") or ""
     who = (arguments.get("p_worker_id"), arguments.get("p_nonce"), claims["jti"])
     return (int(number) + later, *who) if number.isdecimal() else None
 
 
 def _wait_s(arguments: Mapping[str, Any]) -> float:
-    """How long a claim may wait; what the database would not read as a number is for it to refuse."""
+    """Return how long a claim may wait. The database refuses an invalid number."""
     try:
         wait_s = float(arguments.get("p_wait_s") or 0)
     except ValueError:

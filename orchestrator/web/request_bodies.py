@@ -1,4 +1,4 @@
-"""What a call's body may cost: bytes, JSON nodes, depth and digits, all counted before the body is parsed.
+"""The limits of a call's body: bytes, JSON nodes, depth and digits, all counted before the body is parsed.
 
 Python's `json` and `re` hold the interpreter's lock, so one long parse stops every thread of the process. Each step of
 a call with a body within these limits costs less than 50 ms, and between two steps of a large one the gateway lets
@@ -8,16 +8,21 @@ A number costs more than its bytes: Python reads and writes an integer in quadra
 grows with its digits and with its exponent.
 """
 
+import asyncio
 import json
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
+
 from orchestrator.web.errors import BAD_BODY, Refusal
 from worker import protocol
 
 MAX_BODY_BYTES = 1 << 20  # of a result; what a pod says of itself is far smaller
+BODY_TIMEOUT_S = 30.0
+TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
 MAX_NODES = 20_000  # values and keys of one body: 50 ms of work at most, whatever they are
 CHEAP_BYTES = 16 << 10  # a body up to this size costs less than asking the database whether its token is still valid
 MAX_NUMBER_CHARS = 1_000  # of one number; an RSA modulus of 2,048 bits has 617 digits
@@ -43,6 +48,20 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 _DIGITS = bytes(ord("0") if byte in b"0123456789+-.eE" else ord(" ") for byte in range(256))  # a number becomes a run
 _LONG = re.compile(rb"(?<!0)0{%d}" % (LONG_NUMBER_CHARS + 1))  # it begins only where a run begins: linear
 _WIDE = re.compile(rb"[eE][-+]?[0-9]{3}")
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The body of a request. Raises Refusal if it is larger than the limit, or does not arrive in time."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit_bytes:
+                    raise Refusal(413, BAD_BODY, f"The body is larger than {limit_bytes} bytes")
+    except TimeoutError:
+        raise Refusal(TOO_SLOW, BAD_BODY, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+    return bytes(body)
 
 
 def parsed(body: bytes) -> dict[str, Any]:

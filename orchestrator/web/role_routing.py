@@ -1,13 +1,16 @@
-"""The agents' way to the database, by what this process is: a leader's gateway has connections of its own.
+"""Routes agents' calls to the database by the role of this process: a leader's gateway has its own connections.
 
-A standby has one connection. During a deploy a platform may send it agents' calls all the same: they go over that one.
+A standby has one connection. During a deploy, a platform may send it agents' calls: they use this connection.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from orchestrator.ports import Unavailable, WorkerDb
+from orchestrator.ports import ApiCalls, Unavailable, WorkerDb
+
+API_CALLS = 2  # at once: the gateway has three connections, and one is always left for the agents
+TURN_S = 10.0  # that a call of the API waits for its turn
 
 
 class RoleRoutedDb:
@@ -22,17 +25,47 @@ class RoleRoutedDb:
             return await self._own.call_as_worker(claims, function, args)
         return await self._on_main(self._shared.call_as_worker(claims, function, args))
 
-    async def heartbeats(self, beats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    async def heartbeats(self, batch: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """As the WorkerDb's own."""
         if self._leads():
-            return await self._own.heartbeats(beats)
-        answers: Mapping[str, Any] = await self._on_main(self._shared.heartbeats(beats))
+            return await self._own.heartbeats(batch)
+        answers: Mapping[str, Any] = await self._on_main(self._shared.heartbeats(batch))
         return answers
 
     async def _on_main(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return await _on(self._main, call)
+
+
+class RoleRoutedCalls:
+    """The database for the API: the gateway's connections, or the process's main ones, and never all of them."""
+
+    def __init__(
+        self, own: ApiCalls | None, shared: ApiCalls, main: asyncio.AbstractEventLoop, leads: Callable[[], bool]
+    ) -> None:
+        """`own` is None over Supabase's API."""
+        self._own, self._shared, self._main, self._leads = own, shared, main, leads
+        self._gate = asyncio.Semaphore(API_CALLS)
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        """As the Db's own. Raises Unavailable if it got no turn in time: then the call was not made."""
         try:
-            asked = asyncio.run_coroutine_threadsafe(call, self._main)
-        except RuntimeError:  # its loop has closed: the process is about to end
-            call.close()
-            raise Unavailable("this process is stopping") from None
-        return await asyncio.wrap_future(asked)
+            async with asyncio.timeout(TURN_S):
+                await self._gate.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{function}: no turn within {TURN_S:g} s") from None
+        try:
+            if self._own is not None and self._leads():
+                return await self._own.call(function, **args)
+            return await _on(self._main, self._shared.call(function, **args))
+        finally:
+            self._gate.release()
+
+
+async def _on(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, Any]) -> Any:
+    """Run a call on another event loop."""
+    try:
+        asked = asyncio.run_coroutine_threadsafe(call, loop)
+    except RuntimeError:  # its loop has closed: the process is about to end
+        call.close()
+        raise Unavailable("this process is stopping") from None
+    return await asyncio.wrap_future(asked)

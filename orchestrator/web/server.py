@@ -1,8 +1,8 @@
-"""The HTTP side of the process, on a thread and an event loop of its own.
+"""The HTTP server, on its own thread and event loop.
 
-A thousand agents' calls come by the hundred: on the loop's own event loop each tick would queue up behind them, and a
-slow tick would keep agents and health probes waiting. The threads share what may be read at any moment (the health
-record, the metrics, the bucket) and tell each other the rest through their event loops.
+A thousand agents make hundreds of calls per second. On the loop's event loop, each tick would wait for them, and a slow
+tick would delay agents and health probes. The threads share thread-safe objects (the health record, the metrics, the
+bucket), and pass everything else through their event loops.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class GatewayServer:
         self._loop = asyncio.new_event_loop()
         self._server: uvicorn.Server | None = None
         self._home = asyncio.get_running_loop()
-        self.closed = asyncio.Event()  # also when it could not open: a port that is taken must not go unnoticed
+        self.closed = asyncio.Event()  # also set if the server could not open, for example because the port is in use
         self._thread = threading.Thread(target=self._run, name="door", daemon=True)
 
     def open(self) -> None:
@@ -41,11 +41,11 @@ class GatewayServer:
         self._thread.start()
 
     def heard(self, channel: str, payload: str) -> None:
-        """A notification of the database."""
+        """Pass on a notification of the database."""
         self._tell(lambda: self._signal.heard(channel, payload))
 
     async def close(self, within_s: float) -> None:
-        """Let every long poll go, then the answers under way; who is slower is cut off with the process."""
+        """End all long polls, then the running answers. Slower ones are cut off with the process."""
         self._tell(self._leave)
         try:
             async with asyncio.timeout(within_s):

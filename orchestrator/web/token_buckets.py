@@ -1,18 +1,18 @@
-"""How many requests and bytes one caller may send: a token bucket for each worker's token and each stranger's address.
+"""Rate limits of requests and bytes: a token bucket for each worker's token and each anonymous address.
 
-A known worker is limited by its token alone, so that workers behind one address never pay for each other or for a
-stranger there.
+A known worker is limited only by its token, so workers behind one address do not limit each other, and an anonymous
+caller there does not limit them.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-MAX_CALLERS = 10_000  # remembered; the one that called longest ago is forgotten first
+MAX_CALLERS = 10_000  # callers that are remembered; the oldest is dropped first
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """An allowance: so much at once, and so much a second."""
+    """An allowance: a burst, and a rate per second."""
 
     burst: float
     per_s: float
@@ -20,12 +20,14 @@ class Rate:
 
 WORKER_REQUESTS = Rate(400, 100)
 WORKER_BYTES = Rate(16 << 20, 1 << 20)
-STRANGER_REQUESTS = Rate(40, 10)
+API_REQUESTS = Rate(200, 50)  # of one token of the API
+API_BYTES = Rate(16 << 20, 1 << 20)
+ANONYMOUS_REQUESTS = Rate(40, 10)
 PROBE_REQUESTS = Rate(60, 10)  # of one address, on connections that stay open
 
 
 class Buckets:
-    """What each caller has left of one allowance."""
+    """The rest of each caller's allowance."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate

@@ -1,11 +1,11 @@
-"""Workers' tokens over the life of a worker: each lives for hours, and the worker asks for the next one in time.
+"""Renewal of worker tokens: each token lives for hours, and the worker requests the next one in time.
 
-A renewal keeps the `jti`: revoking stays one update of the worker's row, a renewal changes no row, and an answer that
-gets lost locks nobody out, because the earlier token stays valid until it expires.
+A renewal keeps the `jti`. So one update of the worker's row revokes all its tokens, a renewal changes no row, and a
+lost answer does no harm, because the earlier token stays valid until it expires.
 
-The answer is sealed for the worker (worker/renewal.py): over PostgREST it waits in a row of `worker_asks`, and the
-database must hold nothing that opens something. The key is derived from the key that signs, so every replica knows it;
-an answer is sealed once for each key that may have signed the worker's present token.
+The answer is encrypted for the worker (worker/renewal.py): over PostgREST it waits in a row of `worker_asks`, and the
+database must hold no usable secret. The key is derived from the signing key, so every replica knows it. An answer is
+encrypted once for each key that may have signed the worker's present token.
 """
 
 import base64
@@ -24,12 +24,12 @@ PURPOSE = b"gpu-orchestrator token renewal 1"
 SECRET_BYTES = 32
 SALT_BYTES = 16
 SCALAR_BYTES = 32  # of a P-256 private key
-DEADMAN_TIMES = 2  # a worker that is cut off ends itself long before its token does
+DEADMAN_TIMES = 2  # a worker without contact ends long before its token expires
 
 
 @dataclass(frozen=True, slots=True)
 class Renewals:
-    """What a fleet's tokens are made with; the first key signs."""
+    """The keys of a fleet's tokens. The first key signs."""
 
     keys: tuple[Key, ...]
     deadman_s: float
@@ -45,7 +45,7 @@ class Renewals:
         return mint(self.keys[0], worker_id, jti, now, self.life_s)
 
     def key_for(self, worker_id: str, jti: str) -> str | None:
-        """What opens this launch's next token, hexadecimal; None where tokens are not renewed."""
+        """Return the key that decrypts this launch's next token, in hexadecimal. None if tokens are not renewed."""
         return None if self.own_program else _secret(self.keys[0], worker_id, jti).hex()
 
     def sealed(self, worker_id: str, jti: str, now: float) -> list[str]:

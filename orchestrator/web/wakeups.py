@@ -1,9 +1,9 @@
-"""Wake-ups for long polls: who waits for a task is told when there may be one.
+"""Wake-ups for long polls: a waiting claim is woken when there may be a task.
 
-A wake-up for a pool wakes a few waiters, not all; one who then gets a task wakes a few more, so that n tasks are met by
-about n claims. None is lost: every wake-up has a number, a wait names the number it has seen (`mark`) and returns at
-once if a later one exists, and a waiter who was woken and cannot use it hands it on. What still slips through (a row
-that was locked when we looked) the re-check at the end of every wait finds.
+A wake-up for a pool wakes a few waiters, not all. A waiter that gets a task wakes a few more, so n tasks cause about n
+claims. No wake-up is lost: each has a number, a wait names the last number it has seen (`mark`) and returns at once if
+there is a later one, and a woken waiter that cannot use the wake-up passes it on. The query at the end of every wait
+finds the rest, for example a row that was locked before.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ MAX_NAMES = 10_000  # pools and workers whose last wake-up is remembered
 
 
 class WakeupHub:
-    """One process's long polls; every method belongs to one event loop."""
+    """The long polls of one process. All methods run on one event loop."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -64,7 +64,7 @@ class WakeupHub:
         self._wake(("worker", worker_id), MAX_WAITERS)
 
     def notify_all(self) -> None:
-        """Wake-ups may have been missed (the listening connection broke): everybody looks again."""
+        """Wake all waiters, because notifications may have been missed (the listening connection broke)."""
         self._number += 1
         self._last.clear()
         self._forgotten = self._number
@@ -105,7 +105,7 @@ class WakeupHub:
         return not self._closed
 
     def close(self) -> None:
-        """Let everybody go, now and from now on: the server is stopping."""
+        """Wake all waiters, and refuse new ones: the server is stopping."""
         self._closed = True
         for name in tuple(self._waiters):
             self._wake(name, MAX_WAITERS)

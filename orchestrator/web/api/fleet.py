@@ -1,0 +1,134 @@
+"""The fleet: workers, decisions, pools, pauses, costs, and the audit log."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.responses import Response
+
+from orchestrator.core.api_tokens import TokenHolder
+from orchestrator.core.model import EVERY_POOL, ID_PATTERN
+from orchestrator.errors import NO_WORKER, NOT_ALLOWED
+from orchestrator.web.api.cursors import cursor_of, place_of
+from orchestrator.web.api.fleet_models import (
+    AuditPage,
+    CostShown,
+    DecisionsShown,
+    PauseShown,
+    PausesShown,
+    PoolsShown,
+    WorkerAsked,
+    WorkerShown,
+    WorkersShown,
+)
+from orchestrator.web.api.operations import Api, ApiCall, shown
+from orchestrator.web.api.problems import Problem
+
+Row = Mapping[str, Any]
+MAX_LINES = 1_000  # of each list of costs
+
+
+async def workers(api: Api, call: ApiCall) -> Response:
+    """A page of the workers."""
+    query, place = call.query, place_of(call.query.cursor, _worker_id)
+    rows = await api.rows.workers(call.holder, ended=query.ended, after=place, limit=query.limit)
+    last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == query.limit else None
+    return shown(WorkersShown(workers=list(rows), next=cursor_of(last)))
+
+
+async def worker(api: Api, call: ApiCall) -> Response:
+    """One worker."""
+    return shown(WorkerShown.model_validate(await visible_worker(api, call)))
+
+
+async def terminate(api: Api, call: ApiCall) -> Response:
+    """Ask for its end."""
+    name = (await visible_worker(api, call))["id"]
+    answer = await api.rows.terminate(call.holder.name, name, call.body.reason, at_once=call.body.at_once)
+    return shown(WorkerAsked(outcome=answer["outcome"]), 202)
+
+
+async def decisions(api: Api, call: ApiCall) -> Response:
+    """A page of the decisions."""
+    rows = await api.rows.decisions(call.holder, before=call.query.before, limit=call.query.limit)
+    following = rows[-1]["id"] if len(rows) == call.query.limit else None
+    return shown(DecisionsShown(decisions=list(rows), next=following))
+
+
+async def pools(api: Api, call: ApiCall) -> Response:
+    """The pools that have had a decision, with the last one."""
+    found, paused = await asyncio.gather(api.rows.scaling(), api.rows.pauses())
+    rows = [
+        {"pool": pool, "decision": decision, "paused": paused.get(pool) or paused.get(EVERY_POOL)}
+        for pool, decision in sorted(found["decisions"].items())
+    ]
+    return shown(PoolsShown(pools=_visible(call.holder, rows), offers=list(found["offers"]), leader=found["leader"]))
+
+
+async def pauses(api: Api, call: ApiCall) -> Response:
+    """The pauses in force that concern the token."""
+    return _pauses(call.holder, await api.rows.pauses())
+
+
+async def pause(api: Api, call: ApiCall) -> Response:
+    """Stop spawning."""
+    _check_pool(call.holder, call.body.pool)
+    given = call.body
+    found = await api.rows.pause(call.holder.name, given.reason, pool=given.pool, for_s=given.for_s)
+    return _pauses(call.holder, found)
+
+
+async def resume(api: Api, call: ApiCall) -> Response:
+    """Spawn again."""
+    _check_pool(call.holder, call.query.pool)
+    return _pauses(call.holder, await api.rows.pause(call.holder.name, None, pool=call.query.pool))
+
+
+async def costs(api: Api, call: ApiCall) -> Response:
+    """What the fleet cost."""
+    if call.holder.pools is not None:
+        raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools sees no costs")
+    since = call.query.since or datetime.now(UTC) - timedelta(days=1)
+    until = call.query.until
+    found = await api.rows.cost(since.isoformat(), until and until.isoformat())
+    return shown(CostShown.model_validate({**found, "workers": list(found["workers"])[:MAX_LINES]}))
+
+
+async def audit(api: Api, call: ApiCall) -> Response:
+    """The audit log."""
+    limit = call.query.limit
+    entries = await api.rows.audit(before=call.query.before, limit=limit)
+    following = entries[-1]["id"] if len(entries) == limit else None
+    return shown(AuditPage(entries=list(entries), next=following))
+
+
+def _pauses(holder: TokenHolder, found: Row) -> Response:
+    seen = {pool: PauseShown(**one) for pool, one in found.items() if pool == EVERY_POOL or holder.sees(pool)}
+    return shown(PausesShown(pauses=seen))
+
+
+async def visible_worker(api: Api, call: ApiCall) -> Row:
+    """The worker in the path. Raises Problem."""
+    name = call.path["worker_id"]
+    row = await api.rows.worker(name) if ID_PATTERN.fullmatch(name) else None
+    if row is None or not call.holder.sees(row["pool"]):
+        why = "there is no worker with this id, or not for this token"
+        raise Problem(404, NO_WORKER, why, fix="GET /api/v1/workers")
+    return row
+
+
+def _worker_id(name: str) -> str:
+    """The id. Raises ValueError."""
+    if not ID_PATTERN.fullmatch(name):
+        raise ValueError(name)
+    return name
+
+
+def _visible(holder: TokenHolder, rows: Iterable[Row]) -> list[Any]:
+    return [row for row in rows if holder.sees(row["pool"])]
+
+
+def _check_pool(holder: TokenHolder, pool: str | None) -> None:
+    if not (holder.pools is None if pool is None else holder.sees(pool)):
+        raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may pause its own pools only: name one")

@@ -1,0 +1,259 @@
+"""The JSON of the API about the fleet: workers, events, decisions, pools, pauses, costs, and the audit log."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, Field
+
+from orchestrator.web.api.models import MAX_PAGE, AnswerModel, Cursor, InputModel, Limit, PoolName, QueryModel, Reason
+
+EntryId = Annotated[int, Field(ge=1, le=2**62)]
+
+
+class TerminateInput(InputModel):
+    """How a worker is to end."""
+
+    reason: Reason = "asked for through the API"
+    at_once: bool = Field(False, description="Do not wait for its tasks: they are queued again")
+
+
+class PauseInput(InputModel):
+    """A pause of spawning."""
+
+    reason: Reason = "paused through the API"
+    pool: PoolName | None = Field(None, description="By default every pool")
+    for_s: Annotated[float, Field(gt=0, le=31_536_000)] | None = Field(None, description="It then ends by itself")
+
+
+class WorkerQuery(QueryModel):
+    """Which workers."""
+
+    ended: bool = Field(False, description="Also those that have ended")
+    cursor: Cursor | None = Field(None, description="`next` of a page")
+    limit: Limit = MAX_PAGE
+
+
+class RecentQuery(QueryModel):
+    """Which decisions."""
+
+    before: EntryId | None = Field(None, description="`next` of a page")
+    limit: Limit = 50
+
+
+class EventQuery(QueryModel):
+    """Which events."""
+
+    after: Annotated[int, Field(ge=0, le=2**62)] | None = Field(
+        None, description="`next` of a page; by default the list has the newest events, and a stream begins now"
+    )
+    limit: Limit = 50
+
+
+class AuditQuery(QueryModel):
+    """Which entries of the audit log."""
+
+    before: EntryId | None = Field(None, description="`next` of a page")
+    limit: Limit = 50
+
+
+class CostQuery(QueryModel):
+    """Which time."""
+
+    since: AwareDatetime | None = Field(None, description="By default 24 hours ago")
+    until: AwareDatetime | None = Field(None, description="By default now")
+
+
+class PoolQuery(QueryModel):
+    """Which pool."""
+
+    pool: PoolName | None = Field(None, description="By default every pool")
+
+
+class WorkerShown(AnswerModel):
+    """A worker."""
+
+    id: str
+    status: str
+    pool: str | None
+    stage: str | None
+    state_since: datetime
+    waiting_on: str | None
+    waiting_for: str | None
+    deadline_at: datetime | None
+    gpu_type: str | None
+    gpu_count: int | None
+    data_center: str | None
+    pod_id: str | None
+    price_usd_per_hour: float | None
+    cost_usd: float | None = None
+    last_heartbeat: datetime | None
+    tasks_running: int = 0
+    tasks_done: int = 0
+    tasks_failed: int = 0
+    exit_cause: str | None
+    failure_code: str | None
+    created_at: datetime
+    terminated_at: datetime | None = None
+
+
+class WorkersShown(AnswerModel):
+    """Workers, newest first."""
+
+    workers: list[WorkerShown]
+    next: str | None = Field(description="The cursor of the next page")
+
+
+class WorkerAsked(AnswerModel):
+    """Whether the worker's end was requested now, or before."""
+
+    outcome: Literal["requested", "already"]
+
+
+class DecisionShown(AnswerModel):
+    """A scaling decision."""
+
+    id: int
+    pool: str
+    at: datetime
+    term: int
+    rule: str
+    target: int
+    inputs: Any
+    actions: Any
+    blocked: Any
+
+
+class DecisionsShown(AnswerModel):
+    """Decisions, newest first."""
+
+    decisions: list[DecisionShown]
+    next: int | None
+
+
+class PoolShown(AnswerModel):
+    """A pool, by its last decision."""
+
+    pool: str
+    decision: DecisionShown | None
+    paused: Any = None
+
+
+class PoolsShown(AnswerModel):
+    """The pools, and the offers of the fleet."""
+
+    pools: list[PoolShown]
+    offers: list[dict[str, Any]]
+    leader: dict[str, Any] | None
+
+
+class PauseShown(AnswerModel):
+    """A pause of spawning."""
+
+    reason: str
+    until: datetime | None
+
+
+class PausesShown(AnswerModel):
+    """Pauses by pool; `*` is every pool."""
+
+    pauses: dict[str, PauseShown]
+
+
+class EventShown(AnswerModel):
+    """What happened to a worker."""
+
+    id: int
+    at: datetime
+    worker_id: str
+    pool: str | None
+    from_state: str | None
+    to_state: str
+    from_stage: str | None
+    to_stage: str | None
+    reason: str
+    actor: str
+
+
+class EventsShown(AnswerModel):
+    """Events, oldest first."""
+
+    events: list[EventShown]
+    next: int = Field(description="`after` of the next page, also if there is none yet")
+
+
+class ExplanationShown(AnswerModel):
+    """Where something is, and why."""
+
+    subject: str
+    at: datetime
+    who: str = Field(description="Who must act: orchestrator, provider, worker, operator, capacity, budget or nobody")
+    what: str
+    code: str | None
+    since: datetime | None
+    until: datetime | None
+    then: str = Field(description="What happens next by itself")
+    fix: str
+    detail: dict[str, Any]
+
+
+class ReasonExplained(AnswerModel):
+    """Why a pool does not get what it wants."""
+
+    kind: str
+    count: int
+    unit: str
+    text: str
+    who: str
+    then: str
+    fix: str
+    since: datetime | None
+    until: datetime | None
+
+
+class PoolExplained(AnswerModel):
+    """Why a pool has its size, by its last decision."""
+
+    pool: str
+    at: datetime
+    target: int
+    sentence: str
+    rule: str
+    inputs: dict[str, Any]
+    blocked: list[ReasonExplained]
+    waiting: list[dict[str, Any]] = Field(description="Workers that wait for capacity, budget or an operator")
+
+
+class ScalingExplained(AnswerModel):
+    """The pools that have had a decision."""
+
+    at: datetime
+    pools: list[PoolExplained]
+
+
+class CostShown(AnswerModel):
+    """Dollars in a time."""
+
+    since: datetime
+    until: datetime
+    usd: float
+    kinds: dict[str, Any]
+    types: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
+
+
+class AuditEntry(AnswerModel):
+    """One action."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    detail: Any = None
+
+
+class AuditPage(AnswerModel):
+    """Entries, newest first."""
+
+    entries: list[AuditEntry]
+    next: int | None

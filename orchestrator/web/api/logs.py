@@ -1,0 +1,101 @@
+"""The log of a task's attempt: a part of it, or all of it as it is written."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from orchestrator.errors import NO_LOG
+from orchestrator.ports import PortError
+from orchestrator.web.api.models import LogQuery, LogShown
+from orchestrator.web.api.operations import Api, ApiCall, shown
+from orchestrator.web.api.problems import Problem
+from orchestrator.web.api.task_events import KEEP_ALIVE_S, STREAM_S, EventStream, event, is_still_allowed
+from orchestrator.web.api.tasks import found_task
+from orchestrator.worker_logs.attempt_log import AttemptLog
+
+LOOK_S = 2.0  # between two looks for more; bytes arrive a few seconds after they were written
+LAST_S = 60.0  # after the end of an attempt whose last lines never come
+MAX_SCAN_BYTES = 32 << 20  # of a log, for a part of it
+MAX_EVENT_BYTES = 64 << 10
+
+Row = Mapping[str, Any]
+
+
+async def read(api: Api, call: ApiCall) -> Response:
+    """A part of the log, or the stream of all of it."""
+    query: LogQuery = call.query
+    attempt = attempt_of(await found_task(api, call), query.attempt)
+    log = AttemptLog(api.rows, api.blobs, attempt)
+    if query.follow:
+        return EventStream(_events(api, call, log, attempt), api.watch.place(call.holder.name))
+    content, position = b"", 0
+    async with api.log_readers:
+        async for part in log.more():
+            content += part[max(0, query.offset - position) :][: query.limit - len(content)]
+            position += len(part)
+            if position >= query.offset + query.limit:
+                break
+            if position > MAX_SCAN_BYTES:
+                why = f"a part begins within the first {MAX_SCAN_BYTES} bytes of a log"
+                raise Problem(422, NO_LOG, why, fix=f"python -m orchestrator logs --task {attempt['task_id']}")
+    following = query.offset + len(content)
+    return shown(
+        LogShown(
+            attempt=attempt["attempt"],
+            text=content.decode("utf-8", "replace"),
+            offset=query.offset,
+            next=following,
+            complete=log.complete and following >= position,
+            missing_bytes=log.missing_bytes,
+        )
+    )
+
+
+async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> AsyncGenerator[str]:
+    """Events `lines` with the text, whose ids are offsets; then `ended`."""
+    now = asyncio.get_running_loop().time
+    until, position, skip, told_at, read_at = now() + STREAM_S, 0, _last_offset(call), now(), now()
+    while now() < until and not api.watch.closed:
+        try:
+            async for part in log.more():
+                for begin in range(0, len(part), MAX_EVENT_BYTES):
+                    piece = part[begin : begin + MAX_EVENT_BYTES]
+                    position += len(piece)
+                    if position > skip:
+                        text = piece[max(0, len(piece) - (position - skip)) :].decode("utf-8", "replace")
+                        yield event("lines", str(position), {"text": text})
+                        told_at = read_at = now()
+        except PortError:
+            yield ": the log cannot be read now\n\n"
+        if log.complete or (attempt["ended_at"] and now() - read_at > LAST_S):
+            yield event("ended", str(position), {"missing_bytes": log.missing_bytes})
+            return
+        await api.wakeups.wait(None, LOOK_S, worker_id="*logs*")
+        if not await is_still_allowed(api, call):
+            return
+        if now() - told_at > KEEP_ALIVE_S:
+            yield ": still here\n\n"
+            told_at = now()
+        try:
+            attempt = attempt_of(await found_task(api, call), attempt["attempt"])
+        except Problem:  # it was deleted
+            return
+        except PortError:
+            continue
+        log.of(attempt)
+
+
+def _last_offset(call: ApiCall) -> int:
+    given = call.request.headers.get("last-event-id", "")
+    return int(given) if given.isdecimal() and len(given) <= len(str(2**53)) else call.query.offset
+
+
+def attempt_of(found: Row, number: int | None) -> Row:
+    """An attempt, by default the last one. Raises Problem."""
+    attempts = [one for one in found["attempts"] if number in (None, one["attempt"])]
+    if not attempts:
+        raise Problem(404, NO_LOG, "no worker has run it yet" if number is None else f"there is no attempt {number}")
+    row: Row = attempts[-1]
+    return row

@@ -1,0 +1,56 @@
+"""The output of a task: a presigned URL for one GET, as a redirect or as JSON."""
+
+import asyncio
+import uuid
+
+from starlette.responses import RedirectResponse, Response
+
+from orchestrator.errors import NO_BUCKET, NO_OUTPUT
+from orchestrator.outputs import GRANT_TTL_S, OUTPUTS, grant
+from orchestrator.ports import NotFound
+from orchestrator.web.api.models import OutputShown
+from orchestrator.web.api.operations import Api, ApiCall, shown
+from orchestrator.web.api.problems import Problem
+from orchestrator.web.api.tasks import found_task
+from orchestrator.web.errors import NO_STORE
+
+JSON_TYPE = "application/json"
+
+
+async def output(api: Api, call: ApiCall) -> Response:
+    """Redirect to the output; with `Accept: application/json`, answer where it lies."""
+    task = (await found_task(api, call))["task"]
+    location = task["output_location"]
+    if task["status"] != "Complete" or not location:
+        raise Problem(404, NO_OUTPUT, f"the task is {task['status']}, and has no output")
+    key, stored = api.blobs.key_of(location), task.get("output_object") or {}
+    recorded = stored if stored.get("location") == location else {}
+    if key is None:
+        return shown(OutputShown(location=location, url=None, expires_in_s=None))
+    await _check(api, call, key)
+    try:
+        granted = await grant(api.blobs, "GET", key, recorded)
+    except TimeoutError:
+        raise Problem(503, NO_BUCKET, "the bucket did not answer", headers={"Retry-After": "2"}) from None
+    except NotFound:
+        granted = {"refused": True}
+    if "refused" in granted:
+        why = "the object in the bucket is another one now" if "replaced" in granted else "it is not an output's object"
+        raise Problem(404, NO_OUTPUT, why)
+    await asyncio.sleep(0)
+    if JSON_TYPE not in call.request.headers.get("accept", ""):
+        return RedirectResponse(granted["url"], status_code=302, headers=NO_STORE)
+    facts = {"bytes": recorded.get("bytes"), "sha256": recorded.get("sha256")}
+    return shown(OutputShown(location=location, url=granted["url"], expires_in_s=GRANT_TTL_S, **facts))
+
+
+async def _check(api: Api, call: ApiCall, key: str) -> None:
+    """Raise Problem unless the object belongs to a task that the token sees: the pod chose the location."""
+    if call.holder.pools is None and call.holder.tenant is None:
+        return
+    try:
+        owner = str(uuid.UUID(key.removeprefix(OUTPUTS).partition("/")[0]))
+    except ValueError:
+        owner = None
+    if owner is None or (await api.rows.task(call.holder, owner))["task"] is None:
+        raise Problem(404, NO_OUTPUT, "its location is not in the folder of a task, or not for this token")

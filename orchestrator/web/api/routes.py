@@ -1,0 +1,186 @@
+"""The table of operations: the routes and the OpenAPI document are made from it."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from orchestrator.core.api_tokens import TokenScope
+from orchestrator.errors import BAD_REQUEST, NO_ROUTE
+from orchestrator.ports import PortError
+from orchestrator.web.api import (
+    explanations,
+    fleet,
+    fleet_events,
+    fleet_models,
+    logs,
+    models,
+    outputs,
+    task_events,
+    tasks,
+)
+from orchestrator.web.api.openapi import document
+from orchestrator.web.api.operations import Api, Operation, endpoint
+from orchestrator.web.api.problems import Problem, of_port_error
+from orchestrator.web.errors import NO_STORE
+
+BASE = "/api/v1"
+READ = frozenset({TokenScope.READ})
+SUBMIT = frozenset({TokenScope.SUBMIT})
+CHANGE_TASKS = frozenset({TokenScope.SUBMIT, TokenScope.OPERATE})
+OPERATE = frozenset({TokenScope.OPERATE})
+ADMIN = frozenset({TokenScope.ADMIN})
+JSON, STREAM = ("application/json",), ("text/event-stream",)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "POST", "/tasks", "submitTask", "Submit a task", SUBMIT, tasks.submit, models.SubmittedTask,
+        body=models.TaskInput, status=201, is_tenants=True, is_idempotent_by_key=True,
+        also={200: "It was there already: by its dedupe_key, or by the Idempotency-Key"}, problems=(403, 422),
+    ),
+    Operation(
+        "POST", "/tasks/batch", "submitTasks", "Submit several tasks, all or none", SUBMIT, tasks.submit_many,
+        models.SubmittedTasks, body=models.TasksInput, status=201, is_tenants=True, is_idempotent_by_key=True,
+        also={200: "All were there already"}, problems=(403, 422),
+    ),
+    Operation(
+        "GET", "/tasks", "listTasks", "List tasks, newest first", READ, tasks.page, models.TaskPage,
+        query=models.TaskQuery, is_tenants=True,
+    ),
+    Operation(
+        "GET", "/tasks/{task_id}", "getTask", "Read a task", READ, tasks.read, models.TaskShown, is_tenants=True,
+        has_version=True, problems=(404,),
+    ),
+    Operation(
+        "POST", "/tasks/{task_id}/cancel", "cancelTask", "Cancel a waiting or running task", CHANGE_TASKS, tasks.cancel,
+        models.Acted, is_tenants=True, has_version=True, takes_version=True, problems=(404, 412),
+    ),
+    Operation(
+        "POST", "/tasks/{task_id}/retry", "retryTask", "Queue a failed or cancelled task again", CHANGE_TASKS,
+        tasks.retry, models.Acted, is_tenants=True, has_version=True, takes_version=True, problems=(404, 409, 412, 422),
+    ),
+    Operation(
+        "GET", "/tasks/{task_id}/wait", "waitForTask", "Wait until a task has ended, for 25 s at most", READ,
+        tasks.wait, models.Waited, query=models.WaitQuery, is_tenants=True, has_version=True, problems=(404,),
+    ),
+    Operation(
+        "GET", "/tasks/{task_id}/events", "followTask", "Follow the state and the progress of a task", READ,
+        task_events.follow, is_tenants=True, media_types=STREAM, problems=(404,),
+    ),
+    Operation(
+        "GET", "/tasks/{task_id}/output", "getOutput", "Get the output of a task", READ, outputs.output,
+        models.OutputShown, is_tenants=True, also={302: "The output, by a URL that is valid for five minutes"},
+        problems=(404,),
+    ),
+    Operation(
+        "GET", "/tasks/{task_id}/logs", "getLogs", "Read or follow the log of an attempt", READ, logs.read,
+        models.LogShown, query=models.LogQuery, is_tenants=True, media_types=(*JSON, *STREAM), problems=(404, 422),
+    ),
+    Operation(
+        "GET", "/tasks/{task_id}/explanation", "explainTask", "Explain where a task is, and why", READ,
+        explanations.task, fleet_models.ExplanationShown, problems=(404,),
+    ),
+    Operation(
+        "GET", "/workers", "listWorkers", "List workers, newest first", READ, fleet.workers, fleet_models.WorkersShown,
+        query=fleet_models.WorkerQuery,
+    ),
+    Operation(
+        "GET", "/workers/{worker_id}", "getWorker", "Read a worker", READ, fleet.worker, fleet_models.WorkerShown,
+        problems=(404,),
+    ),
+    Operation(
+        "GET", "/workers/{worker_id}/explanation", "explainWorker", "Explain where a worker is, and why", READ,
+        explanations.worker, fleet_models.ExplanationShown, problems=(404,),
+    ),
+    Operation(
+        "GET", "/scaling/explanation", "explainScaling", "Explain the size of the pools", READ, explanations.scaling,
+        fleet_models.ScalingExplained,
+    ),
+    Operation(
+        "POST", "/workers/{worker_id}/terminate", "terminateWorker", "Ask for a worker's end", OPERATE, fleet.terminate,
+        fleet_models.WorkerAsked, body=fleet_models.TerminateInput, status=202, problems=(404, 422),
+    ),
+    Operation(
+        "GET", "/decisions", "listDecisions", "List scaling decisions, newest first", READ, fleet.decisions,
+        fleet_models.DecisionsShown, query=fleet_models.RecentQuery,
+    ),
+    Operation(
+        "GET", "/events", "listEvents", "Read or follow what happens to the workers", READ, fleet_events.read,
+        fleet_models.EventsShown, query=fleet_models.EventQuery, media_types=(*JSON, *STREAM),
+    ),
+    Operation("GET", "/pools", "listPools", "List pools and offers", READ, fleet.pools, fleet_models.PoolsShown),
+    Operation("GET", "/pauses", "listPauses", "List pauses", READ, fleet.pauses, fleet_models.PausesShown),
+    Operation(
+        "POST", "/pauses", "pause", "Stop spawning", OPERATE, fleet.pause, fleet_models.PausesShown,
+        body=fleet_models.PauseInput,
+        problems=(422,),
+    ),
+    Operation(
+        "DELETE", "/pauses", "resume", "Spawn again", OPERATE, fleet.resume, fleet_models.PausesShown,
+        query=fleet_models.PoolQuery,
+    ),
+    Operation(
+        "GET", "/costs", "getCosts", "Read what the fleet cost", READ, fleet.costs, fleet_models.CostShown,
+        query=fleet_models.CostQuery, problems=(422,),
+    ),
+    Operation(
+        "GET", "/audit", "listAudit", "Read the audit log, newest first", ADMIN, fleet.audit, fleet_models.AuditPage,
+        query=fleet_models.AuditQuery,
+    ),
+)  # fmt: skip
+
+ADDRESSES = (("GET", "/openapi.json"), *((one.method, one.path) for one in OPERATIONS))
+
+
+def routes(api: Api) -> list[BaseRoute]:
+    """The routes of the API, and an answer in its form for every other address below it."""
+    made = [Route(f"{BASE}/openapi.json", _document(api), methods=["GET"])]
+    made += [Route(BASE + one.path, endpoint(api, one), methods=[one.method]) for one in OPERATIONS]
+    for route in made:
+        (route.methods or set()).discard("HEAD")  # a stream would be made, and thrown away
+    return [*made, Route(BASE + "/{rest:path}", _Elsewhere(api))]
+
+
+def _document(api: Api) -> Callable[[Request], Awaitable[Response]]:
+    made = document(OPERATIONS, BASE)
+
+    async def answer(_: Request) -> Response:
+        return await _if_on(api) or JSONResponse(made, headers=NO_STORE)
+
+    return answer
+
+
+async def _if_on(api: Api) -> Response | None:
+    try:
+        await api.authentication.require_on()
+    except Problem as problem:
+        return problem.response()
+    except PortError as error:
+        return of_port_error(error).response()
+    return None
+
+
+class _Elsewhere:
+    """404, or 405 with the methods of the address; for every method there is."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path_params"]["rest"]
+        allowed = {method for method, known in ADDRESSES if _matches(known, path)}
+        answer = await _if_on(self._api)
+        if answer is None and allowed:
+            headers = {"Allow": ", ".join(sorted(allowed))}
+            answer = Problem(405, BAD_REQUEST, "this address has other methods", headers=headers).response()
+        answer = answer or Problem(404, NO_ROUTE, "there is nothing at this address").response()
+        await answer(scope, receive, send)
+
+
+def _matches(pattern: str, path: str) -> bool:
+    parts, given = pattern.strip("/").split("/"), path.split("/")
+    return len(parts) == len(given) and all(
+        part == own or (own and part.startswith("{")) for part, own in zip(parts, given, strict=True)
+    )

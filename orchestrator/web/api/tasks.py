@@ -1,0 +1,181 @@
+"""Tasks: submit, list, read, cancel, retry, wait."""
+
+import asyncio
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from orchestrator.errors import BAD_ARGUMENT, CHANGED, KEY_REUSED, NO_TASK, NOT_ALLOWED, WRONG_STATE
+from orchestrator.web.api.cursors import cursor_of, place_of
+from orchestrator.web.api.models import (
+    Acted,
+    SubmittedTask,
+    SubmittedTasks,
+    TaskInput,
+    TaskPage,
+    TaskQuery,
+    TaskShown,
+    Waited,
+)
+from orchestrator.web.api.operations import Api, ApiCall, shown
+from orchestrator.web.api.problems import Problem
+from orchestrator.web.api.waiting import ENDED, TaskState
+
+KEY = re.compile(r"[\x21-\x7e]{1,200}")  # of an Idempotency-Key
+NOT_VISIBLE = re.compile(r"[^\x21-\x7e]")
+MAX_TRACE_CHARS = 200  # of a traceparent, which has 55: what is longer is ignored as well
+CREATED, OK = 201, 200  # HTTP statuses
+
+
+def task_id_of(call: ApiCall) -> str:
+    """The id in the path. Raises Problem: what is no id is not found."""
+    try:
+        return str(uuid.UUID(call.path["task_id"]))
+    except ValueError:
+        raise _absent() from None
+
+
+async def found_task(api: Api, call: ApiCall) -> Mapping[str, Any]:
+    """{task, attempts} of the task in the path. Raises Problem."""
+    found = await api.rows.task(call.holder, task_id_of(call))
+    if found["task"] is None:
+        raise _absent()
+    return found
+
+
+def state_of(task: Mapping[str, Any]) -> TaskState:
+    """A task as those see it who wait for it."""
+    names = ("id", "status", "progress", "progress_at", "version")
+    return {**{name: task[name] for name in names}, "attempt": task["attempts"]}
+
+
+async def submit(api: Api, call: ApiCall) -> Response:
+    """One task."""
+    outcome, (task,) = await _submitted(api, call, [call.body])
+    return shown(SubmittedTask(**task), CREATED if task["created"] and outcome == "ok" else OK)
+
+
+async def submit_many(api: Api, call: ApiCall) -> Response:
+    """Several tasks, all or none."""
+    outcome, tasks = await _submitted(api, call, call.body.tasks)
+    status = CREATED if outcome == "ok" and any(task["created"] for task in tasks) else OK
+    return shown(SubmittedTasks(tasks=[SubmittedTask(**task) for task in tasks]), status)
+
+
+async def page(api: Api, call: ApiCall) -> Response:
+    """A page of tasks."""
+    query: TaskQuery = call.query
+    labels = [dict([pair.split("=", 1)]) for pair in query.label or ()]
+    wanted = query.model_dump(include={"status", "task_type", "tenant"}) | {"labels": labels}
+    place = place_of(query.cursor, lambda task_id: str(uuid.UUID(task_id)))
+    found = await api.rows.tasks(call.holder, wanted, place, query.limit)
+    return shown(TaskPage(tasks=found["tasks"], next=cursor_of(found["next"])))
+
+
+async def read(api: Api, call: ApiCall) -> Response:
+    """One task with its attempts."""
+    task = _shown(await found_task(api, call))
+    return shown(task, headers=_version(task))
+
+
+async def cancel(api: Api, call: ApiCall) -> Response:
+    """End a task."""
+    return await _act(api, call, "cancel")
+
+
+async def retry(api: Api, call: ApiCall) -> Response:
+    """Queue a failed or cancelled task again."""
+    return await _act(api, call, "retry")
+
+
+async def wait(api: Api, call: ApiCall) -> Response:
+    """Answer when the task has ended, or the time is up."""
+    with api.watch.place(call.holder.name):
+        found = await found_task(api, call)
+        now = asyncio.get_running_loop().time
+        until, state = now() + call.query.timeout_s, state_of(found["task"])
+        while state["status"] not in ENDED and now() < until and not api.watch.closed:
+            state = await _changed_or_gone(api, call, state, until - now())
+        if state["status"] != found["task"]["status"] or now() >= until:
+            found = await found_task(api, call)
+        task = _shown(found)
+        return shown(Waited(ended=task.status in ENDED, task=task), headers=_version(task))
+
+
+async def _changed_or_gone(api: Api, call: ApiCall, state: TaskState, timeout_s: float) -> TaskState:
+    """The next state. Raises ClientDisconnect if nobody waits for it any more, and Problem if the task is gone."""
+    changing = asyncio.ensure_future(api.watch.changed(state["id"], state, timeout_s))
+    gone = asyncio.ensure_future(_disconnected(call.request))
+    try:
+        await asyncio.wait({changing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not changing.done():
+            raise ClientDisconnect
+        changed = changing.result()
+    finally:
+        changing.cancel()
+        gone.cancel()
+        await asyncio.gather(changing, gone, return_exceptions=True)
+    if changed is None:
+        raise _absent()
+    return changed
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _submitted(api: Api, call: ApiCall, tasks: list[TaskInput]) -> tuple[str, list[dict[str, Any]]]:
+    holder, rows = call.holder, [task.model_dump(mode="json", exclude_none=True) for task in tasks]
+    for row in rows:
+        if holder.tenant is not None and row.get("tenant", holder.tenant) != holder.tenant:
+            raise Problem(403, NOT_ALLOWED, f"the token {holder.name} submits tasks of its own tenant only")
+        if row.get("pool") is not None and not holder.sees(row["pool"], holder.tenant):
+            raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may not use the pool {row['pool']}")
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not KEY.fullmatch(key):
+        raise Problem(400, BAD_ARGUMENT, "Idempotency-Key has 1 to 200 visible ASCII characters")
+    traces = [row.pop("traceparent", None) for row in rows]  # a repetition is the same, although its trace is another
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+    header = call.request.headers.get("traceparent")
+    for row, trace in zip(rows, traces, strict=True):
+        if (trace := header if trace is None else trace) is not None:
+            row["traceparent"] = NOT_VISIBLE.sub("?", trace[:MAX_TRACE_CHARS])
+    answer = await api.rows.submit(holder, rows, key=key, sha256=digest)
+    if answer["outcome"] == "key_reused":
+        raise Problem(422, KEY_REUSED, "within 24 hours, one key stands for one submission")
+    return answer["outcome"], answer["tasks"]
+
+
+async def _act(api: Api, call: ApiCall, action: str) -> Response:
+    task_id, given = task_id_of(call), call.request.headers.get("if-match", "*").strip()
+    version = None if given == "*" else given.removeprefix("W/").strip('"')
+    answer = await api.rows.act(call.holder, task_id, action, version)
+    if answer["outcome"] == "not_found":
+        raise _absent()
+    if answer["outcome"] == "changed":
+        headers = {"ETag": f'"{answer["version"]}"'}
+        raise Problem(412, CHANGED, "the task is not in the state that If-Match names", headers=headers)
+    if answer["outcome"] == "not_ended":
+        why = f"it is {answer['status']}: only a Failed or Cancelled task can be retried"
+        raise Problem(409, WRONG_STATE, why, fix="read the task again")
+    task = TaskShown.model_validate(answer["task"])
+    return shown(Acted(outcome=answer["outcome"], task=task), headers=_version(task))
+
+
+def _shown(found: Mapping[str, Any]) -> TaskShown:
+    return TaskShown.model_validate({**found["task"], "attempt_list": found["attempts"]})
+
+
+def _version(task: TaskShown) -> dict[str, str]:
+    return {"ETag": f'"{task.version}"'}
+
+
+def _absent() -> Problem:
+    return Problem(404, NO_TASK, "there is no task with this id, or not for this token", fix="GET /api/v1/tasks")
