@@ -7,14 +7,15 @@ that each one works before it counts, and removes it when the work is done.
     loop/           the tick: lead, observe, plan, record, execute
     pods/           create a pod, bring it up stage by stage, end it
     worker_logs/    ship worker logs to S3, by byte offset
-    ports.py        what the parts above need from the outside world: protocols and their errors
+    leader_jobs/    what a leader repeats beside its ticks: conditions, alerts, schedules, webhooks, …
+    ports/          what the parts above need from the outside world: protocols and their errors
     adapters/       implementations of the ports: Postgres, Supabase, RunPod, SSH, S3
     web/            health, metrics, and the gateway between the agents and the database
     config/         settings, pools and SSH keys, read from the environment
     observability/  logging, redaction, metrics, the process's health record
     diagnostics/    explanations of what the fleet waits for; doctor/ holds the set-up checks
-    cli/            the commands; commands/ has one file for each group
-    wiring.py       builds adapters from settings; service.py builds the whole process
+    cli/            the commands; commands/ has one file for each group, assistants/ is `mcp`
+    wiring.py       builds adapters from settings; service/ builds and runs the whole process
     migrate/        brings a database to this version
     database.py     and runpod_client.py serve operators' own snippets
 """

@@ -24,7 +24,7 @@ class DatabaseClient:
         """The synchronous Supabase client. Raises SettingsError without SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY."""
         from supabase import create_client  # noqa: PLC0415  half a second that get_workers() does not need
 
-        from orchestrator.config.errors import Problem, SettingsError  # noqa: PLC0415
+        from orchestrator.config.errors import SettingProblem, SettingsError  # noqa: PLC0415
 
         url, key = self._settings.supabase_url, self._settings.supabase_service_role_key
         if not url or key is None:
@@ -32,7 +32,9 @@ class DatabaseClient:
                 name for name in ("supabase_url", "supabase_service_role_key") if not getattr(self._settings, name)
             ]
             why = "a plain Postgres has no Supabase client: `await get_workers()` and the commands work with both"
-            raise SettingsError(Problem(f"{name.upper()} is missing", why, f"set {name.upper()}") for name in missing)
+            raise SettingsError(
+                SettingProblem(f"{name.upper()} is missing", why, f"set {name.upper()}") for name in missing
+            )
         return create_client(url, key.get_secret_value())
 
     async def get_workers(self) -> Sequence[Mapping[str, Any]]:

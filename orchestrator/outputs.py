@@ -1,39 +1,65 @@
-"""What pods cannot do themselves: sign a URL, look whether an output is there, and (`Answers`) get their next token.
+"""Operations on the bucket that pods cannot do, because they have no S3 key: presign a URL, and check an output.
 
-The database has said that the worker may; the gateway does it within the worker's call, the leader for the rows that
-pods leave which speak to PostgREST itself (`Answers`).
+The database has allowed the operation. The gateway does it within the worker's call. For pods that call PostgREST, the
+leader does it for their rows in `worker_asks` (leader_jobs/pod_requests.py).
 """
 
 import asyncio
+import base64
 import mimetypes
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import structlog
 
-from orchestrator.ports import Blobs, NotFound, PortError, Upload
-from worker.protocol import MAX_UPLOAD_BYTES
+from orchestrator.ports import Blobs, NotFound, PortError
+from worker.protocol import MAX_OBJECT_BYTES, MAX_UPLOAD_BYTES
 
 GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that has begun may take longer
+UPLOAD_AGE = timedelta(days=2)  # of a multipart upload that is aborted
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
-RENEW = "RENEW"  # the method of a row that asks for the worker's next token
-BATCH = 100  # rows answered at once
-CONCURRENT_LOOKS = 8
+PROBE_KEY = "probes/pod"  # every pod overwrites it before its first claim; nobody uses its content
+PROBE = "written by a pod to see whether it can use this bucket\n"
+PROBE_TTL_S = 86_400
+CHECKSUM = "x-amz-checksum-sha256"
+# Headers of one write, which the parts and the end of a multipart upload have in place of its begin.
+PER_WRITE = frozenset({"If-None-Match", CHECKSUM})
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The content to which a presigned URL is bound: the bucket refuses any other request."""
+
+    size_bytes: int
+    sha256: str
+    content_type: str
+
+    def headers(self) -> Mapping[str, str]:
+        """The headers that the request must carry besides its length."""
+        return {
+            "If-None-Match": "*",
+            "Content-Type": self.content_type,
+            CHECKSUM: _base64(self.sha256),
+            "x-amz-meta-sha256": self.sha256,
+        }
 
 
 async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any]:
     """{url, location} and what goes with them for one key, or {refused}, whatever the database said of it.
 
-    `terms`: of a PUT {once, bytes, sha256} for a URL of one write; of a GET what was recorded of the object, and an
-    object that is another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
+    `terms`: of a PUT what protocol.GRANTS names; of a GET what was recorded of the object, and an object that is
+    another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
     """
     if method not in {"PUT", "GET"} or not _is_output(key):
         return {"refused": True}
-    if terms.get("once") and int(terms["bytes"]) > MAX_UPLOAD_BYTES:
-        log.warning("upload_too_large", key=key, bytes=terms["bytes"], most_bytes=MAX_UPLOAD_BYTES)
+    most_bytes = MAX_OBJECT_BYTES if terms.get("multipart") or "upload_id" in terms else MAX_UPLOAD_BYTES
+    if terms.get("once") and int(terms["bytes"]) > most_bytes:
+        log.warning("upload_too_large", key=key, bytes=terms["bytes"], most_bytes=most_bytes)
         return {"refused": True}
     if method == "GET" and "etag" in terms:
         seen = await look(blobs, key)
@@ -44,8 +70,22 @@ async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -
     return await asyncio.to_thread(_sign, blobs, method, key, terms)
 
 
+def store_probe(blobs: Blobs) -> Mapping[str, Any]:
+    """Return one PUT and one GET of a small object, for an agent to send: {put, headers, content, get}."""
+    headers = {"Content-Length": str(len(PROBE)), "Content-Type": "text/plain"}
+    return {
+        "put": blobs.sign("PUT", PROBE_KEY, expires_s=PROBE_TTL_S, headers=headers),
+        "headers": headers,
+        "content": PROBE,
+        "get": blobs.sign("GET", PROBE_KEY, expires_s=PROBE_TTL_S),
+    }
+
+
 async def look(blobs: Blobs, key: str) -> Mapping[str, Any] | None:
-    """What the bucket shows of an output; None if it is not there. PortError, TimeoutError: nobody knows; ask again."""
+    """Return the bucket's facts about an output, or None if it is missing.
+
+    PortError, TimeoutError: unknown; ask again.
+    """
     try:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             return await blobs.look(key)
@@ -58,17 +98,59 @@ def _sign(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapp
     location = blobs.location(key)
     if method == "GET":
         recorded = {name: terms[name] for name in ("etag", "bytes", "sha256") if name in terms}
-        return {"url": blobs.sign_get(key, expires_s=GRANT_TTL_S), "location": location, **recorded}
-    if not terms.get("once"):
-        return {"url": blobs.sign_put(key, expires_s=GRANT_TTL_S), "location": location}
+        return {"url": blobs.sign("GET", key, expires_s=GRANT_TTL_S), "location": location, **recorded}
+    upload = _upload(key, terms)
+    if terms.get("verify"):
+        look = {"location": location, "check": _signed(blobs, "HEAD", key, headers={"x-amz-checksum-mode": "ENABLED"})}
+    else:  # an agent of an earlier release sends no header with it
+        look = {"location": location, "head": blobs.sign("HEAD", key, expires_s=GRANT_TTL_S)}
+    if "upload_id" in terms:
+        return {**look, **_parts(blobs, key, terms)}
+    if terms.get("multipart"):
+        kept = {name: value for name, value in upload.headers().items() if name not in PER_WRITE} if upload else {}
+        checked = {"x-amz-checksum-algorithm": "SHA256"} if upload else {}
+        return {**look, "create": _signed(blobs, "POST", key, query={"uploads": ""}, headers=kept | checked)}
+    if upload is None:
+        return {**look, "url": blobs.sign("PUT", key, expires_s=GRANT_TTL_S)}
+    bound = {"Content-Length": str(upload.size_bytes), **upload.headers()}
+    url = blobs.sign("PUT", key, expires_s=GRANT_TTL_S, headers=bound)
+    return {**look, "url": url, "headers": upload.headers()}
+
+
+def _upload(key: str, terms: Mapping[str, Any]) -> "Upload | None":
+    """What an upload is bound to; None for one without a condition."""
     kind = mimetypes.guess_type(key)[0] or "application/octet-stream"
-    upload = Upload(int(terms["bytes"]), str(terms["sha256"]), kind)
+    return Upload(int(terms["bytes"]), str(terms["sha256"]), kind) if terms.get("once") else None
+
+
+def _parts(blobs: Blobs, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Each part for its own number, length and checksum; and how the upload ends."""
+    upload = {"uploadId": str(terms["upload_id"])}
+    signed = []
+    for part in terms["parts"]:
+        checksum = {CHECKSUM: _base64(part["sha256"])} if "sha256" in part else {}
+        bound, query = {"Content-Length": str(int(part["bytes"])), **checksum}, {"partNumber": str(int(part["n"]))}
+        url = blobs.sign("PUT", key, expires_s=GRANT_TTL_S, query=upload | query, headers=bound)
+        signed.append({"url": url, "headers": checksum})
+    once = {"If-None-Match": "*"} if terms.get("once") else {}
     return {
-        "url": blobs.sign_put(key, expires_s=GRANT_TTL_S, upload=upload),
-        "location": location,
-        "headers": upload.headers(),
-        "head": blobs.sign_head(key, expires_s=GRANT_TTL_S),
+        "parts": signed,
+        "complete": _signed(blobs, "POST", key, query=upload, headers=once),
+        "abort": _signed(blobs, "DELETE", key, query=upload),
     }
+
+
+def _signed(
+    blobs: Blobs, method: str, key: str, *, query: Mapping[str, str] = {}, headers: Mapping[str, str] = {}
+) -> Mapping[str, Any]:
+    """{url, headers}: the request that an agent may send."""
+    url = blobs.sign(method, key, expires_s=GRANT_TTL_S, query=query, headers=headers)
+    return {"url": url, "headers": dict(headers)}
+
+
+def _base64(sha256: str) -> str:
+    """A SHA-256 as S3 compares it with what it receives."""
+    return base64.b64encode(bytes.fromhex(sha256)).decode()
 
 
 def _is_output(key: str) -> bool:
@@ -76,47 +158,16 @@ def _is_output(key: str) -> bool:
     return key.startswith(OUTPUTS) and not {"", ".", ".."} & set(key.split("/"))
 
 
-class Asked(Protocol):
-    """The rows that pods leave."""
+async def abort_old_uploads(blobs: Blobs) -> None:
+    """Abort multipart uploads that no agent completed: the bucket keeps their parts, and bills them, for ever.
 
-    async def asks(self, limit: int) -> Sequence[Mapping[str, Any]]: ...
-    async def answer(self, term: int, answers: Sequence[Mapping[str, Any]]) -> int: ...
-
-
-class Answers:
-    """The leader's side of `worker_asks`."""
-
-    def __init__(self, store: Asked, blobs: Blobs, sealed: Callable[[str, str], Sequence[str]] = lambda *_: ()) -> None:
-        """`sealed`: worker id, jti -> its next token, sealed for it."""
-        self._store, self._blobs, self._sealed = store, blobs, sealed
-        self._gate = asyncio.Semaphore(CONCURRENT_LOOKS)
-
-    async def give(self, term: int) -> int:
-        """Answer the open rows, and those that come meanwhile; how many. Raises PortError."""
-        answered = 0
-        while asks := await self._store.asks(BATCH):
-            found = await asyncio.gather(*(self._answer(ask) for ask in asks))
-            answers = [answer for answer in found if answer is not None]
-            now_answered = await self._store.answer(term, answers) if answers else 0
-            answered += now_answered
-            if not now_answered:  # the bucket is away: the next look is for the timer
-                break
-        return answered
-
-    async def _answer(self, ask: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        subject = ask["subject"]
-        if ask["method"] == RENEW:
-            return {"id": ask["id"], "answer": {"sealed": list(self._sealed(ask["worker_id"], subject))}}
-        try:
-            async with self._gate:
-                if ask["method"] == "HEAD":
-                    key = self._blobs.key_of(subject)
-                    seen = await look(self._blobs, key) if key else None
-                    answer = {"found": key is None or seen is not None, **({"object": seen} if seen else {})}
-                else:
-                    answer = dict(await grant(self._blobs, ask["method"], subject, ask.get("terms") or {}))
-        except (PortError, TimeoutError) as error:
-            why = f"{type(error).__name__}: {str(error)[:200]}"
-            log.warning("output_unknown", worker=ask["worker_id"], subject=subject, why=why)
-            return None
-        return {"id": ask["id"], "answer": answer}
+    An agent whose upload is aborted while it waits starts it again.
+    """
+    try:
+        aborted = await blobs.abort_uploads(OUTPUTS, older_than=datetime.now(UTC) - UPLOAD_AGE)
+    except PortError as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        log.warning("uploads_not_aborted", why=why, fix="python -m orchestrator doctor s3")
+    else:
+        if aborted:
+            log.info("uploads_aborted", uploads=aborted)

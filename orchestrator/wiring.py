@@ -1,18 +1,22 @@
-"""The composition root: the only module that names adapters, and says which settings each needs.
+"""The composition root: the only module that names adapters and the settings that each needs.
 
-What a short command does not use is not imported: `list` needs the database and neither SSH, S3 nor RunPod's SDK.
+A command imports only the adapters that it uses: `list` needs the database, but not SSH, S3 or RunPod's SDK.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import logging
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.adapters.schedule_store import ScheduleStore
+from orchestrator.adapters.sharing_store import SharingStore
 from orchestrator.adapters.store import SqlStore
+from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.config.validation import require
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.plan import plan, sizes
@@ -25,31 +29,36 @@ if TYPE_CHECKING:
     from orchestrator.adapters.s3 import S3Blobs
     from orchestrator.adapters.ssh import AsyncSshShell
     from orchestrator.adapters.ssh_pool import SshPool
+    from orchestrator.adapters.webhook_sender import SendingRules
     from orchestrator.config.settings import Settings
     from orchestrator.core.actions import Plan, PoolDecision
     from orchestrator.core.model import Policy, Snapshot
     from orchestrator.pods.bundle import Bundle
     from orchestrator.ports import Db, PortError
 
-LIST_WAIT_S = 30.0  # for the only list of pods that a single look has
+LIST_WAIT_S = 30.0  # for the pod list of a single observation
 COMMAND_POOL = 4  # connections at most
-CATALOG_WAIT_S = 5.0  # for prices, where an answer without them is better than none
+CALL_TIMEOUT_S = 15.0  # for one answer of the database
+CATALOG_WAIT_S = 5.0  # for prices; without them, the answer is still useful
 RELEASE_DIGITS = 12  # of the code's sha256: enough to tell releases apart, short enough to read
 
 
 @asynccontextmanager
-async def open_db(settings: Settings, *, pool_size: int = COMMAND_POOL) -> AsyncIterator[Db]:
-    """The database, by DATABASE_URL where it is set, else over Supabase's API."""
+async def open_db(
+    settings: Settings, *, pool_size: int = COMMAND_POOL, call_timeout_s: float = CALL_TIMEOUT_S
+) -> AsyncIterator[Db]:
+    """Open the database by DATABASE_URL, or over Supabase's API."""
     require(settings, "database")
     db: Db
     if settings.database_url:
-        db = await _direct(settings, pool_size)
+        db = await _direct(settings, pool_size, call_timeout_s=call_timeout_s)
     else:
         from orchestrator.adapters.supabase import SupabaseDb
 
         key = settings.supabase_service_role_key
-        assert settings.supabase_url and key is not None  # noqa: S101, PT018  require() has seen to it
-        db = await SupabaseDb.open(settings.supabase_url, key.get_secret_value(), pool_size=pool_size)
+        assert settings.supabase_url and key is not None  # noqa: S101, PT018  require() has checked it
+        secret = key.get_secret_value()
+        db = await SupabaseDb.open(settings.supabase_url, secret, pool_size=pool_size, call_timeout_s=call_timeout_s)
     try:
         yield db
     finally:
@@ -84,29 +93,65 @@ def as_direct(db: Db) -> PostgresDb | None:
 
 def lane_of(db: Db, limit: int) -> Db:
     """A share of its connections: see adapters/lanes.py."""
-    from orchestrator.adapters.connection_lanes import Lane
+    from orchestrator.adapters.connection_lanes import ConnectionLane
 
-    return Lane(db, limit)
+    return ConnectionLane(db, limit)
 
 
-async def _direct(settings: Settings, pool_size: int, *, kept: int = 1) -> PostgresDb:
+async def _direct(
+    settings: Settings, pool_size: int, *, kept: int = 1, call_timeout_s: float = CALL_TIMEOUT_S
+) -> PostgresDb:
     from orchestrator.adapters.postgres import PostgresDb
 
     url = settings.database_url
     assert url is not None  # noqa: S101
     logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # where nothing logs, errors say it better
-    return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size, kept=kept)
+    return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size, kept=kept, call_timeout_s=call_timeout_s)
 
 
 @asynccontextmanager
-async def open_store(settings: Settings) -> AsyncIterator[SqlStore]:
+async def open_store(settings: Settings, *, call_timeout_s: float = CALL_TIMEOUT_S) -> AsyncIterator[SqlStore]:
     """The fleet's rows, for a command: a database that is away is told at once, and why."""
     if settings.database_url is not None:
-        from orchestrator.adapters.postgres import knock
+        from orchestrator.adapters.postgres import try_connection
 
-        await knock(settings.database_url.get_secret_value())
-    async with open_db(settings) as db:
+        await try_connection(settings.database_url.get_secret_value())
+    async with open_db(settings, call_timeout_s=call_timeout_s) as db:
         yield store_over(db, settings)
+
+
+@asynccontextmanager
+async def open_schedules(settings: Settings) -> AsyncIterator[ScheduleStore]:
+    """The schedules, for a command."""
+    async with open_db(settings) as db:
+        yield ScheduleStore(db, settings.fleet_id)
+
+
+@asynccontextmanager
+async def open_webhooks(settings: Settings) -> AsyncIterator[WebhookStore]:
+    """The webhooks, for a command."""
+    async with open_db(settings) as db:
+        yield WebhookStore(db, settings.fleet_id)
+
+
+def sending_rules(settings: Settings) -> SendingRules | None:
+    """How webhooks are sent; None if WEBHOOK_SECRET is not set."""
+    from orchestrator.adapters.webhook_sender import SendingRules
+
+    secrets = (settings.webhook_secret, settings.webhook_secret_previous)
+    if settings.webhook_secret is None:
+        return None
+    return SendingRules(
+        tuple(one.get_secret_value() for one in secrets if one),
+        tuple(ipaddress.ip_network(one) for one in settings.webhook_private_networks),
+    )
+
+
+@asynccontextmanager
+async def open_sharing(settings: Settings) -> AsyncIterator[SharingStore]:
+    """The weights of tenants, for a command."""
+    async with open_db(settings) as db:
+        yield SharingStore(db)
 
 
 def store_over(db: Db, settings: Settings) -> SqlStore:
@@ -146,7 +191,7 @@ def open_cloud(
 
 
 def open_ssh_pool(settings: Settings) -> tuple[AsyncSshShell, SshPool]:
-    """The way to pods: a shell, and one line to each worker over it."""
+    """Open the SSH client and the pool with one connection per worker."""
     from orchestrator.adapters.ssh import AsyncSshShell
     from orchestrator.adapters.ssh_pool import SshPool
 
@@ -172,13 +217,15 @@ def policy_of(settings: Settings, bundle: Bundle) -> Policy:
 async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     """What the next tick sees and would do, through the loop's own observation and planner; writes nothing.
 
-    One look has no memory. The leader's is taken for what it would be without an outage: everybody could be heard, and
-    every pod without a row was seen, since it leads. Only absence takes several lists, which are never assumed.
+    A single observation has no memory. It assumes the memory of a leader without an outage: all heartbeats could be
+    received, and every pod without a row has been seen since the leader's begin. Absence needs several lists, so it is
+    never assumed. Raises ApiAuth if RunPod refuses the key; without a list for another reason, `pods` is None.
     """
     from orchestrator.adapters.rows import moment
     from orchestrator.loop.observe import Observer
     from orchestrator.pods.bundle import build_bundle
     from orchestrator.pods.provider_cache import Catalog
+    from orchestrator.ports import ApiAuth
 
     async with open_store(settings) as store:
         cloud = open_cloud(settings)
@@ -186,9 +233,10 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         catalog = Catalog(cloud, policy)
         try:
             await catalog.refresh()
-            seen = await Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S).observe(
-                frozenset(), frozenset()
-            )
+            observer = Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S)
+            seen = await observer.observe(frozenset(), frozenset())
+            if isinstance(observer.cloud_error, ApiAuth):
+                raise observer.cloud_error
             leader = (await store.leadership())["leader"]
         finally:
             await cloud.close()

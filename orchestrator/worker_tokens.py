@@ -1,7 +1,7 @@
-"""The worker's token: a JWT for the role `gpu_worker` that says one thing, who the worker is.
+"""The worker's token: a JWT for the role `gpu_worker` that identifies the worker.
 
 The signature and the expiry are checked here; whether the `jti` is still the worker's is the database's business, on
-each call, so that revoking is one update of its row. How long tokens live and how they are renewed: renewals.py.
+each call, so that revoking is one update of its row. web/token_renewal.py has the lifetime and the renewal of tokens.
 
 Two kinds of key sign: the project's JWT secret (HS256) and a private key that was imported into the project as a
 signing key (ES256), of which the other side needs only the public half.
