@@ -1,0 +1,216 @@
+"""The client for programs with asyncio: client.py with methods to await."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from gpu_orchestrator_client import protocol
+from gpu_orchestrator_client.errors import ApiError, ServiceUnavailable, WaitTimeout
+from gpu_orchestrator_client.models import TaskEvent, TaskInfo
+from gpu_orchestrator_client.protocol import Call
+
+
+class AsyncClient:
+    """A service and a token. Close it, or use it in an `async with` statement."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        retries: int = 5,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`retries`: how often a request is repeated after no answer, or 429, 502, 503 or 504."""
+        base, headers = protocol.place(url, token)
+        self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=protocol.ANSWER_S, transport=transport)
+        self._bucket = httpx.AsyncClient(timeout=protocol.ANSWER_S, follow_redirects=True)  # never sees the token
+        self._retries = retries
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+        await self._bucket.aclose()
+
+    async def submit(
+        self,
+        task_type: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **fields: Any,
+    ) -> "AsyncTask":
+        """Submit a task, once. `fields`: pool, priority, depends_on, dedupe_key, labels, traceparent and others."""
+        task = {"task_type": task_type, "params": dict(params or {}), **fields}
+        return AsyncTask(self, (await self.send(protocol.submission(task, idempotency_key))).json()["id"])
+
+    async def submit_many(
+        self, tasks: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> list["AsyncTask"]:
+        """Submit tasks, all or none, once. Each is {"task_type": …, "params": …, …}."""
+        answer = (await self.send(protocol.submissions(tasks, idempotency_key))).json()
+        return [AsyncTask(self, task["id"]) for task in answer["tasks"]]
+
+    def task(self, task_id: str) -> "AsyncTask":
+        """A task by its id; nothing is asked yet."""
+        return AsyncTask(self, task_id)
+
+    async def tasks(self, **filters: Any) -> AsyncIterator[TaskInfo]:
+        """Tasks, newest first, page by page. `filters`: status, task_type, tenant."""
+        cursor: str | None = None
+        while True:
+            given = {**filters, **({"cursor": cursor} if cursor else {})}
+            page = (await self.send(Call("GET", "/tasks", params=given))).json()
+            for row in page["tasks"]:
+                yield TaskInfo.of(row)
+            cursor = page["next"]
+            if cursor is None:
+                return
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Send a request of the API, repeatedly if need be. Raises ApiError or ServiceUnavailable."""
+        pauses = protocol.pauses(self._retries)
+        while True:
+            response, why = None, ""
+            try:
+                response = await self._http.request(
+                    call.method, call.path, params=call.params, json=call.body, headers=dict(call.headers)
+                )
+            except httpx.TransportError as error:
+                why = f"{type(error).__name__}: {error}"
+            if response is not None and response.status_code < 400:  # noqa: PLR2004
+                return response
+            pause_s = next(pauses, None) if call.may_repeat(response) else None
+            if pause_s is None:
+                if response is None:
+                    raise ServiceUnavailable(why)
+                raise ApiError.of(response)
+            await asyncio.sleep(protocol.pause_of(response, pause_s))
+
+    def stream(self, path: str, last_id: str) -> Any:
+        """A stream of server-sent events, as a context manager."""
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        timeout = httpx.Timeout(protocol.ANSWER_S, read=protocol.STREAM_SILENCE_S)
+        return self._http.stream("GET", path, headers=headers, timeout=timeout)
+
+    async def download(self, url: str, target: Path) -> None:
+        """Write an object of the bucket to a file."""
+        async with self._bucket.stream("GET", url) as response:
+            if not response.is_success:
+                await response.aread()
+                raise ApiError.of(response)
+            file = await asyncio.to_thread(target.open, "wb")
+            try:
+                async for chunk in response.aiter_bytes(protocol.CHUNK_BYTES):
+                    await asyncio.to_thread(file.write, chunk)
+            finally:
+                await asyncio.to_thread(file.close)
+
+
+class AsyncTask:
+    """One task of a service."""
+
+    def __init__(self, client: AsyncClient, task_id: str) -> None:
+        self._client, self.id = client, task_id
+
+    async def info(self) -> TaskInfo:
+        """The task now."""
+        return TaskInfo.of((await self._client.send(protocol.of_task(self.id))).json())
+
+    async def wait(self, timeout_s: float | None = None) -> TaskInfo:
+        """The task when it has ended; None waits for ever. Raises WaitTimeout."""
+        now = asyncio.get_running_loop().time
+        until = None if timeout_s is None else now() + timeout_s
+        while True:
+            left_s = protocol.WAIT_S if until is None else max(0.0, min(protocol.WAIT_S, until - now()))
+            answer = (await self._client.send(protocol.of_task(self.id, "/wait", timeout_s=left_s))).json()
+            if answer["ended"]:
+                return TaskInfo.of(answer["task"])
+            if until is not None and now() >= until:
+                raise WaitTimeout(f"task {self.id} is {answer['task']['status']} after {timeout_s:g} s")
+
+    async def events(self) -> AsyncIterator[TaskEvent]:
+        """Each change until the task has ended. A broken stream goes on. Raises ApiError or ServiceUnavailable."""
+        last_id, pauses = "", protocol.pauses(self._client._retries)  # noqa: SLF001
+        while True:
+            parser, response = protocol.EventParser(), None
+            parser.last_id = last_id
+            try:
+                async with self._client.stream(protocol.of_task(self.id, "/events").path, last_id) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    async for line in response.aiter_lines():
+                        if not response.is_success:
+                            break
+                        if (event := parser.of(line)) is not None:
+                            last_id, pauses = event.id, protocol.pauses(self._client._retries)  # noqa: SLF001
+                            yield event
+                            if event.name in protocol.LAST_EVENTS:
+                                return
+            except httpx.TransportError:
+                response = None
+            if response is not None and not response.is_success and response.status_code not in protocol.REPEATED:
+                raise ApiError.of(response)
+
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise ServiceUnavailable("the stream of events cannot be continued")
+            await asyncio.sleep(protocol.pause_of(response, pause_s))
+
+    async def cancel(self, *, version: str | None = None) -> TaskInfo:
+        """End it, a running one with its worker's next heartbeat; with a version, only if it still has that one."""
+        return TaskInfo.of((await self._client.send(protocol.action(self.id, "cancel", version))).json()["task"])
+
+    async def retry(self, *, version: str | None = None) -> TaskInfo:
+        """Queue it again after Failed or Cancelled."""
+        return TaskInfo.of((await self._client.send(protocol.action(self.id, "retry", version))).json()["task"])
+
+    async def log(self, attempt: int | None = None) -> str:
+        """The log of an attempt as far as it is stored, by default of the last one."""
+        parts, offset = [], 0
+        while True:
+            given = {"offset": offset, "limit": protocol.CHUNK_BYTES, **({"attempt": attempt} if attempt else {})}
+            part = (await self._client.send(protocol.of_task(self.id, "/logs", **given))).json()
+            parts.append(part["text"])
+            if part["next"] == offset:
+                return "".join(parts)
+            offset = part["next"]
+
+    async def output(self) -> "AsyncOutput":
+        """Where its output lies. Raises ApiError if it has none."""
+        call = protocol.of_task(self.id, "/output")
+        answer = (await self._client.send(Call("GET", call.path, headers={"Accept": "application/json"}))).json()
+        return AsyncOutput(self._client, answer)
+
+
+class AsyncOutput:
+    """The output of a task. The URL is valid for five minutes."""
+
+    def __init__(self, client: AsyncClient, facts: Mapping[str, Any]) -> None:
+        self._client = client
+        self.location: str = facts["location"]
+        self.url: str | None = facts["url"]
+        self.size_bytes: int | None = facts.get("bytes")
+        self.sha256: str | None = facts.get("sha256")
+
+    async def save(self, directory: str | Path) -> Path:
+        """Download it into a directory, under its own name; the file is there whole or not at all."""
+        if self.url is None:
+            raise ValueError(f"the output lies outside of the orchestrator's bucket: {self.location}")
+        target = Path(directory) / protocol.file_name(self.location)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.part")
+        await self._client.download(self.url, partial)
+        return partial.replace(target)

@@ -1,0 +1,36 @@
+"""What can go wrong, as a program can tell it apart."""
+
+from typing import Any
+
+import httpx
+
+
+class ApiError(Exception):
+    """The service refused a request. `id` is stable: `orchestrator explain <id>` says more."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        self.status = status
+        self.id = str(problem.get("id", ""))
+        self.title = str(problem.get("title", ""))
+        self.detail = str(problem.get("detail", ""))
+        self.fix = str(problem.get("fix", ""))
+        super().__init__(f"{status} {self.id}: {self.title}: {self.detail}; fix: {self.fix}")
+
+    @classmethod
+    def of(cls, response: httpx.Response) -> "ApiError":
+        """From an answer whose body was read, and which may come from a proxy in front of the service."""
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = None
+        if not isinstance(problem, dict):
+            problem = {"title": response.reason_phrase, "detail": response.text[:200]}
+        return cls(response.status_code, problem)
+
+
+class ServiceUnavailable(Exception):
+    """The service gave no answer, however often it was asked."""
+
+
+class WaitTimeout(Exception):
+    """The task has not ended within the time."""
