@@ -1,17 +1,17 @@
-"""The pod that dies half-way: its machine is gone without a word, as a host failure would have it."""
+"""Deletes a busy pod in the middle of a task, like a failure of its host."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import AsyncConnection
 
+from demo.narrator import Narrator
 from testbed.stack import Stack
 
 POLL_S = 0.1
-TRIES = 3  # the task may end in the moment between our look and the kill
-FRAMES_LEFT = 100  # so much work left that it will not
+TRIES = 3  # the task may end between the query and the kill
+FRAMES_LEFT = 100  # with so much work left, the task does not end first
 VICTIM = """
     select t.id::text as task, t.task_type, w.id as worker, w.pod_id
       from tasks t join workers w on w.id = t.worker_id
@@ -26,7 +26,7 @@ HOLDS = "select 1 from tasks where status = 'In Progress' and worker_id = %s"
 
 @dataclass(frozen=True, slots=True)
 class PodKill:
-    """Who was killed, and what it was doing."""
+    """The killed pod and its task."""
 
     worker: str
     pod: str
@@ -34,9 +34,9 @@ class PodKill:
 
 
 async def kill_a_busy_pod(
-    stack: Stack, sql: AsyncConnection[dict[str, Any]], after_done: int, tell: Callable[[str, str], None]
+    stack: Stack, sql: AsyncConnection[dict[str, Any]], after_done: int, narrator: Narrator
 ) -> list[PodKill]:
-    """Once `after_done` tasks are done, make busy pods vanish until one took an unfinished task with it."""
+    """Once `after_done` tasks are done, delete busy pods until one of them had an unfinished task."""
     killed: list[PodKill] = []
     while len(killed) < TRIES:
         await _until_done(sql, after_done)
@@ -47,7 +47,9 @@ async def kill_a_busy_pod(
             await asyncio.sleep(POLL_S)
             continue
         await stack.control("POST", f"pods/{victim['pod_id']}/kill", {"how": "vanish"})
-        tell("kill", f"pod {victim['pod_id']} of {victim['worker']} vanishes in the middle of a {victim['task_type']}")
+        name = narrator.worker(victim["worker"])
+        narrator.tell("kill", f"the demo deletes the pod of {name} during a task, like a failed host")
+        narrator.tell("status", "  the orchestrator acts after two pod lists without it")
         killed.append(PodKill(victim["worker"], victim["pod_id"], victim["task"]))
         if await (await sql.execute(HOLDS, [victim["worker"]])).fetchone():
             return killed

@@ -9,23 +9,27 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from demo.app import run_app
 from demo.scenario import Options, run_scenario
 from demo.summary import show
 from testbed.services.processes import ChildFailed
 from testbed.stack import ROOT, Transport
 
-LOCK = "demo.lock"  # also the mark by which a directory is known to be a demo's, and may be emptied
+LOCK = "demo.lock"  # also marks a directory as a demo's, which may be emptied
 INTERRUPTED = 130
+Result = TypeVar("Result")
 EXAMPLES = """\b
 Examples:
   ./run demo
       a minute, no account needed
   ./run demo --keep --tasks 40
       stays up, to try commands on
+  ./run demo --app
+      a web app on it: upload pictures, watch, see the video
 """
 
 
@@ -45,6 +49,8 @@ Examples:
     help="How the orchestrator and the pods reach the database: over DATABASE_URL, or Supabase's API.",
 )
 @click.option("--keep", is_flag=True, help="Stay up afterwards, and say how to use the command line against it.")
+@click.option("--app", is_flag=True, help="Start a web app on the system instead of the prepared tasks.")
+@click.option("-v", "--verbose", is_flag=True, help="Also the formula of each decision, stages and ids.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object on the last line of stdout.")
 @click.option(
     "--directory",
@@ -58,19 +64,26 @@ def main(
     seed: int,
     transport: Transport,
     keep: bool,
+    app: bool,
+    verbose: bool,
     as_json: bool,
     directory: Path,
 ) -> None:
     """Run the main job on this machine, with real parts and an emulated RunPod."""
-    options = Options(images, tasks, seed, keep, directory.absolute(), transport)
+    if app and (images or tasks or keep or as_json):
+        raise click.UsageError("--app submits nothing by itself: it has no --images, --tasks, --keep and --json")
+    options = Options(images, tasks, seed, keep, directory.absolute(), transport, verbose)
     try:
         with only_demo(options.directory):
+            if app:  # until Ctrl-C
+                asyncio.run(_interruptible(run_app(options.directory, seed, transport, verbose=verbose)))
             summary = asyncio.run(_interruptible(run_scenario(options)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(INTERRUPTED)
     except (ChildFailed, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    show(summary, sys.stderr if as_json else sys.stdout)
+    if not keep:  # otherwise it was shown before the hints
+        show(summary, sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(summary, sort_keys=True))
     sys.exit(0 if summary["ok"] else 1)
@@ -78,7 +91,10 @@ def main(
 
 @contextlib.contextmanager
 def only_demo(directory: Path) -> Iterator[None]:
-    """Hold the directory, emptied of an earlier demo; ValueError if it is another's, or somebody else's files."""
+    """Lock the directory and remove an earlier demo's files.
+
+    ValueError if another demo runs, or if it has other files.
+    """
     lock = directory / LOCK
     if directory.is_dir() and any(directory.iterdir()) and not lock.exists():
         raise ValueError(f"{directory} is not empty and no demo's; give another --directory")
@@ -99,8 +115,8 @@ def only_demo(directory: Path) -> Iterator[None]:
         yield
 
 
-async def _interruptible(job: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Let SIGTERM and a closed terminal end the job as Ctrl-C does, with everything it started."""
+async def _interruptible(job: Coroutine[Any, Any, Result]) -> Result:
+    """Make SIGTERM and a closed terminal end the job and its processes, like Ctrl-C."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  we are in one
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,4 +1,4 @@
-"""A sample set of images: colourful enough that a person sees one turn into the next."""
+"""A set of sample images, colourful enough to see the transitions between them."""
 
 import colorsys
 import random

@@ -1,20 +1,24 @@
-"""The order of it all: set up, submit, watch, do harm, wait until nothing is left, count."""
+"""The steps of the demo: set up, submit, watch, kill a pod, wait until nothing is left, count."""
 
 import asyncio
 import contextlib
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from psycopg import AsyncConnection
 
 from demo.kill_pod import PodKill, kill_a_busy_pod
 from demo.narrator import Narrator
 from demo.sample_images import found, paint
+from demo.summary import show
 from demo.video import NotAVideo, fetch
 from demo.workload import Job, plan_job, upload
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.plurals import counted
 from orchestrator.ports import NotFound
 from testbed.audit import count, faults
 from testbed.services.processes import Child, ChildFailed
@@ -22,7 +26,7 @@ from testbed.stack import FLEET, Stack, Transport
 
 SCHEMA_VERSION = 1
 SAMPLE_IMAGES = 6
-LIMIT_S = 300.0  # for the whole job; what is not done by then is lost
+LIMIT_S = 300.0  # for the whole job; unfinished tasks count as lost
 POLL_S = 0.25
 REST = """
     select not exists (select 1 from tasks where status in ('Queued', 'In Progress'))
@@ -37,7 +41,7 @@ Sql = AsyncConnection[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for."""
+    """The options of the command."""
 
     images: Path | None
     tasks: int | None
@@ -45,40 +49,59 @@ class Options:
     keep: bool
     directory: Path
     transport: Transport = "direct"
+    verbose: bool = False
 
 
 async def run_scenario(options: Options) -> dict[str, Any]:
-    """The whole run; its summary, with `ok` and what was `wrong`."""
+    """Run the demo. Return its summary, with `ok` and what was `wrong`."""
+    narrator = Narrator(verbose=options.verbose)
+    status = asyncio.create_task(narrator.accompany())
+    try:
+        return await _run(options, narrator, status)
+    finally:
+        status.cancel()
+
+
+async def _run(options: Options, narrator: Narrator, status: "asyncio.Task[None]") -> dict[str, Any]:
     began_s = time.monotonic()
+    parts = "PostgreSQL, PostgREST" if options.transport == "supabase" else "PostgreSQL"
+    narrator.expect(f"{parts}, S3 and the RunPod emulator start")
     async with Stack(options.directory, seed=options.seed, transport=options.transport) as stack:
+        narrator.tell("event", f"{parts}, S3 and the RunPod emulator run on this machine")
+        narrator.expect("the tables are created, and the images are uploaded")
         job = await _prepare(stack, options)
         async with await stack.connect() as sql, await stack.connect() as other:
-            narrator = Narrator(sql, len(job.tasks))
-            parts = "PostgreSQL, PostgREST" if options.transport == "supabase" else "PostgreSQL"
-            narrator.tell("demo", f"{parts}, S3 and the RunPod emulator are up, in {stack.directory}")
+            narrator.begin(sql, len(job.tasks))
+            narrator.expect("the orchestrator starts")
             orchestrator = await stack.start_orchestrator()
-            narrator.tell("demo", f"python -m orchestrator run is process {orchestrator.pid}, at {stack.url}")
-            if options.keep:
-                _explain(narrator, stack, orchestrator)
+            narrator.tell("event", f"the orchestrator runs as process {orchestrator.pid}")
             ids = await submit(stack, job.tasks)
-            narrator.tell("submit", f"{job.segments} travel_segment, and a travel_stitch that depends on them all")
-            harm = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, narrator.tell))
-            killed = await _watch(narrator, sql, stack, harm, None if options.keep else orchestrator)
+            narrator.tell("event", what_was_submitted(job.segments))
+            kill = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, narrator))
+            killed = await _watch(narrator, sql, stack, kill, None if options.keep else orchestrator)
+            narrator.expect("counting tasks, pods, dollars and log bytes")
             summary = await count(sql, await stack.control("GET", "ledger"), stack.blobs(), len(ids))
             summary |= await _video(sql, stack, ids[-1], job.seconds)
             summary |= await _consequences(sql, killed)
             summary = _result(summary, options.seed, time.monotonic() - began_s)
+            narrator.expect("the orchestrator and the services stop")
             if options.keep:
-                narrator.tell(
-                    "demo", f"{'all is well' if summary['ok'] else summary['wrong']}; staying up until Ctrl-C"
-                )
+                status.cancel()
+                show(summary, sys.stderr, keeps=True)
+                _explain(stack, orchestrator)
                 with contextlib.suppress(asyncio.CancelledError):
                     await narrator.follow()
     return summary
 
 
+def what_was_submitted(segments: int) -> str:
+    """Return a sentence about the job: its segments, and the task that joins them."""
+    videos = f"{counted(segments, 'video')}"
+    return f"submitted {segments + 1} tasks: {videos}, and one that joins them"
+
+
 async def submit(stack: Stack, tasks: list[dict[str, Any]]) -> list[str]:
-    """One `task_submit` call; the ids, in order."""
+    """Submit the tasks with one `task_submit` call. Return the ids in order."""
     db = await stack.open_db()
     try:
         answer = await SqlStore(db, FLEET).submit(tasks)
@@ -96,43 +119,44 @@ async def _prepare(stack: Stack, options: Options) -> Job:
     return plan_job(await upload(stack.blobs(), images), options.tasks)
 
 
-def _explain(narrator: Narrator, stack: Stack, orchestrator: Child) -> None:
+def _explain(stack: Stack, orchestrator: Child) -> None:
+    """Print what to do next. These are the last lines, so they stay visible."""
     env = stack.write_env()
-    narrator.tell("keep", "in another terminal:")
-    for line in (
-        f"source {env}",
-        "./run list --watch · ./run status <worker> · ./run logs -f <worker> · ./run plan · ./run tasks list",
-        f"kill -9 {orchestrator.pid}; ./run run     # it goes on where it was",
-        "./run spawn · ./run terminate <worker> · ./run explain <worker|task|scaling> · ./run top",
-        "docs/handlers.md     # work of your own",
+    for text in (
+        "\nThe system stays up until Ctrl-C. In another terminal:",
+        f"  source {env}",
+        "  ./run list --watch              ./run tasks list",
+        "  ./run explain scaling           ./run top",
+        f"  kill {orchestrator.pid}; ./run run           # it goes on where it was",
+        "docs/handlers.md shows work of your own.",
     ):
-        narrator.tell("keep", f"    {line}")
+        click.echo(text, err=True)
 
 
 async def _watch(
-    narrator: Narrator, sql: Sql, stack: Stack, harm: "asyncio.Task[list[PodKill]]", orchestrator: Child | None
+    narrator: Narrator, sql: Sql, stack: Stack, kill: "asyncio.Task[list[PodKill]]", orchestrator: Child | None
 ) -> list[PodKill]:
-    """Tell the story until every task has ended and every pod is gone, or the time is up; who was killed."""
+    """Print events until every task has ended and every pod is gone, or the time is over. Return the killed pods."""
     deadline = time.monotonic() + LIMIT_S
     try:
         while time.monotonic() < deadline:
             await narrator.look()
             if orchestrator is not None and not orchestrator.alive:
-                raise ChildFailed(f"the orchestrator ended{orchestrator.last_words()}")
+                raise ChildFailed(f"the orchestrator ended{orchestrator.output_tail()}")
             row = await (await sql.execute(REST)).fetchone()
             if row is not None and row["rest"] and (await stack.control("GET", "ledger"))["alive"] == 0:
                 await narrator.look()
-                return harm.result() if harm.done() else []
+                return kill.result() if kill.done() else []
             await asyncio.sleep(POLL_S)
         narrator.tell("demo", f"not finished after {LIMIT_S:.0f} s")
-        return harm.result() if harm.done() else []
+        return kill.result() if kill.done() else []
     finally:
-        harm.cancel()
-        await asyncio.gather(harm, return_exceptions=True)
+        kill.cancel()
+        await asyncio.gather(kill, return_exceptions=True)
 
 
 async def _video(sql: Sql, stack: Stack, stitch: str, expected_s: float) -> dict[str, Any]:
-    """The video of the joining task, on this disk, decoded to its end."""
+    """Download and decode the video of the joining task."""
     row = await (await sql.execute("select output_location from tasks where id = %s", [stitch])).fetchone()
     nothing = {"video": None, "video_seconds": None, "video_expected_seconds": round(expected_s, 2)}
     if row is None or row["output_location"] is None:

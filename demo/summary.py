@@ -1,4 +1,4 @@
-"""The closing summary, for people."""
+"""The closing summary."""
 
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -7,40 +7,43 @@ from rich.console import Console
 from rich.table import Table
 
 
-def show(summary: Mapping[str, Any], stream: TextIO) -> None:
-    """One table; what must be zero and is not is red."""
-    console = Console(file=stream, highlight=False)
+def show(summary: Mapping[str, Any], stream: TextIO, *, keeps: bool = False) -> None:
+    """Print one table. A value that should be zero and is not is red. `keeps`: the system stays up afterwards."""
+    console = Console(file=stream, highlight=False, soft_wrap=True)
     table = Table(title="what came out", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", no_wrap=True, min_width=max(len(name) for name, _ in _lines(summary)))
+    table.add_column(no_wrap=True)
     for name, text in _lines(summary):
         table.add_row(name, text)
     console.print()
     console.print(table)
-    if summary["ok"]:
-        console.print("[green]nothing lost, doubled, leaked or missing[/green]")
-        console.print("next: ./run demo --keep, and docs/handlers.md for work of your own")
-    else:
+    if summary["video"]:
+        console.print(f"The video is in {summary['video']}", markup=False)
+    if not summary["ok"]:
         console.print(f"[red]wrong: {', '.join(summary['wrong'])}[/red]")
+        return
+    console.print("[green]Nothing was lost, done twice, left running or left out.[/green]")
+    if not keeps:
+        console.print("next: ./run demo --keep, and docs/handlers.md for work of your own")
 
 
 def _lines(s: Mapping[str, Any]) -> list[tuple[str, str]]:
-    seconds = ", ".join(f"{value:.0f} {kind}" for kind, value in s["pod_seconds"].items())
+    """Return names and texts; a line of both has at most 80 columns."""
+    seconds = ", ".join(f"{value:.0f} s {kind}" for kind, value in s["pod_seconds"].items())
     tasks = f"{s['tasks_done']} of {s['tasks_submitted']} done, {_zero(s, 'tasks_failed')} failed, "
     tasks += f"{_zero(s, 'tasks_lost')} lost, {_zero(s, 'tasks_doubled')} done twice; {s['tasks_requeued']} requeued"
-    logs = f"{s['log_bytes_produced']:,} produced, {s['log_bytes_shipped']:,} in S3 byte for byte, "
-    logs += f"{s['log_bytes_declared_lost']:,} declared lost with their host, {_zero(s, 'log_bytes_missing')} missing"
-    video = s["video"] or f"[red]{s.get('video_problem')}[/red]"
-    length = f" ({s['video_seconds']:.1f} s, {s['video_frames']} frames)" if s["video"] else ""
+    lost = f"{s['log_bytes_declared_lost']:,} declared lost with their host, {_zero(s, 'log_bytes_missing')} missing"
+    video = f"{s['video_seconds']:.1f} s, {s['video_frames']} frames" if s["video"] else None
     first = "never" if s["first_claim_s"] is None else f"{s['first_claim_s']:.1f} s after the insert"
     return [
         ("tasks", tasks),
         ("first claim", first),
         ("pods", f"{s['pods_created']} created, {s['pods_killed']} killed, {_zero(s, 'pods_leaked')} leaked"),
-        ("pod-seconds", seconds),
-        ("dollars", f"{s['dollars']:.4f} billed, {s['dollars_booked']:.4f} booked"),
-        ("log bytes", logs),
-        ("video", f"{video}{length}"),
+        ("time of pods", seconds),
+        ("dollars", f"{s['dollars']:.4f} on the emulator's bill, {s['dollars_booked']:.4f} in the database"),
+        ("log bytes", f"{s['log_bytes_produced']:,} produced, {s['log_bytes_shipped']:,} in S3 byte for byte"),
+        ("", lost),
+        ("video", video or f"[red]{s.get('video_problem')}[/red]"),
         ("time", f"{s['seconds']:.0f} s in all"),
     ]
 

@@ -18,7 +18,7 @@ class NotAVideo(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """What a player would show."""
+    """The size and length of the decoded video."""
 
     path: Path
     seconds: float
@@ -28,7 +28,7 @@ class Video:
 
 
 async def fetch(blobs: Blobs, location: str, path: Path) -> Video:
-    """Download what lies at an `s3://` location and decode every frame of it."""
+    """Download the object at an `s3://` location and decode every frame."""
     key = blobs.key_of(location)
     if key is None:
         raise NotAVideo(f"{location} is not in this bucket")

@@ -1,4 +1,4 @@
-"""The job: images go to S3, and every consecutive pair becomes a task; one more joins what they make."""
+"""The job: images go to S3, every consecutive pair becomes a task, and one more task joins the results."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ class Job:
 
 
 async def upload(blobs: Blobs, images: Sequence[Path]) -> list[str]:
-    """Put the images in the bucket; a presigned URL for each, as a pod has no keys."""
+    """Upload the images. Return a presigned URL for each, because a pod has no keys."""
     urls = []
     for path in images:
         key = f"inputs/{path.name}"
         kind = "jpeg" if path.suffix.lower() in {".jpg", ".jpeg"} else path.suffix.lower().lstrip(".")
         await blobs.put(key, path.read_bytes(), content_type=f"image/{kind}")
-        urls.append(blobs.sign_get(key, expires_s=URL_TTL_S))
+        urls.append(blobs.sign("GET", key, expires_s=URL_TTL_S))
     return urls
 
 
