@@ -1,4 +1,4 @@
-"""What came out, counted three ways: the database's rows, the provider's ledger, bytes on disk against bytes in S3."""
+"""Counts the results three ways: rows in the database, the provider's ledger, and bytes on disk against bytes in S3."""
 
 import asyncio
 import gzip
@@ -40,7 +40,7 @@ PIECES = """
 
 @dataclass(frozen=True, slots=True)
 class LogCount:
-    """Bytes of worker logs; `missing` were written, and are neither in S3 as written nor declared lost."""
+    """Bytes of worker logs. `missing` bytes were written, and are neither in S3 nor declared lost."""
 
     produced: int = 0
     shipped: int = 0
@@ -88,13 +88,13 @@ async def count(
 
 
 def faults(summary: Mapping[str, Any]) -> list[str]:
-    """What must not be: the names of the figures that are not zero."""
+    """Return the names of the faults: figures that should be zero and are not."""
     forbidden = ("tasks_failed", "tasks_lost", "tasks_doubled", "pods_leaked", "log_bytes_missing")
     return [name for name in forbidden if summary[name]]
 
 
 async def compare_logs(sql: AsyncConnection[dict[str, Any]], homes: Iterable[Path], blobs: Blobs) -> LogCount:
-    """Every log file in the pods' homes against the pieces in S3: byte for byte, and where it was cut by the ledger."""
+    """Compare every log file of the pods with the pieces in S3, byte by byte; a hole is compared by the ledger."""
     pieces: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in await (await sql.execute(PIECES)).fetchall():
         pieces[row["boot_id"], row["stream"]].append(row)
@@ -139,7 +139,7 @@ def _mark(covered: bytearray, first: int, last: int | None, value: int) -> None:
 
 
 def _leaked(ledger: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> int:
-    """Pods that still run, or that no row ever stood for."""
+    """Return the pods that still run, or that never had a row."""
     known = {worker["id"] for worker in workers}
     return sum(pod["ended_at"] is None or pod["name"] not in known for pod in ledger["pods"])
 

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +78,9 @@ class Stack:
         servers: Servers | None = None,
         light: bool = False,
         transport: Transport = "direct",
+        start: Callable[..., Awaitable[Child]] = Child.start,
     ) -> None:
+        self._start = start  # of the emulator's and the orchestrators' processes
         self.directory = directory
         self.light = light  # pods without processes
         self.seed = seed
@@ -124,7 +126,7 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """The orchestrator's own HTTP door."""
+        """Return the URL of the orchestrator's HTTP server."""
         return f"http://127.0.0.1:{self.environment['PORT']}"
 
     @property
@@ -136,7 +138,8 @@ class Stack:
         """`python -m orchestrator …` to its end: exit status, stdout, stderr."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "orchestrator", *arguments,
-            env={**self.environment, **(overrides or {})},
+            env={**self.environment, "PYTHONPATH": str(ROOT), **(overrides or {})},
+            cwd=self.directory,  # not the user's, whose .env is for another fleet
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -161,12 +164,14 @@ class Stack:
 
     async def begin_orchestrator(self, overrides: Mapping[str, str] | None = None, *, root: Path = ROOT) -> Child:
         """The same, only just started; `root`: of another version's files."""
-        child = await Child.start(
+        start = self._start if root == ROOT else Child.start
+        child = await start(
             "orchestrator",
             [sys.executable, "-m", "orchestrator", "run"],
-            # Safe path: the working directory, which has this version's files, must not come first.
+            # Safe path: the working directory must not come first.
             environment={**self.environment, "PYTHONPATH": str(root), "PYTHONSAFEPATH": "1", **(overrides or {})},
             log=self.directory / "orchestrator.log",
+            cwd=self.directory,  # not the user's, whose .env is for another fleet
         )
         self._children.append(child)
         return child
@@ -177,14 +182,14 @@ class Stack:
         async with httpx.AsyncClient(base_url=url or self.url, timeout=5, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if not child.alive:
-                    raise ChildFailed(f"{child.name} ended with {child.process.returncode}{child.last_words()}")
+                    raise ChildFailed(f"{child.name} ended with {child.process.returncode}{child.output_tail()}")
                 try:
                     if (await client.get("/readyz")).is_success:
                         return
                 except httpx.TransportError:
                     pass
                 await asyncio.sleep(POLL_S)
-        raise ChildFailed(f"{child.name} is not ready after {START_TIMEOUT_S:.0f} s{child.last_words()}")
+        raise ChildFailed(f"{child.name} is not ready after {START_TIMEOUT_S:.0f} s{child.output_tail()}")
 
     async def control(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The emulator's control API, `/__emulator__/…`: the truth behind what the provider reports."""
@@ -219,7 +224,7 @@ class Stack:
 
     async def _start_emulator(self) -> dict[str, Any]:
         low, high = self.boot_s
-        self.emulator = await Child.start(
+        self.emulator = await self._start(
             "emulator",
             [
                 sys.executable, "-m", "testbed.runpod", "--port", "0", "--seed", str(self.seed),

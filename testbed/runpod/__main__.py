@@ -1,4 +1,4 @@
-"""`python -m testbed.runpod --state-dir DIR`: serve until told to stop; the first line says where."""
+"""`python -m testbed.runpod --state-dir DIR`: serve until stopped. The first line has the addresses."""
 
 import argparse
 import asyncio
@@ -41,7 +41,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         if arguments.balance_usd is not None:
             emulator.core.world.balance_usd = arguments.balance_usd
         ready = {"url": emulator.url, "control_url": emulator.control_url, "api_key": emulator.api_key}
-        print(json.dumps(ready), flush=True)  # noqa: T201 - the contract with whoever started us
+        print(json.dumps(ready), flush=True)  # noqa: T201 - the contract with the parent process
         while not stopping.is_set() and (arguments.outlive_parent or os.getppid() == parent):
             try:
                 async with asyncio.timeout(PARENT_POLL_S):

@@ -1,4 +1,4 @@
-"""What every operation of RunPod's REST v2 goes through: count, key, limits, faults, problem answers."""
+"""The common part of all operations of RunPod's REST v2: count, key, limits, faults, problem answers."""
 
 import asyncio
 import hmac
@@ -18,15 +18,15 @@ from testbed.runpod import request_schemas
 from testbed.runpod.catalog import DATA_CENTERS
 from testbed.runpod.faults import Call, Fault, FaultTable, Moment
 from testbed.runpod.pods import PodHost
-from testbed.runpod.replies import Reply, Transports, of_fault, problem, spoilt
-from testbed.runpod.state import PodRecord, Problem, World
+from testbed.runpod.replies import ApiReply, Transports, of_fault, problem, spoilt
+from testbed.runpod.state import ApiProblem, PodRecord, World
 
 RATE_LIMIT_TEXT = "rate limit exceeded for the {window} window"
 Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(slots=True)
-class Window:
+class CallWindow:
     """Calls counted over a sliding window."""
 
     name: str
@@ -35,21 +35,21 @@ class Window:
     made: deque[float] = field(default_factory=deque)
 
     def left(self, now: float) -> int:
-        """How many calls may still be made."""
+        """Return how many calls are left."""
         while self.made and self.made[0] <= now - self.length_s:
             self.made.popleft()
         return self.allowed - len(self.made)
 
 
 @dataclass(slots=True)
-class Limits:
-    """How many calls the account may make."""
+class CallLimits:
+    """The limits of the account's calls."""
 
-    minute: Window = field(default_factory=lambda: Window("minute", 60, 3_000))
-    hour: Window = field(default_factory=lambda: Window("hour", 3_600, 100_000))
+    minute: CallWindow = field(default_factory=lambda: CallWindow("minute", 60, 3_000))
+    hour: CallWindow = field(default_factory=lambda: CallWindow("hour", 3_600, 100_000))
 
     def take(self, now: float) -> dict[str, str]:
-        """Count a call and return the rate-limit headers; Problem 429 when there were too many."""
+        """Count a call and return the rate-limit headers; ApiProblem 429 when there were too many."""
         windows = (self.minute, self.hour)
         headers = {
             "RateLimit-Policy": ", ".join(f'"{one.name}";q={one.allowed};w={one.length_s}' for one in windows),
@@ -60,7 +60,7 @@ class Limits:
                 oldest = window.made[0] if window.made else now
                 wait_s = max(1, round(oldest + window.length_s - now))
                 text = RATE_LIMIT_TEXT.format(window=window.name)
-                raise Problem(429, text, headers={**headers, "Retry-After": str(wait_s)})
+                raise ApiProblem(429, text, headers={**headers, "Retry-After": str(wait_s)})
         for window in windows:
             window.made.append(now)
         return headers
@@ -68,13 +68,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Core:
-    """What the API and the control API work on."""
+    """The state that the API and the control API share."""
 
     world: World
     faults: FaultTable
     host: PodHost
     api_key: str
-    limits: Limits = field(default_factory=Limits)
+    limits: CallLimits = field(default_factory=CallLimits)
     page_size: int = 100
     create_s: float = 0.05  # how long a create call takes; RunPod needs 0.8-3 s
     clock_s: float = 0.0  # by how much the clock that it shows is ahead
@@ -84,7 +84,7 @@ class Core:
     endings: set[asyncio.Task[None]] = field(default_factory=set)
 
     def end_pod(self, pod: PodRecord) -> None:
-        """Delete a pod: off the API and off the bill now, its processes as fast as they die."""
+        """Delete a pod: it leaves the API and the bill at once; its processes end in the background."""
         self.world.end(pod)
         ending = asyncio.create_task(self.host.stop(pod))
         self.endings.add(ending)
@@ -92,7 +92,7 @@ class Core:
 
 
 @dataclass(slots=True)
-class Asked:
+class ApiRequest:
     """One request to one operation."""
 
     core: Core
@@ -101,34 +101,34 @@ class Asked:
     call: Call = field(default_factory=lambda: Call("any"))
 
     def parse(self, model: type[Body]) -> Body:
-        """The body, checked; Problem 400 or 422 when it cannot be taken."""
+        """Parse the body. Raises ApiProblem 400 or 422."""
         try:
             return model.model_validate(json.loads(self.content))
         except ValidationError as error:
-            raise Problem(422, "request body is invalid", request_schemas.describe(error)) from error
+            raise ApiProblem(422, "request body is invalid", request_schemas.describe(error)) from error
         except ValueError as error:
-            raise Problem(400, "request body is not valid JSON") from error
+            raise ApiProblem(400, "request body is not valid JSON") from error
 
     def pod(self) -> PodRecord:
-        """The pod of the path; Problem 404."""
+        """The pod of the path; ApiProblem 404."""
         return self.core.world.find(self.request.path_params["id"])
 
     def number(self, name: str, default: int, most: int) -> int:
         """A positive whole number from the query string."""
         text = self.request.query_params.get(name, str(default))
         if not text.isdigit() or not 1 <= int(text) <= most:
-            raise Problem(400, f"{name} must be a whole number from 1 to {most}")
+            raise ApiProblem(400, f"{name} must be a whole number from 1 to {most}")
         return int(text)
 
-    def strikes(self, moment: Moment) -> list[Fault]:
+    def faults_at(self, moment: Moment) -> list[Fault]:
         """The faults that hit this call at this moment."""
-        return self.core.faults.strike(self.call, moment)
+        return self.core.faults.applying(self.call, moment)
 
 
-Operation = Callable[[Asked], Awaitable[Reply | Response]]
+Operation = Callable[[ApiRequest], Awaitable[ApiReply | Response]]
 
 
-def _call(asked: Asked, operation: str) -> Call:
+def _call(asked: ApiRequest, operation: str) -> Call:
     """Describe the call to the fault table."""
     if operation == "create":
         try:
@@ -144,55 +144,55 @@ def _call(asked: Asked, operation: str) -> Call:
 
 
 def authorise(core: Core, request: Request) -> None:
-    """Refuse what bears no key, or a wrong one; and clients that do not say who they are, as Cloudflare does.
+    """Refuse calls without a valid key and, like Cloudflare, clients without a User-Agent.
 
-    A pod's own key is good for that pod alone.
+    A pod's own key is valid only for that pod.
     """
     if not request.headers.get("user-agent"):
-        raise Problem(403, "error code: 1010")
+        raise ApiProblem(403, "error code: 1010")
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
-        raise Problem(401, "missing bearer token")
+        raise ApiProblem(401, "missing bearer token")
     pod = core.world.pods.get(request.path_params.get("id", "")) if request.url.path.startswith("/v2/pods/") else None
     if not any(hmac.compare_digest(key.encode(), one.encode()) for one in (core.api_key, pod.api_key if pod else "")):
-        raise Problem(403, "access denied")
+        raise ApiProblem(403, "access denied")
 
 
 async def _read(request: Request) -> bytes:
     content = await request.body()
     if len(content) > request_schemas.MAX_BODY_BYTES:
-        raise Problem(413, f"request body is larger than {request_schemas.MAX_BODY_BYTES} bytes")
+        raise ApiProblem(413, f"request body is larger than {request_schemas.MAX_BODY_BYTES} bytes")
     return content
 
 
 def endpoint(
     core: Core, method: str, path: str, name: str, operation: Operation
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap an operation into what every operation goes through."""
+    """Wrap an operation into the common part."""
 
     async def answer(request: Request) -> Response:
         core.calls[f"{method} {path}"] += 1
-        asked = Asked(core, request, b"")
+        asked = ApiRequest(core, request, b"")
         headers: dict[str, str] = {}
-        reply: Reply | Response
+        reply: ApiReply | Response
         try:
             authorise(core, request)
             headers = core.limits.take(time.monotonic())
             asked.content = await _read(request)
             asked.call = _call(asked, name)
-            for fault in asked.strikes(Moment.BEFORE):
+            for fault in asked.faults_at(Moment.BEFORE):
                 instead = of_fault(fault)
                 return (
                     _sign(instead.response(), headers)
                     if instead
-                    else spoilt(fault, Reply(200), request, core.transports)
+                    else spoilt(fault, ApiReply(200), request, core.transports)
                 )
             reply = await operation(asked)
-        except Problem as error:
+        except ApiProblem as error:
             reply = problem(error.status, error.detail, error.errors, error.headers)
         if isinstance(reply, Response):
             return _sign(reply, headers)
-        for fault in asked.strikes(Moment.AFTER):
+        for fault in asked.faults_at(Moment.AFTER):
             return _sign(spoilt(fault, reply, request, core.transports), headers)
         return _sign(reply.response(), headers)
 

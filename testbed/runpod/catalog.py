@@ -1,4 +1,4 @@
-"""What the emulated provider rents: GPU types, data centres, volumes; prices like RunPod's of late 2026."""
+"""The emulated provider's catalogue: GPU types, data centres, volumes, with prices like RunPod's in late 2026."""
 
 from dataclasses import dataclass
 
@@ -57,6 +57,7 @@ GPU_TYPES = {
         GpuType("NVIDIA GeForce RTX 5090", "RTX 5090", 32_607, 0.94, 0.69, 16, 92, 575, "12.0"),
         GpuType("NVIDIA GeForce RTX 3090", "RTX 3090", 24_576, 0.46, 0.22, 16, 62, 350, "8.6"),
         GpuType("NVIDIA RTX A6000", "RTX A6000", 49_140, 0.49, 0.33, 9, 50, 300, "8.6"),
+        GpuType("NVIDIA L4", "L4", 23_034, 0.43, 0.43, 12, 50, 72, "8.9"),
         GpuType("NVIDIA L40S", "L40S", 46_068, 0.86, 0.79, 16, 94, 350, "8.9"),
         GpuType("NVIDIA A40", "A40", 46_068, 0.40, 0.35, 9, 48, 300, "8.6", has_ecc=True),
         GpuType("NVIDIA A100 80GB PCIe", "A100 PCIe", 81_920, 1.64, 1.19, 12, 117, 300, "8.0", has_ecc=True),

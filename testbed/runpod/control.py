@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from testbed.runpod import fake_tools
 from testbed.runpod.api import Core
 from testbed.runpod.catalog import NetworkVolume
+from testbed.runpod.machine_faults import MACHINE_FAULTS
 from testbed.runpod.sshd import Mode
 
 PREFIX = "/__emulator__"
@@ -18,12 +20,12 @@ KILLS = ("vanish", "exit", "freeze")
 Control = Callable[[Core, Mapping[str, Any], Mapping[str, str]], Awaitable[Any]]
 
 
-class Refused(Exception):
-    """The control call makes no sense; the text says why."""
+class ControlRefused(Exception):
+    """The control call is invalid. The text has the reason."""
 
 
 async def ledger(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
-    """Tell the truth: pods, dollars, calls made, create calls that committed."""
+    """Return the true state: pods, dollars, calls made, committed create calls."""
     del body, path
     return {**core.world.ledger(), "calls": dict(core.calls), "creates": core.creates}
 
@@ -34,31 +36,31 @@ async def inject(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -
     try:
         return {"faults": [core.faults.inject(fault).as_json() for fault in body.get("faults", [body])]}
     except (ValueError, TypeError, re.error) as error:
-        raise Refused(str(error)) from error
+        raise ControlRefused(str(error)) from error
 
 
 async def list_faults(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
-    """Show the injected faults and how often each struck."""
+    """Show the injected faults and how often each applied."""
     del body, path
     return {"faults": [fault.as_json() for fault in core.faults.faults]}
 
 
 async def clear_faults(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
-    """Forget all faults."""
+    """Remove all faults."""
     del body, path
     core.faults.clear()
     return {"faults": []}
 
 
 async def kill_pod(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
-    """Kill a pod: {"how": "vanish" | "exit" | "freeze"}; answers when it is done."""
+    """Kill a pod: {"how": "vanish" | "exit" | "freeze"}. Answers when it is done."""
     pod, how = core.world.pods.get(path["id"]), body.get("how")
     if pod is None or pod.gone:
         message = f"no such pod: {path['id']}"
-        raise Refused(message)
+        raise ControlRefused(message)
     if how not in KILLS:
         message = f"how must be one of {', '.join(KILLS)}"
-        raise Refused(message)
+        raise ControlRefused(message)
     await core.host.kill(pod, how)
     return {"id": pod.id, "status": pod.status}
 
@@ -69,11 +71,11 @@ async def set_ssh(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) 
     sshd = core.host.ssh(pod) if pod else None
     if sshd is None:
         message = f"no SSH server: {path['id']}"
-        raise Refused(message)
+        raise ControlRefused(message)
     try:
         mode = Mode(body.get("mode", sshd.mode))
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise ControlRefused(str(error)) from error
     sshd.drop_after_s = float(body.get("seconds", sshd.drop_after_s))
     if body.get("cut"):
         sshd.cut()
@@ -88,11 +90,33 @@ async def move_ssh(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
     sshd = core.host.ssh(pod) if pod else None
     if pod is None or sshd is None:
         message = f"no SSH server: {path['id']}"
-        raise Refused(message)
+        raise ControlRefused(message)
     await sshd.move()
     pod.ssh_port = sshd.port
     pod.log(f"sshd listens on port {sshd.port}")
     return {"id": pod.id, "port": sshd.port}
+
+
+async def set_machine(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
+    """Change a running pod's machine: {"faults": {kind: detail}, "gpus": {nvidia-smi's field: value}}.
+
+    The faults are those of machine_faults.py and "oom_kills" (how many); they replace all earlier ones. The values of
+    the fields are for all GPUs of the pod.
+    """
+    pod = core.world.pods.get(path["id"])
+    if pod is None or pod.gone:
+        message = f"no such pod: {path['id']}"
+        raise ControlRefused(message)
+    faults, gpus = body.get("faults", {}), body.get("gpus", {})
+    if unknown := sorted(set(faults) - set(MACHINE_FAULTS) - {"oom_kills"}):
+        message = f"unknown faults of a machine: {', '.join(unknown)}"
+        raise ControlRefused(message)
+    fake_tools.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, faults)
+    try:
+        fake_tools.change_gpus(pod.home.parent, gpus)
+    except ValueError as error:
+        raise ControlRefused(str(error)) from error
+    return {"id": pod.id, "faults": faults, "gpus": gpus}
 
 
 async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
@@ -102,7 +126,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
     known = {"boot_s", "create_s", "clock_s", "balance_usd", "page_size", "per_minute", "per_hour", "offers", "volumes"}
     if unknown := sorted(set(body) - known):
         message = f"unknown settings: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-        raise Refused(message)
+        raise ControlRefused(message)
     try:
         low, high = body.get("boot_s", core.host.boot_s)
         core.host.boot_s = (float(low), float(high))
@@ -117,7 +141,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
         if "volumes" in body:
             world.volumes = [NetworkVolume(**volume) for volume in body["volumes"]]
     except (TypeError, ValueError, KeyError) as error:
-        raise Refused(str(error)) from error
+        raise ControlRefused(str(error)) from error
     return {
         "boot_s": core.host.boot_s,
         "create_s": core.create_s,
@@ -137,6 +161,7 @@ CONTROLS: tuple[tuple[str, str, Control], ...] = (
     ("POST", "/pods/{id}/kill", kill_pod),
     ("POST", "/pods/{id}/ssh", set_ssh),
     ("POST", "/pods/{id}/ports", move_ssh),
+    ("POST", "/pods/{id}/machine", set_machine),
     ("POST", "/settings", settings),
 )
 
@@ -147,7 +172,7 @@ def _endpoint(core: Core, control: Control) -> Callable[[Request], Awaitable[Res
             content = await request.body()
             body = json.loads(content) if content else {}
             return JSONResponse(await control(core, body, request.path_params))
-        except (Refused, json.JSONDecodeError) as error:
+        except (ControlRefused, json.JSONDecodeError) as error:
             return JSONResponse({"error": str(error)}, 400)
 
     return answer

@@ -1,7 +1,7 @@
-"""What a pod's own tools say of it: nvidia-smi, df, date and dmesg, as shell scripts that answer from the pod's files.
+"""A pod's tools: nvidia-smi, df, date and dmesg, as shell scripts that answer from the pod's files.
 
-Shell scripts, since fifty pods may be asked at one moment: one costs 2 ms where an interpreter would cost 20. Which
-queries nvidia-smi knows is what orchestrator/pods/probe_scripts.py asks, and what a person would type first.
+They are shell scripts because fifty pods may be checked at once: a script takes 2 ms, an interpreter 20 ms. nvidia-smi
+knows the queries of orchestrator/pods/probe_scripts.py, and those that a person would type first.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ NVIDIA_SMI = r"""#!/bin/sh
 read -r mode 2>/dev/null <"$EMULATED_POD/smi"
 case "$mode" in
   hang) exec sleep 3600 ;;
+  flood) while :; do printf '%1000000s\n' x; done ;;
   absent) echo "nvidia-smi: not found"; exit 127 ;;
   lost) echo "Unable to determine the device handle for GPU0000:01:00.0: Unknown Error"; exit 255 ;;
 esac
@@ -90,37 +91,48 @@ SSHD = r"""#!/bin/sh
 for file in "$EMULATED_POD"/ssh/*.pub; do echo "hostkey ${file%.pub}"; done
 """
 
-# What is run before the agent on a pod whose disk fills: statvfs says what df says.
+# What is run before the agent of a pod: statvfs says what df says.
 STATVFS = """import os, runpy, sys
 pod = os.environ["EMULATED_POD"]
-def statvfs(path):
-    with open(pod + "/blocks") as file:
+def row(name):
+    with open(pod + "/" + name) as file:
         total, _, free = map(int, file.read().splitlines()[1].split()[1:4])
-    return os.statvfs_result((1024, 1024, total, free, free, 1000, 900, 900, 0, 255))
+    return total, free
+def statvfs(path):
+    (total, free), (inodes, inodes_free) = row("blocks"), row("inodes")
+    return os.statvfs_result((1024, 1024, total, free, free, inodes, inodes_free, inodes_free, 0, 255))
 os.statvfs = statvfs
-sys.argv = sys.argv[2:]
+sys.argv = [word for word in sys.argv[1:] if word != "-I"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
+# The agent reads its machine below the pod's directory, and fifteen times as often as on a real pod.
 PYTHON = r"""#!/bin/sh
+config() { sed '1s|^{|{"system_root": "'"$EMULATED_POD"'/root", "monitor_s": 1, |'; }
 case "$EMULATED_AGENT $*" in
   cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | "{python}" "$@"; exit ;;
-  fills*" start "*) exec "{python}" -I -c '{statvfs}' "$@" ;;
   dies*" start "*)
     said=$("{python}" "$@"); status=$?
     pid=$(printf '%s' "$said" | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p')
     [ -z "$pid" ] || kill -9 "$pid"
     printf '%s\n' "$said"; exit "$status" ;;
+  *" start "*) config | "{python}" -I -c '{statvfs}' "$@"; exit ;;
 esac
 exec "{python}" "$@"
 """
 
 
+# pip installs into the pod's own directory (PIP_TARGET): the interpreter is the one of this machine.
+PIP = r"""#!/bin/sh
+exec python3 -m pip "$@"
+"""
+
+
 def write_programs(bin_dir: Path, python: str) -> None:
-    """Put into `bin_dir` what an image would have; `python` is the interpreter behind its python3."""
+    """Write the programs of an image to `bin_dir`. `python` is the interpreter behind its python3."""
     bin_dir.mkdir(parents=True, exist_ok=True)
     interpreter = PYTHON.replace("{python}", python).replace("{statvfs}", STATVFS)
-    programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG, "sshd": SSHD}
+    programs = {"nvidia-smi": NVIDIA_SMI, "date": DATE, "df": DF, "dmesg": DMESG, "sshd": SSHD, "pip": PIP, "pip3": PIP}
     for name, text in {**programs, "python3": interpreter, "python": interpreter}.items():
         program = bin_dir / name
         program.write_text(text)
@@ -128,9 +140,29 @@ def write_programs(bin_dir: Path, python: str) -> None:
 
 
 def write_facts(directory: Path, gpu_type: str, count: int, ails: Mapping[str, str] | None = None) -> None:
-    """Write what the programs will say on the pod of this directory; `ails`: fault kind -> its detail, or nothing."""
+    """Write what the programs will say on the pod of this directory; `ails`: fault kind -> its detail, or nothing.
+
+    Each file is replaced as a whole: the programs may run meanwhile.
+    """
     for name, text in facts(gpu_type, count, ails or {}).items():
-        (directory / name).write_text(text)
+        _replace(directory / name, text)
+
+
+def change_gpus(directory: Path, fields: Mapping[str, str]) -> None:
+    """Let nvidia-smi give these values for these fields of all GPUs from now on. ValueError: it has no such field."""
+    head, units, *rows = (line.split(",") for line in (directory / "gpus.csv").read_text().splitlines())
+    for field, value in fields.items():
+        column = head.index(field)
+        for row in rows:
+            row[column] = value
+    _replace(directory / "gpus.csv", "".join(",".join(row) + "\n" for row in (head, units, *rows)))
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.replace(path)
 
 
 def write_host_keys(directory: Path, *public_keys: str) -> None:

@@ -1,4 +1,4 @@
-"""A light pod's agent: the dialogue of worker/agent.py as a task, a connection for claims and one for heartbeats."""
+"""A light pod's agent: the calls of worker/agent.py as a task, with a connection for claims and one for heartbeats."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ FINAL = (protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN)
 
 
 class _Ended(Exception):
-    """The orchestrator knows this worker no more."""
+    """The orchestrator no longer knows this worker."""
 
 
-class _Line:
-    """One kept connection to the gateway; a call that the server closed it under is made again."""
+class _RpcConnection:
+    """One kept-alive connection to the gateway. If the server closed it, the call is repeated."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         address = urlsplit(config["api_url"])
@@ -35,7 +35,7 @@ class _Line:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, function: str, arguments: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
-        """The answer, asked for until there is one. Raises _Ended."""
+        """Repeat the call until it is answered. Raises _Ended."""
         while True:
             try:
                 async with asyncio.timeout(wait_s + CALL_S):
@@ -74,7 +74,7 @@ class LightAgent:
     def __init__(self, run_dir: Path, pid: int, sha: str, config: dict[str, Any]) -> None:
         self.line: dict[str, Any] = {"pid": pid, "start_time": str(pid), "code_sha256": sha, "python": "3.12.0"}
         self._run_dir, self._config = run_dir, config
-        self._claims, self._beats = _Line(config), _Line(config)
+        self._claims, self._beats = _RpcConnection(config), _RpcConnection(config)
         self._held: dict[str, int] = {}  # task -> attempt
         self._wanted = protocol.RUN
         self._living: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class LightAgent:
         return self._living is not None and not self._living.done()
 
     def start(self) -> None:
-        """Lay out the launch's directory and begin."""
+        """Create the launch's directory and start."""
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         for stream in protocol.STREAMS:
             self._path(stream).touch()
@@ -93,12 +93,12 @@ class LightAgent:
         self._living = asyncio.create_task(self._live())
 
     def kill(self) -> None:
-        """End it at once, without a word."""
+        """End it at once, without releasing its tasks."""
         if self._living is not None:
             self._living.cancel()
 
     async def stop(self) -> None:
-        """End it and hand back what it holds."""
+        """End it and release its tasks."""
         self.kill()
         with contextlib.suppress(_Ended, TimeoutError):
             async with asyncio.timeout(CALL_S):
@@ -140,6 +140,7 @@ class LightAgent:
 
     async def _beat(self) -> None:
         every_s, beaten, ask_s = float(self._config["heartbeat_s"]), time.monotonic(), ASK_S
+        health: dict[str, Any] | None = {}  # null once it was acknowledged: a light pod is always well
         with contextlib.suppress(_Ended):  # the next claim hears it too
             while True:
                 await asyncio.sleep(max(0.0, min(ask_s, beaten + every_s - time.monotonic())))
@@ -147,9 +148,9 @@ class LightAgent:
                     began = time.monotonic()
                     held = [{"id": task, "attempt": attempt} for task, attempt in self._held.items()]
                     logs = {stream: self._path(stream).stat().st_size for stream in protocol.STREAMS}
-                    said = {"p_tasks": held, "p_health": {}, "p_logs": logs}
+                    said = {"p_tasks": held, "p_health": health, "p_logs": logs}
                     answer = await self._beats.call(protocol.HEARTBEAT, said)
-                    self._wanted, beaten = answer["wanted"], time.monotonic()
+                    self._wanted, beaten, health = answer["wanted"], time.monotonic(), None
                     ask_s = max(ASK_S, (beaten - began) * ASK_REST)
 
     def _path(self, stream: str) -> Path:

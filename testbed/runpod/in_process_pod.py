@@ -1,9 +1,9 @@
-"""Light pods: the machine and the agent of a pod played inside the emulator, so that a thousand fit on two cores.
+"""Light pods: the machine and the agent of a pod run inside the emulator, so that a thousand fit on two cores.
 
-What stands between a pod and the orchestrator stays real: the SSH server, SFTP into a home of its own, and the worker's
-HTTP calls with the token it was given. What would be processes is answered here: the probes' tools from the same facts
-as smi.py's scripts, `agent.pyz start` by a task of this process. A task of such a worker is a wait of
-`params.seconds`. Faults of the machine and of the agent are not played: a light pod is always well.
+The interfaces to the orchestrator are real: the SSH server, SFTP into the pod's home, and the worker's HTTP calls with
+its token. The processes are emulated: the probes' tools answer from the same facts as the scripts of fake_tools.py, and
+`agent.pyz start` starts a task of this process. A task of such a worker waits for `params.seconds`. A light pod has no
+faults of the machine or the agent.
 """
 
 import contextlib
@@ -12,30 +12,26 @@ import itertools
 import json
 import re
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import asyncssh
 
 from orchestrator.pods import host_identity
 from testbed.runpod.in_process_agent import LightAgent
-from testbed.runpod.machine_faults import facts
+from testbed.runpod.machine_faults import Answer, facts, probe, tool
 from testbed.runpod.sshd import PodSshd
 
 UNKNOWN = 127  # a shell's exit status for a command that is not there
 ECHO = re.compile(r"printf '%s%s %s' (\w+) (\w+) ")
-TOOL = re.compile(r"^say (\S+) (.+)$", re.MULTILINE)  # a line of orchestrator/pods/probe_scripts.py
 AGENT = re.compile(r"\.orchestrator/code/agent-([0-9a-f]{64})\.pyz (start|stop) --run-dir (\S+)")
 ALIVE = re.compile(r"cat /proc/(\d+)/stat")
 DIGESTS = re.compile(r"then sha256sum ([^;]+);")
-Answer = tuple[int, str]
 _pids = itertools.count(1000)
 
 
 class LightSshd(PodSshd):
-    """A pod's server that answers what bring-up, shipping and tear-down ask; anything else is a command not found."""
+    """A pod's SSH server that answers the commands of bring-up, shipping and teardown. Others are not found."""
 
     def __init__(self, home: Path, environment: Callable[[], Mapping[str, str]]) -> None:
         super().__init__(home, environment)
@@ -48,7 +44,7 @@ class LightSshd(PodSshd):
         super().close()
 
     def freeze(self) -> None:
-        """Fall silent: nothing is answered and nobody calls any more."""
+        """Freeze: it answers nothing, and its agent makes no calls."""
         for agent in self._agents.values():
             agent.kill()
         super().freeze()
@@ -65,7 +61,7 @@ class LightSshd(PodSshd):
         if found := ECHO.search(command):
             said = f"{found[1]}{found[2]} {self._environment()['RUNPOD_POD_ID']}"
         elif "sh -s -- " in command:
-            said = self._prove() if stdin.decode() == host_identity.SCRIPT else self._probe(stdin.decode())
+            said = self._prove() if stdin.decode() == host_identity.SCRIPT else probe(stdin.decode(), self._machine())
         elif found := DIGESTS.search(command):
             said = self._digests(shlex.split(found[1]))
         elif found := AGENT.search(command):
@@ -81,30 +77,9 @@ class LightSshd(PodSshd):
         key = self.host_key
         return f"host-key {key} {host_identity.proof(self._environment()[host_identity.VARIABLE], key)}\n"
 
-    def _probe(self, script: str) -> str:
-        """What the tools of a probe say, each as the section that the script would print."""
-        parts = []
-        for name, line in TOOL.findall(script):
-            status, text = self._tool(*shlex.split(line))
-            parts.append(f"=== {name} {status}\n{text}\n")
-        return "".join(parts)
-
-    def _tool(self, program: str, *arguments: str) -> Answer:
+    def _machine(self) -> Mapping[str, str]:
         env = self._environment()
-        said = facts(env["RUNPOD_GPU_NAME"], int(env["RUNPOD_GPU_COUNT"]), {})
-        first = arguments[0] if arguments else ""
-        if program == "date":
-            return 0, str(int(time.time()))
-        if program == "df":
-            return 0, said["inodes" if "i" in first else "blocks"]
-        if program != "nvidia-smi":
-            return 1, "dmesg: read kernel buffer failed: Operation not permitted"  # as in most containers
-        files = {"nvlink": "nvlink", "topo": "topo", "-q": "details"}
-        tables = {"--query-compute-apps": "apps", "--query-remapped-rows": "remapped"}
-        name, _, fields = first.partition("=")
-        if name == "--query-gpu":
-            return _query(said["gpus.csv"], fields)
-        return 0, said[files.get(name) or tables[name]]
+        return facts(env["RUNPOD_GPU_NAME"], int(env["RUNPOD_GPU_COUNT"]), {})
 
     def _digests(self, paths: list[str]) -> str:
         found = ((path, self.home / path) for path in paths)
@@ -138,15 +113,6 @@ class LightSshd(PodSshd):
         line = json.dumps(agent.line) if agent else ""
         process = run_dir if agent and agent.alive else ""
         fields = "index,name,uuid,driver_version,pstate,memory.used,memory.total,utilization.gpu,temperature.gpu"
-        gpus = self._tool("nvidia-smi", f"--query-gpu={fields},power.draw,ecc.errors.uncorrected.volatile.total")[1]
+        fields += ",power.draw,ecc.errors.uncorrected.volatile.total"
+        gpus = tool(self._machine(), "nvidia-smi", f"--query-gpu={fields}")[1]
         return f"=== agent\n{line}\n=== process\n{process}\n=== gpus\n{gpus}=== gpus_status\n0\n"
-
-
-def _query(table: str, fields: str) -> Answer:
-    """`nvidia-smi --query-gpu=FIELDS --format=csv,noheader,nounits` over the pod's GPUs."""
-    names, _, *gpus = (line.split(",") for line in table.splitlines())
-    wanted = fields.split(",")
-    if not set(wanted) <= set(names):
-        return 2, f"Field {min(set(wanted) - set(names))!r} is not a valid field to query.\n"
-    rows: list[dict[str, Any]] = [dict(zip(names, gpu, strict=True)) for gpu in gpus]
-    return 0, "".join(", ".join(row[name] for name in wanted) + "\n" for row in rows)

@@ -1,9 +1,11 @@
-"""A pod's machine in files: what its tools say while it is well, and what each fault changes in that.
+"""A pod's machine as files: the output of its tools on a healthy machine, and the changes by each fault.
 
-MACHINE_FAULTS is the list of these faults. The emulator's kinds, the emulator's tests and the fault matrix take it from
-here: a fault that is added here and in `facts` is tested by both.
+MACHINE_FAULTS is the list of these faults. The emulator, the tests of bring-up, the fault matrix and the simulator take
+it from here: a fault that is added here and in `facts` is tested by them.
 """
 
+import re
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ DISK_BLOCKS, INODES = 52_428_800, 3_276_800  # 50 GiB, in blocks of 1 KiB
 BUSY_MIB = 9_000  # that nobody on the pod uses
 DOWN_LINKS = 2  # of the one GPU whose NVLinks are degraded
 SMI_MODES = {"smi_hangs": "hang", "smi_absent": "absent", "gpu_lost": "lost"}
+TOOL = re.compile(r"^say (\S+) (.+)$", re.MULTILINE)  # a line of orchestrator/pods/probe_scripts.py
+Answer = tuple[int, str]  # exit status and output
 OTHER_GPU = "NVIDIA GeForce RTX 3090"  # for a pod that got the wrong one
 
 
@@ -72,6 +76,7 @@ def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
         "nvlink": _nvlink(gpu, uuids, ails),
         "topo": _topology(gpu, shown, ails),
         "dmesg": xid if "xid" in ails else "",
+        "root/sys/fs/cgroup/memory.events": f"oom 0\noom_kill {ails.get('oom_kills') or 0}\n",
         "blocks": _df("1024-blocks", DISK_BLOCKS, 0.999 if full else 0.02),
         "inodes": _df("Inodes", INODES, 0.995 if crowded else 0.01),
     }
@@ -113,6 +118,7 @@ def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], ails: Mapping[
         "persistence_mode": ("", "Enabled"),
         "fabric.state": ("", "Completed" if gpu.has_fabric else "[N/A]"),
         "fabric.status": ("", "Success" if gpu.has_fabric else "[N/A]"),
+        "clocks_event_reasons.active": ("", "0x0000000000000001"),
         "gpu_recovery_action": ("", "None"),
     }
     lines = [",".join(columns), ",".join(unit for unit, _ in columns.values())]
@@ -165,3 +171,44 @@ def _df(unit: str, total: int, share: float) -> str:
     used = int(total * share)
     head = f"Filesystem {unit} Used Available Capacity Mounted on"
     return f"{head}\noverlay {total} {used} {total - used} {round(share * 100)}% /\n"
+
+
+# --- the same tools where they are no programs: on light pods and in the simulator
+
+
+def probe(script: str, machine: Mapping[str, str]) -> str:
+    """What a probe script prints on a machine with these facts: a section for each tool."""
+    parts = []
+    for name, line in TOOL.findall(script):
+        status, text = tool(machine, *shlex.split(line))
+        parts.append(f"=== {name} {status}\n{text}\n")
+    return "".join(parts)
+
+
+def tool(machine: Mapping[str, str], program: str, *arguments: str) -> Answer:
+    """What one tool answers."""
+    first = arguments[0] if arguments else ""
+    if program == "date":
+        return 0, str(int(time.time()))
+    if program == "df":
+        return 0, machine["inodes" if "i" in first else "blocks"]
+    if program != "nvidia-smi":
+        refused = "dmesg: read kernel buffer failed: Operation not permitted"  # as in most containers
+        return (0, machine["dmesg"]) if machine["dmesg"] else (1, refused)
+    files = {"nvlink": "nvlink", "topo": "topo", "-q": "details"}
+    tables = {"--query-compute-apps": "apps", "--query-remapped-rows": "remapped"}
+    name, _, fields = first.partition("=")
+    if name == "--query-gpu":
+        return _query(machine["gpus.csv"], fields)
+    return 0, machine[files.get(name) or tables[name]]
+
+
+def _query(table: str, fields: str) -> Answer:
+    """`nvidia-smi --query-gpu=FIELDS --format=csv,noheader,nounits` over the pod's GPUs."""
+    names, _, *gpus = (line.split(",") for line in table.splitlines())
+    wanted = fields.split(",")
+    if not set(wanted) <= set(names):
+        return 2, f"Field {min(set(wanted) - set(names))!r} is not a valid field to query.\n"
+    rows = [dict(zip(names, gpu, strict=True)) for gpu in gpus]
+    said = "".join(", ".join(row[name] for name in wanted) + "\n" for row in rows)
+    return (0, said) if rows else (6, "No devices were found\n")

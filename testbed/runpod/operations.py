@@ -10,31 +10,31 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from testbed.runpod import request_schemas, serializers
-from testbed.runpod.api import Asked, Core, Operation, endpoint
+from testbed.runpod.api import ApiRequest, Core, Operation, endpoint
 from testbed.runpod.billing import billing
 from testbed.runpod.catalog import CLOUDS, DATA_CENTERS, GPU_TYPES
 from testbed.runpod.faults import Fault, Moment
-from testbed.runpod.replies import Reply
-from testbed.runpod.state import LIVE_STATUSES, PodRecord, Problem, isoformat
+from testbed.runpod.replies import ApiReply
+from testbed.runpod.state import LIVE_STATUSES, ApiProblem, PodRecord, isoformat
 
 LOG_POLL_S = 0.2
 
 
-async def create_pod(asked: Asked) -> Reply:
+async def create_pod(asked: ApiRequest) -> ApiReply:
     """POST /v2/pods."""
     core = asked.core
     body = asked.parse(request_schemas.CreatePodBody)
     await asyncio.sleep(core.create_s)
-    pod = core.world.create(body, asked.strikes(Moment.POD))
+    pod = core.world.create(body, asked.faults_at(Moment.POD))
     core.creates.append({"name": pod.name, "at": isoformat(pod.created_at)})
     core.host.start(pod)
-    return Reply(201, serializers.pod_json(pod))
+    return ApiReply(201, serializers.pod_json(pod))
 
 
-async def list_pods(asked: Asked) -> Reply:
+async def list_pods(asked: ApiRequest) -> ApiReply:
     """GET /v2/pods."""
     now = time.time()
-    views_of_this = {fault.kind: fault for fault in asked.strikes(Moment.VIEW)}
+    views_of_this = {fault.kind: fault for fault in asked.faults_at(Moment.VIEW)}
     limit = asked.number("limit", asked.core.page_size, 1_000)
     cursor = asked.request.query_params.get("cursor")
     shown = [
@@ -50,7 +50,7 @@ async def list_pods(asked: Asked) -> Reply:
         {**serializers.pod_json(pod, flicker=_named(flicker, pod)), **(_fields(odd) if _named(odd, pod) else {})}
         for pod in chosen
     ]
-    return Reply(200, {"pods": rows, "pagination": pagination})
+    return ApiReply(200, {"pods": rows, "pagination": pagination})
 
 
 def _lags(pod: PodRecord, kind: str, now: float) -> bool:
@@ -67,53 +67,53 @@ def _named(fault: Fault | None, pod: PodRecord) -> bool:
     return fault is not None and fault.detail in (None, pod.name, pod.id)
 
 
-async def get_pod(asked: Asked) -> Reply:
+async def get_pod(asked: ApiRequest) -> ApiReply:
     """GET /v2/pods/{id}."""
     pod = asked.pod()
     if _lags(pod, "early_404", time.time()):
-        raise Problem(404, "pod not found")
-    flicker = any(fault.kind == "flicker_runtime" for fault in asked.strikes(Moment.VIEW))
-    return Reply(200, serializers.pod_json(pod, flicker=flicker))
+        raise ApiProblem(404, "pod not found")
+    flicker = any(fault.kind == "flicker_runtime" for fault in asked.faults_at(Moment.VIEW))
+    return ApiReply(200, serializers.pod_json(pod, flicker=flicker))
 
 
-async def patch_pod(asked: Asked) -> Reply:
+async def patch_pod(asked: ApiRequest) -> ApiReply:
     """PATCH /v2/pods/{id}."""
     pod, body = asked.pod(), asked.parse(request_schemas.PatchPodBody)
     pod.name = body.name or pod.name
     pod.env = dict(body.env) if body.env is not None else pod.env
     pod.request = pod.request.model_copy(update=body.model_dump(include={"image", "ports"}, exclude_none=True))
-    return Reply(200, serializers.pod_json(pod))
+    return ApiReply(200, serializers.pod_json(pod))
 
 
-async def delete_pod(asked: Asked) -> Reply:
+async def delete_pod(asked: ApiRequest) -> ApiReply:
     """DELETE /v2/pods/{id}."""
     asked.core.end_pod(asked.pod())
-    return Reply(204)
+    return ApiReply(204)
 
 
-async def act_on_pod(asked: Asked) -> Reply:
+async def act_on_pod(asked: ApiRequest) -> ApiReply:
     """POST /v2/pods/{id}/action."""
     pod, action = asked.pod(), asked.parse(request_schemas.ActionBody).action
     if action not in serializers.ACTIONS[pod.status]:
-        raise Problem(409, f"action {action!r} is not allowed while the pod is {pod.status}")
+        raise ApiProblem(409, f"action {action!r} is not allowed while the pod is {pod.status}")
     host = asked.core.host
     if action == "terminate":
         asked.core.end_pod(pod)
-        return Reply(204)
+        return ApiReply(204)
     if action in ("stop", "restart"):
         await host.stop(pod)  # first: of a pod that is called EXITED, nothing runs
         pod.status, pod.ssh_visible = "EXITED", False
         pod.log("container stopped")
     if action in ("start", "restart"):
         host.restart(pod)
-    return Reply(200, serializers.pod_json(pod))
+    return ApiReply(200, serializers.pod_json(pod))
 
 
-async def pod_logs(asked: Asked) -> Response:
+async def pod_logs(asked: ApiRequest) -> Response:
     """GET /v2/pods/{id}/logs: the system log as server-sent events, resumable by Last-Event-ID."""
     pod, query = asked.pod(), asked.request.query_params
     if query.get("source", "system") not in ("container", "system"):
-        raise Problem(400, "source must be container or system")
+        raise ApiProblem(400, "source must be container or system")
     after = asked.request.headers.get("last-event-id", "")
     first = int(after) + 1 if after.isdigit() else 0
     if "tail" in query:
@@ -135,65 +135,65 @@ async def _events(pod: PodRecord, first: int) -> AsyncIterator[str]:
         await asyncio.sleep(LOG_POLL_S)
 
 
-async def list_gpus(asked: Asked) -> Reply:
+async def list_gpus(asked: ApiRequest) -> ApiReply:
     """GET /v2/catalog/gpus."""
-    return Reply(200, {"gpus": [_gpu(asked, gpu_type) for gpu_type in GPU_TYPES]})
+    return ApiReply(200, {"gpus": [_gpu(asked, gpu_type) for gpu_type in GPU_TYPES]})
 
 
-async def get_gpu(asked: Asked) -> Reply:
+async def get_gpu(asked: ApiRequest) -> ApiReply:
     """GET /v2/catalog/gpus/{id}."""
     gpu_type = asked.request.path_params["id"]
     if gpu_type not in GPU_TYPES:
-        raise Problem(404, "gpu type not found")
-    return Reply(200, _gpu(asked, gpu_type))
+        raise ApiProblem(404, "gpu type not found")
+    return ApiReply(200, _gpu(asked, gpu_type))
 
 
-def _gpu(asked: Asked, gpu_type: str) -> dict[str, Any]:
+def _gpu(asked: ApiRequest, gpu_type: str) -> dict[str, Any]:
     query = asked.request.query_params
     availability = query.get("include") == "AVAILABILITY"
     if availability != ("product" in query):
-        raise Problem(400, "include=AVAILABILITY and product go together")
+        raise ApiProblem(400, "include=AVAILABILITY and product go together")
     cloud = query.get("cloud", "SECURE")
     if cloud not in CLOUDS:
-        raise Problem(422, f"cloud must be one of {', '.join(CLOUDS)}")
+        raise ApiProblem(422, f"cloud must be one of {', '.join(CLOUDS)}")
     count = asked.number("count", 1, serializers.MAX_GPUS)
     return serializers.gpu_json(asked.core.world, gpu_type, count=count, availability=availability, cloud=cloud)
 
 
-async def list_data_centers(asked: Asked) -> Reply:
+async def list_data_centers(asked: ApiRequest) -> ApiReply:
     """GET /v2/catalog/datacenters."""
     del asked
     centers = [{"id": center.id, "name": center.name, "location": center.location} for center in DATA_CENTERS.values()]
-    return Reply(200, {"dataCenters": centers})
+    return ApiReply(200, {"dataCenters": centers})
 
 
-async def list_volumes(asked: Asked) -> Reply:
+async def list_volumes(asked: ApiRequest) -> ApiReply:
     """GET /v2/network-volumes."""
     volumes = [serializers.volume_json(volume) for volume in asked.core.world.volumes]
-    return Reply(200, {"networkVolumes": volumes, "pagination": {"nextCursor": None, "hasNextPage": False}})
+    return ApiReply(200, {"networkVolumes": volumes, "pagination": {"nextCursor": None, "hasNextPage": False}})
 
 
-async def list_templates(asked: Asked) -> Reply:
+async def list_templates(asked: ApiRequest) -> ApiReply:
     """GET /v2/templates: this account has none."""
     del asked
-    return Reply(200, {"templates": [], "pagination": {"nextCursor": None, "hasNextPage": False}})
+    return ApiReply(200, {"templates": [], "pagination": {"nextCursor": None, "hasNextPage": False}})
 
 
-async def get_ssh_keys(asked: Asked) -> Reply:
+async def get_ssh_keys(asked: ApiRequest) -> ApiReply:
     """GET /v2/account/ssh-keys."""
-    return Reply(200, {"keys": asked.core.world.ssh_keys})
+    return ApiReply(200, {"keys": asked.core.world.ssh_keys})
 
 
-async def put_ssh_keys(asked: Asked) -> Reply:
+async def put_ssh_keys(asked: ApiRequest) -> ApiReply:
     """PUT /v2/account/ssh-keys."""
     asked.core.world.ssh_keys = asked.parse(request_schemas.SshKeysBody).keys
-    return Reply(200, {"keys": asked.core.world.ssh_keys})
+    return ApiReply(200, {"keys": asked.core.world.ssh_keys})
 
 
-async def graphql(asked: Asked) -> Reply:
+async def graphql(asked: ApiRequest) -> ApiReply:
     """POST /graphql: `myself` only."""
     if "myself" not in asked.parse(request_schemas.GraphqlBody).query:
-        return Reply(200, {"errors": [{"message": "only myself is answered here"}]})
+        return ApiReply(200, {"errors": [{"message": "only myself is answered here"}]})
     core, now = asked.core, time.time()
     burning = sum(pod.usd_per_hour for pod in core.world.pods.values() if pod.assigned_at and not pod.ended_at)
     myself = {
@@ -203,12 +203,12 @@ async def graphql(asked: Asked) -> Reply:
         "currentSpendPerHr": round(burning, 4),
         "networkVolumes": [serializers.volume_json(volume) for volume in core.world.volumes],
     }
-    return Reply(200, {"data": {"myself": myself}})
+    return ApiReply(200, {"data": {"myself": myself}})
 
 
-async def retired(asked: Asked) -> Reply:
+async def retired(asked: ApiRequest) -> ApiReply:
     """Everything under /v1."""
-    raise Problem(410, f"REST API v1 has been retired; {asked.request.url.path} is gone, use /v2")
+    raise ApiProblem(410, f"REST API v1 has been retired; {asked.request.url.path} is gone, use /v2")
 
 
 OPERATIONS: tuple[tuple[str, str, str, Operation], ...] = (

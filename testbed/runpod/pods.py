@@ -1,4 +1,4 @@
-"""The pods' bodies: directories, SSH servers, processes; how they boot, and every way in which they end."""
+"""The pods' directories, SSH servers and processes: how they boot, and how they end."""
 
 import asyncio
 import contextlib
@@ -36,11 +36,11 @@ SSH_FAULTS = {
 # There from the first connection on, where an sshd opens some time after its port is shown.
 AT_THE_PORT = {Mode.SILENT, Mode.NOT_SSH}
 # fault -> what the pod's python3 is told
-AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off", "disk_fills": "fills"}
+AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off"}
 
 
 class PodHost:
-    """Everything that runs for the pods of one emulator."""
+    """The processes and servers of one emulator's pods."""
 
     def __init__(self, world: World, boot_s: tuple[float, float], server: type[PodSshd] = PodSshd) -> None:
         self.world = world
@@ -51,12 +51,12 @@ class PodHost:
         self._sshds: dict[str, PodSshd] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
-        self._reaping = asyncio.Lock()
-        self._doomed: set[str] = set()
+        self._sweeping = asyncio.Lock()
+        self._to_kill: set[str] = set()
         self._watchdog: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Kill what an earlier emulator left in this directory, write the pods' programs, start the watchdog."""
+        """Kill an earlier emulator's processes in this directory, write the pods' programs, start the watchdog."""
         pods_dir = self.world.state_dir / "pods"
         pods_dir.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(watchdog.kill, watchdog.below(str(pods_dir)))
@@ -64,7 +64,7 @@ class PodHost:
         self._watchdog = asyncio.create_task(self._keep_watchdog(pods_dir))
 
     async def close(self) -> None:
-        """End every pod; return when nothing of them runs."""
+        """End every pod. Return when none of their processes runs."""
         for task in [*self._tasks.values(), *self._endings]:
             task.cancel()
         for sshd in self._sshds.values():
@@ -76,7 +76,7 @@ class PodHost:
                 await self._watchdog
 
     async def _keep_watchdog(self, pods_dir: Path) -> None:
-        """Keep a process that outlives us for as long as it takes to kill our pods; its standard input is the bond."""
+        """Run a process that kills our pods after our end: it notices the end of its standard input."""
         while True:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", str(Path(watchdog.__file__)), str(pods_dir)),
@@ -93,7 +93,7 @@ class PodHost:
             await asyncio.sleep(WATCHDOG_RESTART_S)
 
     def start(self, pod: PodRecord) -> None:
-        """Begin a pod's boot."""
+        """Start a pod's boot."""
         self._tasks[pod.id] = asyncio.create_task(self._boot(pod))
 
     async def _boot(self, pod: PodRecord) -> None:
@@ -121,7 +121,7 @@ class PodHost:
         pod.log("start container")
         pod.status, pod.started_at = "RUNNING", time.time()
         pod.runtime_null = pod.fault("no_runtime") is not None
-        ailing = asyncio.create_task(self._ail(pod))
+        applying = asyncio.create_task(self._apply_faults(pod))
         try:
             await asyncio.sleep(boot_s * (DETAILS_AT - RUNNING_AT))
             mapped = not pod.fault("no_ssh_details") and "22/tcp" in pod.request.ports
@@ -133,9 +133,9 @@ class PodHost:
             await asyncio.sleep(boot_s * (1 - DETAILS_AT))
             if serves and mode not in AT_THE_PORT:
                 await self._open_ssh(pod, sshd, mode)
-            await ailing
+            await applying
         finally:
-            ailing.cancel()
+            applying.cancel()
 
     async def _open_ssh(self, pod: PodRecord, sshd: PodSshd, mode: Mode) -> None:
         dropped = pod.fault("ssh_dropped") or pod.fault("ssh_wrong_key")
@@ -145,8 +145,8 @@ class PodHost:
         await sshd.open(mode)
         pod.log(f"sshd listens on port {sshd.port}")
 
-    async def _ail(self, pod: PodRecord) -> None:
-        """Live the faults that strike some seconds after RUNNING."""
+    async def _apply_faults(self, pod: PodRecord) -> None:
+        """Apply the faults that take effect some seconds after RUNNING."""
         flickers = pod.fault("flickers")
         if flickers is not None:
             pod.runtime_null = True
@@ -184,6 +184,8 @@ class PodHost:
             "LANG": "C.UTF-8",
             **{name: os.environ[name] for name in PARENT_LINES if name in os.environ},
             "HOME": str(pod.home),
+            "PIP_TARGET": str(pod.home.parent / "site-packages"),
+            "PYTHONPATH": str(pod.home.parent / "site-packages"),
             "USER": "root",
             "LOGNAME": "root",
             "SHELL": "/bin/sh",
@@ -203,7 +205,7 @@ class PodHost:
         }
 
     async def kill(self, pod: PodRecord, how: Kill) -> None:
-        """Lose the pod with its host, end its container, or stop it dead while it still looks alive."""
+        """Remove the pod with its host, end its container, or freeze it while the API still shows it as running."""
         if how == "freeze":
             booting = self._tasks.pop(pod.id, None)
             if booting is not None:
@@ -229,11 +231,11 @@ class PodHost:
         sshd = self._sshds.pop(pod.id, None)
         if sshd is not None:
             sshd.close()
-        self._doomed.add(str(pod.home.parent))
-        async with self._reaping:  # one sweep takes all that gathered while the one before was running
-            doomed, self._doomed = self._doomed, set()
-            if doomed:
-                await asyncio.to_thread(watchdog.kill, watchdog.one_of(doomed))
+        self._to_kill.add(str(pod.home.parent))
+        async with self._sweeping:  # one sweep takes all that gathered while the one before was running
+            targets, self._to_kill = self._to_kill, set()
+            if targets:
+                await asyncio.to_thread(watchdog.kill, watchdog.one_of(targets))
 
     def ssh(self, pod: PodRecord) -> PodSshd | None:
         """The pod's SSH server, once its machine is assigned."""

@@ -1,4 +1,4 @@
-"""Answers on the wire, the honest ones and the spoilt ones, and the HTTP protocol that can cut its own connection."""
+"""Correct and faulty answers, and the HTTP protocol that can cut its own connection."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Transports = dict[tuple[str, int], asyncio.Transport]
 
 
 @dataclass(slots=True)
-class Reply:
+class ApiReply:
     """An answer before it is put on the wire; `body` None is an empty one."""
 
     status: int
@@ -37,24 +37,24 @@ class Reply:
         return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
 
     def response(self) -> Response:
-        """The honest response."""
+        """Return the correct response."""
         return Response(self.content(), self.status, self.headers, self.media_type)
 
 
 def problem(
     status: int, detail: str, errors: list[str] | None = None, headers: Mapping[str, str] | None = None
-) -> Reply:
+) -> ApiReply:
     """An `application/problem+json` answer."""
     body = {"title": HTTPStatus(status).phrase, "status": status, "detail": detail, "errors": errors or []}
-    return Reply(status, body, dict(headers or {}), "application/problem+json")
+    return ApiReply(status, body, dict(headers or {}), "application/problem+json")
 
 
-def html(status: int) -> Reply:
-    """What a proxy in front of the API says."""
-    return Reply(status, HTML.format(status=status, phrase=HTTPStatus(status).phrase), {}, "text/html")
+def html(status: int) -> ApiReply:
+    """Return the answer of a proxy in front of the API."""
+    return ApiReply(status, HTML.format(status=status, phrase=HTTPStatus(status).phrase), {}, "text/html")
 
 
-def of_fault(fault: Fault) -> Reply | None:
+def of_fault(fault: Fault) -> ApiReply | None:
     """The answer a fault gives instead of the operation's; None when the connection itself misbehaves."""
     kind = KINDS[fault.kind]
     if kind.status is None:
@@ -62,17 +62,17 @@ def of_fault(fault: Fault) -> Reply | None:
     if kind.detail == "html":
         return html(kind.status)
     if fault.kind == "cloudflare":
-        return Reply(kind.status, kind.detail, {}, "text/plain")
+        return ApiReply(kind.status, kind.detail, {}, "text/plain")
     if kind.status == HTTPStatus.NO_CONTENT:
-        return Reply(kind.status)
+        return ApiReply(kind.status)
     headers = {}
     if kind.status == HTTPStatus.TOO_MANY_REQUESTS:
         headers["Retry-After"] = str(int(fault.retry_after_s if fault.retry_after_s is not None else 1))
     return problem(kind.status, fault.detail or kind.detail, headers=headers)
 
 
-def spoilt(fault: Fault, reply: Reply, request: Request, transports: Transports) -> Response:
-    """The answer after a commit, spoilt as the fault says."""
+def spoilt(fault: Fault, reply: ApiReply, request: Request, transports: Transports) -> Response:
+    """Return the answer after a commit, changed by the fault."""
     content = reply.content()
     instead = of_fault(fault) or reply
     bodies = {

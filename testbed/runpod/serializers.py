@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.runpod.catalog import DATA_CENTERS, GPU_TYPES, NetworkVolume
-from testbed.runpod.state import PodRecord, Problem, World, isoformat
+from testbed.runpod.state import ApiProblem, PodRecord, World, isoformat
 
 PUBLIC_IP = "127.0.0.1"
 ACTIONS = {
@@ -89,7 +89,7 @@ def page(items: Sequence[PodRecord], cursor: str | None, limit: int) -> tuple[li
         try:
             last = int(base64.urlsafe_b64decode(cursor.encode()).decode())
         except (ValueError, binascii.Error) as error:
-            raise Problem(400, "invalid cursor") from error
+            raise ApiProblem(400, "invalid cursor") from error
         items = [pod for pod in items if pod.order < last]
     chosen, rest = list(items[:limit]), items[limit:]
     following = base64.urlsafe_b64encode(str(chosen[-1].order).encode()).decode() if rest else None

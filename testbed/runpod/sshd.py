@@ -101,7 +101,7 @@ class _Files(asyncssh.SFTPServer):
 
 
 class _Login(asyncssh.SSHServer):
-    """Let root in with a key from the pod's authorized_keys, read anew at each login."""
+    """Accept root with a key from the pod's authorized_keys, which is read at each login."""
 
     def __init__(self, sshd: "PodSshd") -> None:
         self._sshd = sshd
@@ -306,7 +306,7 @@ async def _feed(source: asyncssh.SSHReader[bytes], sink: asyncio.StreamWriter | 
 
 
 async def _copy(source: asyncio.StreamReader | None, sink: asyncssh.SSHWriter[bytes]) -> None:
-    """Copy the command's output to the client; to nobody once the client has gone, as the command goes on."""
+    """Copy the command's output to the client. After the client has gone, drop it: the command continues."""
     if source is None:
         return
     connected = True
@@ -320,7 +320,7 @@ async def _copy(source: asyncio.StreamReader | None, sink: asyncssh.SSHWriter[by
 
 
 def _bound(port: int) -> socket.socket:
-    """Bind a port without listening: connections to it are refused, and nobody else gets it."""
+    """Bind a port without listening: connections to it are refused, and no other process gets it."""
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((HOST, port))

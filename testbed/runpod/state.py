@@ -23,7 +23,7 @@ SECONDS_PER_HOUR = 3_600
 LIVE_STATUSES = ("PROVISIONING", "STARTING", "RUNNING")  # hold a GPU
 
 
-class Problem(Exception):
+class ApiProblem(Exception):
     """An answer that is an error: application/problem+json."""
 
     def __init__(self, status: int, detail: str, errors: Sequence[str] = (), headers: Mapping[str, str] | None = None):
@@ -111,7 +111,7 @@ class World:
         """The pod of that id, or the API's 404."""
         pod = self.pods.get(pod_id)
         if pod is None or pod.gone:
-            raise Problem(404, "pod not found")
+            raise ApiProblem(404, "pod not found")
         return pod
 
     def stock_of(self, gpu_type: str, data_center: str, cloud: str) -> int:
@@ -147,16 +147,16 @@ class World:
         """Rent a machine for a checked request; Problem if there is none, no money, or no such thing."""
         now = time.time()
         if self.remaining_usd(now) <= 0:
-            raise Problem(402, BALANCE_TEXT)
+            raise ApiProblem(402, BALANCE_TEXT)
         if body.gpu is None:
-            raise Problem(400, CAPACITY_TEXTS[4])  # this account rents no CPU pods
+            raise ApiProblem(400, CAPACITY_TEXTS[4])  # this account rents no CPU pods
         if body.gpu.id not in GPU_TYPES:
-            raise Problem(400, f"gpu type {body.gpu.id!r} not found")
+            raise ApiProblem(400, f"gpu type {body.gpu.id!r} not found")
         if body.disk > MAX_DISK_GB:
-            raise Problem(400, CAPACITY_TEXTS[1])
+            raise ApiProblem(400, CAPACITY_TEXTS[1])
         gpu, cloud, data_center = GPU_TYPES[body.gpu.id], *self._place(body)
         if (body.gpu.minRamPerGpu or 0) > gpu.ram_gb_per_gpu or (body.gpu.minVcpuCountPerGpu or 0) > gpu.vcpu_per_gpu:
-            raise Problem(400, CAPACITY_TEXTS[2])
+            raise ApiProblem(400, CAPACITY_TEXTS[2])
         pod_id = "".join(self._random.choices(ID_ALPHABET, k=ID_CHARACTERS))
         machine_id = "".join(self._random.choices(ID_ALPHABET, k=12))
         same = next((fault for fault in faults if fault.kind == "same_machine"), None)
@@ -186,21 +186,21 @@ class World:
         """Choose (cloud, data centre) among those asked for that have stock."""
         gpu = body.gpu
         if gpu is None:
-            raise Problem(400, CAPACITY_TEXTS[4])
+            raise ApiProblem(400, CAPACITY_TEXTS[4])
         centers = body.dataCenterIds or list(DATA_CENTERS)
         unknown = [center for center in centers if center not in DATA_CENTERS]
         if unknown:
-            raise Problem(400, f"data center {unknown[0]!r} not found")
+            raise ApiProblem(400, f"data center {unknown[0]!r} not found")
         for mount in body.mounts.network:
             volume = next((volume for volume in self.volumes if volume.id == mount.volumeId), None)
             if volume is None:
-                raise Problem(400, f"network volume {mount.volumeId!r} not found")
+                raise ApiProblem(400, f"network volume {mount.volumeId!r} not found")
             centers = [center for center in centers if center == volume.data_center]
         for cloud in [body.cloud] if body.cloud else CLOUDS:
             free = [center for center in centers if self.stock_of(gpu.id, center, cloud) >= gpu.count]
             if free:
                 return cloud, self._random.choice(free)
-        raise Problem(400, CAPACITY_TEXTS[0])
+        raise ApiProblem(400, CAPACITY_TEXTS[0])
 
     def end(self, pod: PodRecord, status: str = "TERMINATED") -> None:
         """Take the pod off the API and stop its billing."""

@@ -13,7 +13,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_S = 0.02
-LAST_WORDS = 2_000  # characters
+TAIL_CHARS = 2_000  # characters
 # Signals the server when our end of the pipe closes.
 WATCH = "import os,sys; sys.stdin.buffer.read(); os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
@@ -72,11 +72,11 @@ class ChildProcess:
             self._watcher.kill()
             self._watcher.communicate()
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The end of what this process has written."""
         with self._log.open("rb") as file:
             file.seek(self._log_from)
-            return file.read().decode(errors="replace")[-LAST_WORDS:]
+            return file.read().decode(errors="replace")[-TAIL_CHARS:]
 
 
 def _watch(server: subprocess.Popen[bytes], death_signal: signal.Signals) -> subprocess.Popen[bytes] | None:

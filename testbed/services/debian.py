@@ -7,6 +7,7 @@ from pathlib import Path
 
 UNPACKED = Path(__file__).resolve().parents[2] / ".debian"
 LIBRARIES = ("lib/*/*.so*", "usr/lib/*/*.so*")
+NODE = UNPACKED.parent / "clients" / "typescript" / "node_modules" / ".bin"  # .ci/typescript fills it
 SYSTEM_PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin")  # not on PATH for users other than root
 
 
@@ -24,10 +25,12 @@ class Program:
 
 def find(name: str, package: str) -> Program | None:
     """Return a program, the installed one first, or None."""
-    for place in (os.environ.get("PATH", os.defpath), os.pathsep.join(SYSTEM_PLACES)):
+    for place in (os.environ.get("PATH", os.defpath), os.pathsep.join(SYSTEM_PLACES), str(NODE)):
         if found := shutil.which(name, path=place):
             return Program(Path(found), {})
-    places = os.pathsep.join(str(UNPACKED / package / place) for place in ("usr/bin", "usr/sbin"))
+    # Unpacked, the script /usr/bin/chromium would look for its program on the machine: usr/lib comes first.
+    own = ("usr/lib/" + package, "usr/bin", "usr/sbin")
+    places = os.pathsep.join(str(UNPACKED / package / place) for place in own)
     found = shutil.which(name, path=places)
     return Program(Path(found).absolute(), _libraries(package)) if found else None
 

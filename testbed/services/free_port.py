@@ -11,7 +11,7 @@ PORTS = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """A port that nobody listens on. OSError when there is none."""
+    """Return an unused port. Raises OSError if there is none."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))

@@ -118,7 +118,7 @@ class EmbeddedPostgres:
                 await self._until_ready(server)
             except PostgresFailed:
                 await self.stop("immediate")
-                if time.monotonic() > give_up_at or not self._may_pass(server.last_words()):
+                if time.monotonic() > give_up_at or not self._may_pass(server.output_tail()):
                     raise
                 await asyncio.sleep(POLL_S)
             except BaseException:
@@ -167,7 +167,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             if server.pid is None:
-                raise PostgresFailed(f"postgres ended while starting: {server.last_words()}")
+                raise PostgresFailed(f"postgres ended while starting: {server.output_tail()}")
             try:
                 connection = await psycopg.AsyncConnection.connect(self.url_of("postgres"), connect_timeout=5)
             except psycopg.OperationalError as error:
@@ -184,7 +184,7 @@ class EmbeddedPostgres:
                 await connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
 
     def _may_pass(self, words: str) -> bool:
-        """Whether what kept the server from starting is somebody else's for the moment only."""
+        """Whether another process prevented the start only for a moment."""
         if "could not bind" in words and not self._port_is_fixed:
             self._port = 0  # another program took the port between our look and the server's bind
             return True

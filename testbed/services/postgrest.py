@@ -55,7 +55,7 @@ class PostgrestFailed(Exception):
 
 
 class EmbeddedPostgrest:
-    """One server and its door; an async context manager. `stop` and `start` again keep the URL and the keys.
+    """One server behind Supabase's key check; an async context manager. `stop` and `start` keep URL and keys.
 
     `postgres_url` is a superuser's, or that of a project from `become_project`; where the roles are missing they are
     created, but migrations grant to the roles that they find, so those should exist first (`create_roles`).
@@ -75,7 +75,7 @@ class EmbeddedPostgrest:
         self._directory = Path()
         self._program: ChildProcess | None = None
         self._upstream: httpx.AsyncClient | None = None
-        self._door: asyncio.Server | None = None
+        self._listener: asyncio.Server | None = None
         self._state = ServerState()
         self._port = 0
 
@@ -94,10 +94,14 @@ class EmbeddedPostgrest:
         """PostgREST's process id while it runs."""
         return self._program.pid if self._program else None
 
-    def issue(self, role: str, *, ttl_s: float = KEY_TTL_S) -> str:
-        """A JWT of the project for a role, accepted as `apikey` too, as the legacy keys are. `ttl_s` may be past."""
+    def issue(self, role: str, *, ttl_s: float = KEY_TTL_S, user: str | None = None) -> str:
+        """A JWT of the project for a role, accepted as `apikey` too, as the legacy keys are. `ttl_s` may be past.
+
+        `user`: the id of a user who has signed in.
+        """
         now = int(time.time())
         claims = {"iss": "supabase", "ref": "embedded", "role": role, "iat": now, "exp": now + int(ttl_s)}
+        claims |= {"sub": user} if user else {}
         token = jwt.encode(claims, self._jwt_secret, algorithm="HS256")
         self._keys[token] = token
         return token
@@ -131,7 +135,7 @@ class EmbeddedPostgrest:
             raise
 
     async def stop(self) -> None:
-        """End PostgREST; the door stays, and says 502."""
+        """End PostgREST. The key check stays, and answers 502."""
         process, self._program = self._program, None
         if process is None:
             return
@@ -162,7 +166,7 @@ class EmbeddedPostgrest:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             if server.pid is None:
-                raise PostgrestFailed(f"postgrest ended while starting: {server.last_words()}")
+                raise PostgrestFailed(f"postgrest ended while starting: {server.output_tail()}")
             try:
                 answer = await self._upstream.post("/rpc/no_such_function", json={})
                 if answer.status_code == httpx.codes.NOT_FOUND:  # 503 until it has read the schema
@@ -170,7 +174,7 @@ class EmbeddedPostgrest:
             except httpx.TransportError:
                 pass
             if time.monotonic() > deadline:
-                raise PostgrestFailed(f"not ready after {START_TIMEOUT_S:.0f} s: {server.last_words()}")
+                raise PostgrestFailed(f"not ready after {START_TIMEOUT_S:.0f} s: {server.output_tail()}")
             await asyncio.sleep(POLL_S)
 
     async def _open(self) -> None:
@@ -186,14 +190,14 @@ class EmbeddedPostgrest:
         config.load()
         # uvicorn's protocol without its Server: that one owns the process's signals. The loop makes the socket itself,
         # because it turns Nagle's algorithm off only then: 40 ms a call.
-        self._door = await asyncio.get_running_loop().create_server(
+        self._listener = await asyncio.get_running_loop().create_server(
             lambda: H11Protocol(config, self._state, {}), HOST, self._port, backlog=BACKLOG
         )
-        self._port = self._door.sockets[0].getsockname()[1]
+        self._port = self._listener.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         for connection in list(self._state.connections):
             if connection.transport is not None:
                 connection.transport.abort()

