@@ -5,7 +5,7 @@ import os
 import pytest
 
 from orchestrator.config.environment import load, usable
-from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.errors import SettingProblem, SettingsError
 
 LONGEST = 480  # characters of one part of an answer
 
@@ -17,7 +17,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def _problem(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> Problem:
+def _problem(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> SettingProblem:
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as caught:
         load()
@@ -108,3 +108,14 @@ def test_an_answer_shows_the_beginning_of_a_long_value(monkeypatch: pytest.Monke
 def test_a_task_type_has_one_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two, one would be ignored without a word."""
     assert "'a'" in _problem(monkeypatch, "WORKER_HANDLERS", "a=b:c,b=x:y,a=d:e").why
+
+
+@pytest.mark.parametrize(
+    "name", ["WORKER_JWT_SECRET", "DATABASE_URL", "RUNPOD_API_KEY", "FLEET_ID", "HF_TOKEN", "HF_HOME"]
+)
+def test_a_value_that_is_not_utf_8_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nothing could send it: not in a header, and not in the configuration of an agent, whose pod would cost money."""
+    monkeypatch.setenv("WORKER_ENV", "HF_TOKEN,HF_HOME")
+    monkeypatch.setenv("HF_HOME", "/x")
+    problem = _problem(monkeypatch, name, "postgresql://u:\udcff\udcfe" * 9)
+    assert "UTF-8" in problem.why

@@ -160,7 +160,7 @@ def snapshot(*workers: Worker, claimable: int = 0, running: int = 0, **changes: 
         bringing_up=frozenset(),
         last_spawn_at={},
         paused={},
-        proven=frozenset({"image@"}),
+        promoted_releases=frozenset({"image@"}),
     )
     return replace(base, **changes)
 
@@ -173,7 +173,7 @@ def said(made: Plan, pool: int = 0) -> list[str]:
 def brought_up(
     seconds_ago: float, *, promoted: bool = False, code: str | None = "NO_RUNTIME", **changes: Any
 ) -> EndedBringUp:
-    """A climb that ended: failed, unless it is said to have been promoted."""
+    """A bring-up that ended: failed, unless it is said to have been promoted."""
     cause = None if promoted else ExitCause.SPAWN_FAILED
     base = EndedBringUp(
         f"gpu-{seconds_ago:g}", "default", ago(seconds_ago), promoted, cause, None if promoted else code, "image@"

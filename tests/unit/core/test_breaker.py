@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.core import breaker
 from orchestrator.core.actions import Spawn
-from orchestrator.core.blocked import Kind
+from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.findings import findings_of
 from orchestrator.core.model import EndedBringUp, OfferState, PodStatus, Snapshot
 from orchestrator.core.plan import plan
 from tests.unit.core.build import A40, ago, brought_up, pod_of, policy, pool, said, snapshot, spawning, worker
@@ -41,7 +42,7 @@ def failures(count: int, newest_s: float = 60, apart_s: float = 10) -> list[Ende
     ],
 )
 def test_too_many_failures_leave_one_at_a_time(ended: Sequence[EndedBringUp], count: int) -> None:
-    """MAX_WORKER_FAILURE_RATE over the window, once MIN_WORKERS_FOR_RATE_CHECK climbs have ended."""
+    """MAX_WORKER_FAILURE_RATE over the window, once MIN_WORKERS_FOR_RATE_CHECK bring-ups have ended."""
     assert spawns(wanting(*ended)) == count
 
 
@@ -118,7 +119,7 @@ def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence
 
 
 @pytest.mark.parametrize(
-    ("proven", "on_their_way", "count"),
+    ("promoted_releases", "on_their_way", "count"),
     [
         (frozenset(), 0, 1),  # the first release ever may be as bad as any
         (frozenset(), 1, 0),
@@ -127,14 +128,14 @@ def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence
         (frozenset({"image@old"}), 1, 0),
     ],
 )
-def test_a_new_release_sends_a_canary_first(proven: frozenset[str], on_their_way: int, count: int) -> None:
+def test_a_new_release_sends_a_canary_first(promoted_releases: frozenset[str], on_their_way: int, count: int) -> None:
     """Until somebody was promoted with this image and this code."""
-    assert spawns(wanting(proven=proven, on_their_way=on_their_way)) == count
+    assert spawns(wanting(promoted_releases=promoted_releases, on_their_way=on_their_way)) == count
 
 
 def test_a_release_is_image_and_code() -> None:
     """A change of either is a new one."""
-    seen = wanting(proven=frozenset({"image@1"}))
+    seen = wanting(promoted_releases=frozenset({"image@1"}))
     assert spawns(seen, code_sha="1") == 4
     assert spawns(seen, code_sha="2") == 1
     assert spawns(seen, code_sha="1", pool={"image": "other"}) == 1
@@ -150,7 +151,7 @@ def test_respawns_after_a_failure_are_paced(ended_s: float, spawned_s: float, co
 
 
 def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
-    """MIN_ACTIVE_GPUS with climbs that end at once: the loop comes back when the next may go."""
+    """MIN_ACTIVE_GPUS with bring-ups that end at once: the loop comes back when the next may go."""
     seen = snapshot(ended=(brought_up(1),), last_spawn_at={"default": ago(4)})
     made = plan(seen, policy(pool={"min_active": 2}))
     assert said(made) == ["2 spawns blocked: the last bring-up failed (NO_RUNTIME), one spawn in 10 s, until 12:00:06"]
@@ -167,7 +168,7 @@ def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest
     assert spawns(wanting(*(brought_up(newest_s + n, code=code) for n in range(refusals)))) == count
 
 
-def test_a_climb_that_ends_in_this_tick_counts_in_this_tick() -> None:
+def test_a_bringup_that_ends_in_this_tick_counts_in_this_tick() -> None:
     """Otherwise everybody would be replaced once before anybody is judged."""
     dead = tuple(spawning(f"gpu-{n}") for n in range(4))
     pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
@@ -185,7 +186,7 @@ def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_ow
 
 
 def test_a_granted_pod_ends_the_halt() -> None:
-    """Its climb need not be over."""
+    """Its bring-up need not be over."""
     granted = {A40.key: OfferState(A40.key, None, 0, ago(90), ago(3))}
     assert spawns(wanting(brought_up(5, code="BALANCE"), offers=granted)) == 4
 
@@ -195,7 +196,7 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
     returned = [brought_up(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
     assert spawns(wanting(*returned)) == 1
     assert spawns(wanting(*returned, last_spawn_at={"default": ago(5)})) == 0
-    assert plan(wanting(*returned), policy()).decisions[0].blocked[0].kind is Kind.PACED
+    assert plan(wanting(*returned), policy()).decisions[0].blocked[0].kind is BlockedReason.PACED
 
 
 # --- probation
@@ -204,7 +205,7 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
 def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedBringUp:
     """A worker that was promoted so long ago and failed when it had lived so long."""
     ending_since = ago(promoted_s - lived_s)
-    fallen = brought_up(promoted_s, promoted=True, exit_cause=ExitCause.AGENT_CRASHED, ending_since=ending_since)
+    fallen = brought_up(promoted_s, promoted=True, exit_cause=ExitCause.HEARTBEAT_LOST, ending_since=ending_since)
     return replace(fallen, **changes)
 
 
@@ -212,7 +213,7 @@ def falls(count: int, promoted_s: float = 100, **changes: Any) -> list[EndedBrin
     return [fell(promoted_s + number, 40, **changes) for number in range(count)]
 
 
-def kind(*ended: EndedBringUp) -> Kind | None:
+def kind(*ended: EndedBringUp) -> BlockedReason | None:
     """What holds the pool back."""
     limit = breaker.spawn_limit(pool(), wanting(*ended), policy(), 0)
     return limit.reason.kind if limit else None
@@ -221,18 +222,18 @@ def kind(*ended: EndedBringUp) -> Kind | None:
 @pytest.mark.parametrize(
     ("ended", "expected"),
     [
-        (falls(5), Kind.BREAKER_OPEN),
-        (falls(3), Kind.PACED),  # a task that kills its pods
+        (falls(5), BlockedReason.BREAKER_OPEN),
+        (falls(3), BlockedReason.PACED),  # a task that kills its pods
         ([*falls(3), brought_up(20, promoted=True), *(brought_up(120 + n, promoted=True) for n in range(8))], None),
         (falls(5, worked=True), None),  # image and code have shown that they work
         (falls(5, exit_cause=ExitCause.SCALE_DOWN), None),  # our own wish
         (falls(5, exit_cause=ExitCause.TASK_STUCK), None),  # it says something about the task
         ([fell(400 + n, 320) for n in range(5)], None),  # lived longer than FAILURE_WINDOW_MINUTES
-        ([fell(538 - 60 * n, 72 * n) for n in range(5)], Kind.PACED),  # it counts from when it fell
+        ([fell(538 - 60 * n, 72 * n) for n in range(5)], BlockedReason.PACED),  # it counts from when it fell
     ],
 )
 def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
-    ended: Sequence[EndedBringUp], expected: Kind | None
+    ended: Sequence[EndedBringUp], expected: BlockedReason | None
 ) -> None:
     """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
     assert kind(*ended) is expected
@@ -254,13 +255,13 @@ def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedBring
     assert spawns(wanting(*falls(5, promoted_s=400), canary)) == count
 
 
-def test_a_promotion_alone_disproves_failed_climbs() -> None:
+def test_a_promotion_alone_disproves_failed_bringups() -> None:
     """It came up, which is what the others did not."""
     assert spawns(wanting(*failures(5), brought_up(20, promoted=True))) == 4
     assert spawns(wanting(*falls(1, 200), *failures(5), brought_up(20, promoted=True))) == 0, "one of them had fallen"
 
 
-def test_a_canary_that_fails_to_climb_does_not_hide_what_opened_the_breaker() -> None:
+def test_a_canary_that_does_not_come_up_does_not_hide_what_opened_the_breaker() -> None:
     """The next one that is promoted is on probation all the same."""
     later = [brought_up(60 + n) for n in range(5)]
     assert spawns(wanting(*falls(5, promoted_s=900), *later, brought_up(20, promoted=True))) == 0
@@ -270,7 +271,7 @@ def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
     """Whom, for what and until when."""
     canary = brought_up(30, promoted=True, worker_id="gpu-canary")
     made = plan(wanting(*falls(5, promoted_s=200), canary), policy())
-    opened = "breaker open, 5 of 5 bring-ups failed within 5 min (agent_crashed), 5 of them soon after promotion"
+    opened = "breaker open, 5 of 5 bring-ups failed within 5 min (heartbeat_lost), 5 of them soon after promotion"
     proof = "one canary at a time, canary gpu-canary must complete a task or live long enough, until 12:04:30"
     assert said(made) == [f"4 spawns blocked: {opened}, {proof}"]
     assert made.decisions[0].retry_at == ago(-270)
@@ -284,3 +285,16 @@ def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None
     made = plan(replace(seen, ended=bringups), policy())
     assert "5 of 5 bring-ups failed" in said(made)[0]
     assert [a for a in made.actions if isinstance(a, Spawn)] == []
+
+
+def test_a_canary_that_claims_nothing_closes_no_breaker() -> None:
+    """Its machine's findings keep it from tasks, for longer than the window: the next ones would do no better."""
+    bad = brought_up(900, promoted=True, exit_cause=ExitCause.RELEASE_BAD, ending_since=ago(700), code="TORCH_ARCH")
+    canary = brought_up(400, promoted=True, worker_id="gpu-1")
+    torch = findings_of({"findings": [{"code": "TORCH_ARCH", "severity": "H", "since": ago(390).timestamp()}]})
+    for found, count in ((torch, 0), ((), 3)):
+        live = replace(worker("gpu-1"), findings=found)
+        seen = snapshot(live, claimable=12, ended=(bad, canary))
+        assert spawns(seen) == count, found
+    blocked = plan(replace(seen, workers=(replace(live, findings=torch),)), policy()).decisions[0].blocked
+    assert BlockedReason.BREAKER_OPEN in {one.kind for one in blocked}

@@ -1,5 +1,6 @@
 """What money lets a fleet do, with its arithmetic."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,21 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Policy, Snapshot, Spent
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
-from tests.unit.core.build import A40, L4, ago, busy, idle, policy, said, snapshot, spawning, terminating
+from orchestrator.core.worker_metadata import WorkerMetadata
+from tests.unit.core.build import (
+    A40,
+    L4,
+    ago,
+    brought_up,
+    busy,
+    idle,
+    policy,
+    pool,
+    said,
+    snapshot,
+    spawning,
+    terminating,
+)
 
 PRICES = {"NVIDIA A40|SECURE": 0.6, "NVIDIA L4|SECURE": 0.3}
 WIND_DOWN_USD, BRING_UP_USD = 0.14, 0.15  # of an A40: 600 + 60 + 180 s, and 900 s
@@ -53,10 +68,13 @@ def test_the_hourly_limit_counts_what_is_spawned_in_this_tick(limit: float, hour
 def test_a_budget_that_holds_something_back_shows_its_arithmetic() -> None:
     """The sum can be checked by hand, for each budget."""
     made = plan(wanting(0, 0, 0.6), policy(hourly_budget_usd=1, pool={"offers": (A40,)}))
-    assert said(made) == ["4 spawns blocked: $0.60/h running + $0.60/h for NVIDIA A40 > MAX_HOURLY_COST_USD=1"]
+    assert said(made) == [
+        "4 spawns blocked: the workers cost $0.60/h and NVIDIA A40 costs $0.60/h: more than MAX_HOURLY_COST_USD=1"
+    ]
     made = plan(wanting(9.5, 0.25), daily(10, pool={"offers": (A40,)}))
     assert said(made)[-1] == (
-        "4 spawns blocked: $9.50 spent today + $0.25 committed + $0.29 for NVIDIA A40 > DAILY_BUDGET_USD=10"
+        "4 spawns blocked: $9.50 are spent today, $0.25 are committed and NVIDIA A40 needs $0.29: "
+        "more than DAILY_BUDGET_USD=10"
     )
 
 
@@ -85,6 +103,39 @@ def test_an_unknown_price_is_not_taken_for_nothing() -> None:
     assert "price of NVIDIA A40 (SECURE) is not known" in said(made)[-1]
 
 
+@pytest.mark.parametrize("budgets", [{"hourly_budget_usd": 1.0}, {"daily_budget_usd": 0.6}])
+def test_a_price_that_a_pod_turned_out_to_have_counts_for_the_next_one(budgets: dict[str, float]) -> None:
+    """Otherwise pods that cost more than the catalogue says would be rented and ended again without end."""
+    only = policy(**budgets, pool={"offers": (A40,)})
+    dear = brought_up(10, code=None, exit_cause=ExitCause.BUDGET, offer=A40.key, usd_per_gpu_hour=6.0)
+    made = plan(wanting(ended=(dear,)), only)
+    assert not spawned(made)
+    assert "$6.00/h" in said(made)[-1] or "needs $2.90" in said(made)[-1]
+    other = policy(**budgets, pool={"offers": (A40, L4)})
+    assert spawned(plan(wanting(ended=(dear,)), other))[0].offer == L4
+    assert spawned(plan(wanting(ended=(replace(dear, at=ago(budget.PRICE_SEEN_S + 1)),)), only)), "prices change"
+
+
+def test_the_price_of_a_live_pod_counts_and_a_lower_one_does_not() -> None:
+    """The higher of the catalogue's price and the one last seen, of each GPU."""
+    seen: dict[str, Any] = {"metadata": WorkerMetadata(offer=A40.key), "price_usd_per_hour": 3.0, "gpu_count": 2}
+    room = budget.BudgetRoom(wanting(workers=(busy("gpu-1", **seen),)), daily(10))
+    assert room.price(pool(gpu_count=1), A40) == 1.5
+    room = budget.BudgetRoom(wanting(workers=(busy("gpu-1", **seen | {"price_usd_per_hour": 0.2}),)), daily(10))
+    assert room.price(pool(gpu_count=1), A40) == 0.6
+
+
+@pytest.mark.parametrize("prices", [(0.2, 1.5), (1.5, 0.2)])
+def test_of_several_live_pods_the_dearest_one_counts(prices: tuple[float, float]) -> None:
+    """Whatever the order of the rows: the next pod may be as dear."""
+    workers = tuple(
+        busy(f"gpu-{n}", metadata=WorkerMetadata(offer=A40.key), price_usd_per_hour=usd, gpu_count=1)
+        for n, usd in enumerate(prices)
+    )
+    room = budget.BudgetRoom(wanting(workers=workers), daily(10))
+    assert room.price(pool(gpu_count=1), A40) == 1.5
+
+
 def test_all_go_when_the_day_is_used_up() -> None:
     """Spent and committed reach the budget: every worker drains, whatever its state, and none comes."""
     workers = (busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), terminating("gpu-4"))
@@ -95,14 +146,14 @@ def test_all_go_when_the_day_is_used_up() -> None:
     assert not ended(plan(wanting(9.39, 0.6, workers=workers), daily(10)))
 
 
-def test_what_is_drained_does_not_climb_on() -> None:
+def test_a_drained_worker_is_not_brought_up() -> None:
     """One action a worker."""
     made = plan(wanting(10, 0, workers=(spawning("gpu-1"),)), daily(10))
     assert [type(a) for a in made.actions] == [Terminate]
 
 
 def test_a_lowered_hourly_limit_ends_the_least_useful_first() -> None:
-    """Climbing ones, then idle ones, then busy ones, the newest of each, until it fits; leaving ones count as gone."""
+    """Starting ones, then idle ones, then busy ones, the newest of each, until it fits; leaving ones count as gone."""
     workers = (
         busy("gpu-1", price_usd_per_hour=1),
         busy("gpu-2", price_usd_per_hour=1, created_at=ago(10)),

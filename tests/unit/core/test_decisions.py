@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any, cast
 
+from structlog.testing import capture_logs
+
 from orchestrator.core.plan import plan
 from orchestrator.loop.decisions import DecisionRecorder
 from orchestrator.ports import Store
@@ -28,3 +30,11 @@ async def test_a_pools_row_names_its_own_workers_only() -> None:
     await DecisionRecorder(cast("Store", store)).record(1, seen, plan(seen, both))
     named = {row["pool"]: [action.split(":")[0] for action in row["actions"]] for row in store.rows}
     assert named == {"default": [], "training": ["terminate gpu-there"]}
+
+
+def test_the_cycle_summary_counts_every_queued_task() -> None:
+    """Also tasks that wait for a dependency, for their time or for the end of a pause."""
+    seen = snapshot(claimable=2, running=1, blocked={"dependencies": 3, "scheduled": 4, "paused": 5})
+    with capture_logs() as logged:
+        DecisionRecorder(cast("Store", Rows())).sum_up(seen, plan(seen, policy()), tick_s=0.1, observe_s=0.1)
+    assert [line["status"]["queued_tasks"] for line in logged if line["event"] == "cycle_ended"] == [14]

@@ -15,7 +15,7 @@ from orchestrator.core.failures import (
     Breaker,
     FailureCode,
     FailureRow,
-    PodFate,
+    PodExistence,
     codes_where,
 )
 from orchestrator.core.meanings import Explained
@@ -42,7 +42,9 @@ KNOWN = {*FailureCode, *TaskFailure}
 def named(root: Path) -> Iterator[tuple[str, str]]:
     """Each `FailureCode.NAME` in the code below: where, and the name."""
     for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        if "FailureCode" not in (text := path.read_text()):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "FailureCode":
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node.attr
 
@@ -98,4 +100,4 @@ def test_an_xid_has_a_row_by_its_number() -> None:
     """A fatal one blames the machine, a program's own does not."""
     assert FailureCode.xid(79).row.blames is Blames.FAULT
     assert FailureCode.xid(13).row.blames is Blames.NOTHING
-    assert FailureCode.xid(777).row.pod is PodFate.MAY_EXIST
+    assert FailureCode.xid(777).row.pod is PodExistence.MAY_EXIST

@@ -8,10 +8,13 @@ import pytest
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
+from orchestrator.core.fitness import UNCLAIMED_S
 from orchestrator.core.host_strikes import strikes
-from orchestrator.core.model import HeldBack, Snapshot, Worker
+from orchestrator.core.liveness import ObservationWindow
+from orchestrator.core.model import Demand, HeldBack, Snapshot, StoreOutage, Worker
 from orchestrator.core.plan import plan
-from tests.unit.core.build import ago, brought_up, busy, idle, policy, said, snapshot, spawning
+from orchestrator.core.states import State
+from tests.unit.core.build import ago, brought_up, busy, idle, policy, said, snapshot, spawning, terminating
 
 ONE = frozenset({"travel"})
 
@@ -101,6 +104,47 @@ def test_the_wait_for_a_second_opinion_has_an_end() -> None:
     ]
 
 
+def waiting(*workers: Worker, seconds: float = UNCLAIMED_S, **changes: Any) -> Snapshot:
+    """Tasks wait, and no idle worker has claimed, for so long."""
+    demand = (Demand("default", 6, 0, {}, ago(seconds)),)
+    seen_at = {one.id: ago(seconds) for one in workers if one.state is State.IDLE}
+    return snapshot(*workers, **{"demand": demand, "claim_seen_at": seen_at} | changes)
+
+
+def test_a_worker_that_asks_for_none_of_the_waiting_tasks_is_replaced() -> None:
+    """Its agent's claims hang, and its heartbeats do not. With its place, another one is started."""
+    hung = idle("gpu-1", 500)
+    assert ends(plan(waiting(hung), policy())) == [("gpu-1", ExitCause.WORKER_SICK, FailureCode.NOT_CLAIMING)]
+    one_at_a_time = waiting(hung, idle("gpu-2", 500))
+    assert [name for name, _, _ in ends(plan(one_at_a_time, policy()))] == ["gpu-1"]
+    for other in (spawning("gpu-0"), terminating("gpu-0")):
+        assert not ends(plan(waiting(hung, other), policy()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": UNCLAIMED_S - 1},
+        {"claim_seen_at": {"gpu-1": ago(5)}},  # it asks, and gets none: somebody has locked them
+        {"claim_seen_at": {}},
+        {"unanswered_at": {"gpu-1": ago(5)}},
+        {"demand": (Demand("default", 0, 0, {}, None),)},
+        {"demand": (Demand("default", 3, 0, {}, ago(UNCLAIMED_S - 1)),)},
+        {"window": ObservationWindow(ago(UNCLAIMED_S - 1))},
+        {"store_outage": StoreOutage(ago(900), "S3 does not answer")},
+    ],
+    ids=str,
+)
+def test_a_worker_that_had_no_chance_to_claim_stays(changes: dict[str, Any]) -> None:
+    """Or asked for a task: whatever kept it from getting one would keep the next worker too."""
+    assert not ends(plan(waiting(idle("gpu-1", 500), **changes), policy()))
+
+
+def test_a_program_of_ones_own_claims_in_its_own_way() -> None:
+    """Nothing is known of its claims."""
+    assert not ends(plan(waiting(idle("gpu-1", 500, own_program=True)), policy()))
+
+
 def test_a_full_disk_is_the_workers_own_check() -> None:
     """It is no capacity at once, and it is replaced if the disk stays full; what it runs may end first."""
     full = idle("gpu-1", 5, disk_full_since=ago(10))
@@ -111,5 +155,7 @@ def test_a_full_disk_is_the_workers_own_check() -> None:
         ("gpu-1", ExitCause.WORKER_SICK, FailureCode.DISK_FULL)
     ]
     assert ends(plan(snapshot(replace(later, tasks_running=1), running=1), policy())) == []
+    ahead = replace(later, disk_full_since=ago(-31_536_000), state_since=ago(31))  # its clock is a year ahead
+    assert len(ends(plan(snapshot(ahead, claimable=1), policy()))) == 1
     failing = replace(held(), disk_full_since=ago(1))
     assert ends(plan(snapshot(failing), policy()))[0][2] is FailureCode.DISK_FULL

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core import gpus, interconnect
 from orchestrator.core.gpu_profiles import PROFILES
-from orchestrator.core.machine_checks import Sections, Verdict, sections
+from orchestrator.core.machine_checks import CheckResult, Sections, sections
 
 H100, R4090 = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
 UUIDS = ["GPU-5f1b8a60-0000-0000-0000-000000000000", "GPU-5f1b8a60-0000-0000-0000-000000000001"]
@@ -36,7 +36,7 @@ def topology(first: str, second: str, third: str) -> str:
     return "\n".join([head, *lines, card, "", "Legend:", "", "  NV#  = Connection traversing NVLinks"])
 
 
-def said(statuses: dict[str, int] | None = None, **given: str) -> Sections:
+def output(statuses: dict[str, int] | None = None, **given: str) -> Sections:
     """Two healthy H100s, except for what is given."""
     plain = {
         "gpus": TWO,
@@ -55,8 +55,8 @@ def said(statuses: dict[str, int] | None = None, **given: str) -> Sections:
     return sections(text.encode())
 
 
-def code(verdict: Verdict) -> str | None:
-    return str(verdict.fault[0]) if verdict.fault else None
+def code(result: CheckResult) -> str | None:
+    return str(result.fault[0]) if result.fault else None
 
 
 ONE = TWO.splitlines()[0]
@@ -95,17 +95,17 @@ def test_the_inventory_is_what_was_rented_or_says_why_not(
     statuses: dict[str, int], rows: str, gpu_type: str, count: int, expected: str | None
 ) -> None:
     """Count, type, memory, in this order."""
-    assert code(gpus.inventory(said(statuses, gpus=rows), gpu_type, count)) == expected
+    assert code(gpus.inventory(output(statuses, gpus=rows), gpu_type, count)) == expected
 
 
 def test_what_nvidia_smi_does_not_know_is_written_down_as_unknown() -> None:
     """Neither the good nor the bad of it is made up."""
-    seen = said(gpus=R4090_ROW.replace("24564, 2,", "ERR!, [N/A],"), remapped=f"{UUIDS[0]}, [N/A], [N/A]", xid="",
+    seen = output(gpus=R4090_ROW.replace("24564, 2,", "ERR!, [N/A],"), remapped=f"{UUIDS[0]}, [N/A], [N/A]", xid="",
                 recovery=UNKNOWN_FIELD, statuses={"recovery": 2, "xid": 1})  # fmt: skip
     assert gpus.inventory(seen, R4090, 1).evidence["unknown"] == ["memory of GPU 0"]
-    verdict = gpus.health(seen, None)
-    assert verdict.fault is None
-    assert set(verdict.unknown) == {
+    result = gpus.health(seen, None)
+    assert result.fault is None
+    assert set(result.unknown) == {
         "driver against image", "ecc of GPU 0", "free memory of GPU 0", "recovery", "remapped rows", "xid"
     }  # fmt: skip
 
@@ -150,7 +150,7 @@ HEALTH: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("given", "expected"), HEALTH)
 def test_health_is_ruled_out_only_by_what_is_known(given: dict[str, Any], expected: str | None) -> None:
     """Xids of our GPUs and of late, ECC, remapping, memory, driver."""
-    assert code(gpus.health(said(**given), (12, 4))) == expected
+    assert code(gpus.health(output(**given), (12, 4))) == expected
 
 
 FABRIC: list[tuple[str, dict[str, Any], str | None]] = [
@@ -192,7 +192,7 @@ FABRIC: list[tuple[str, dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("gpu_type", "given", "expected"), FABRIC)
 def test_links_are_those_that_the_type_has(gpu_type: str, given: dict[str, Any], expected: str | None) -> None:
     """By the profile; without one nothing is concluded."""
-    assert code(interconnect.judge(said(**given), gpu_type)) == expected
+    assert code(interconnect.check(output(**given), gpu_type)) == expected
 
 
 UNREAD: list[tuple[dict[str, Any], set[str]]] = [
@@ -208,17 +208,17 @@ UNREAD: list[tuple[dict[str, Any], set[str]]] = [
 @pytest.mark.parametrize(("given", "expected"), UNREAD)
 def test_what_is_not_said_of_the_links_is_unknown(given: dict[str, Any], expected: set[str]) -> None:
     """By name, in the evidence."""
-    assert set(interconnect.judge(said(**given), H100).unknown) == expected
+    assert set(interconnect.check(output(**given), H100).unknown) == expected
 
 
 def test_a_fabric_is_waited_for_only_while_it_is_being_joined() -> None:
     """And only where there is one."""
-    joining = said(fabric="0, Completed, Success\n1, In Progress, N/A")
+    joining = output(fabric="0, Completed, Success\n1, In Progress, N/A")
     assert interconnect.is_joining(joining, H100)
-    assert not interconnect.is_joining(said(), H100)
+    assert not interconnect.is_joining(output(), H100)
     assert not interconnect.is_joining(joining, "NVIDIA H100 PCIe")
     assert not interconnect.is_joining(joining, R4090)
-    assert not interconnect.is_joining(said(fabric=""), H100)
+    assert not interconnect.is_joining(output(fabric=""), H100)
 
 
 def test_the_types_that_operators_rent_have_profiles() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.images import cuda_of, is_pulling
-from orchestrator.core.machine_checks import Verdict, platform, sections
+from orchestrator.core.images import cuda_of, digest_of, has_digest, is_pulling
+from orchestrator.core.machine_checks import CheckResult, platform, sections
 from orchestrator.pods import probe_scripts
 
 GIB = 1024 * 1024  # in blocks of 1 KiB
@@ -22,7 +22,7 @@ V1 = {
 }
 
 
-def said(**given: str) -> bytes:
+def tool_output(**given: str) -> bytes:
     """A probe's output; a healthy pod's, except for what is given (a missing section: "")."""
     plain = {
         "clock_first": "1000",
@@ -34,9 +34,9 @@ def said(**given: str) -> bytes:
     return "".join(f"=== {name} 0\n{text}\n" for name, text in answers.items()).encode()
 
 
-def judged(between_s: tuple[float, float] = (999.5, 1000.5), **given: str) -> Verdict:
+def judged(between_s: tuple[float, float] = (999.5, 1000.5), **given: str) -> CheckResult:
     """The verdict on it; asked and answered between these moments."""
-    return platform(sections(said(**given)), *between_s)
+    return platform(sections(tool_output(**given)), *between_s)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def judged(between_s: tuple[float, float] = (999.5, 1000.5), **given: str) -> Ve
 )
 def test_a_platform_is_ruled_out_only_by_what_is_known(given: dict[str, str], code: str | None) -> None:
     """What cannot be read is neither good nor bad."""
-    fault = platform(sections(said(**given)), 999.5, 1000.5).fault
+    fault = platform(sections(tool_output(**given)), 999.5, 1000.5).fault
     assert (fault[0] if fault else None) == code
 
 
@@ -94,8 +94,8 @@ def test_the_limits_of_both_cgroups_are_read(
     command = ["sh", "-c", probe_scripts.platform_command(20, str(tmp_path))]
     done = subprocess.run(command, input=probe_scripts.PLATFORM.encode(), capture_output=True, timeout=30, check=True)
     found = sections(done.stdout)
-    verdict = platform(found, 0, 10**10)
-    facts = verdict.facts
+    result = platform(found, 0, 10**10)
+    facts = result.facts
     assert (facts["cgroup"], facts["memory_limit_bytes"], facts["cpus"]) == (version, limit, cpus)
     assert (found["clock_first"].ok, found["disk"].ok) == (True, True)
     assert facts["disk_total_bytes"] > 0
@@ -104,8 +104,8 @@ def test_the_limits_of_both_cgroups_are_read(
 def test_memory_that_is_nearly_used_up_is_worth_a_word() -> None:
     """It rules nothing out."""
     limits = b"=== cgroup/memory.max 0\n1000\n=== cgroup/memory.current 0\n900\n"
-    verdict = platform(sections(said() + limits), 999.5, 1000.5)
-    assert (verdict.fault, len(verdict.warnings)) == (None, 1)
+    result = platform(sections(tool_output() + limits), 999.5, 1000.5)
+    assert (result.fault, len(result.warnings)) == (None, 1)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,23 @@ def test_memory_that_is_nearly_used_up_is_worth_a_word() -> None:
 def test_an_images_name_may_tell_its_cuda(image: str | None, version: tuple[int, int] | None) -> None:
     """Only where it says so."""
     assert cuda_of(image) == version
+
+
+SHA = "sha256:" + "0a" * 32
+
+
+@pytest.mark.parametrize(
+    ("image", "named"), [(f"a/b@{SHA}", True), (f"a/b:1@{SHA}", True), ("a/b:1", False), ("a/b@sha256:0a", False)]
+)
+def test_an_image_is_named_by_its_content_or_by_a_tag(image: str, *, named: bool) -> None:
+    """A tag may name another image tomorrow."""
+    assert has_digest(image) is named
+
+
+def test_the_log_of_a_pull_shows_the_digest() -> None:
+    """The last one, if there are several."""
+    assert digest_of(f"pulling\nDigest: sha256:{'1b' * 32}\n2026 Digest: {SHA}\nStatus: Downloaded") == SHA
+    assert digest_of("Digest: sha256:zz") is None
 
 
 @pytest.mark.parametrize(

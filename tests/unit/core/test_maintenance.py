@@ -19,8 +19,8 @@ def _kinds(job: MaintenanceJob, *workers: object, **changes: object) -> list[typ
     return [type(action) for action in maintenance.plan(job, seen, policy()).actions]
 
 
-def test_no_errand_spawns_climbs_or_sizes_the_fleet() -> None:
-    """Where the loop itself would spawn and climb."""
+def test_no_errand_spawns_brings_up_or_sizes_the_fleet() -> None:
+    """Where the loop itself would spawn and bring up."""
     seen = snapshot(spawning("gpu-1"), claimable=20)
     assert any(isinstance(action, Spawn) for action in plan(seen, policy()).actions)
     for job in MaintenanceJob:
@@ -43,25 +43,25 @@ def test_an_end_that_has_begun_is_gone_on_with() -> None:
     assert _kinds(MaintenanceJob.END_ALL, begun) == [Flush]
     deleting = terminating("gpu-1", stage=Stage.DELETING, waiting_on="orchestrator")
     assert _kinds(MaintenanceJob.END_ALL, deleting) == [Delete]
-    assert _kinds(MaintenanceJob.REAP, begun) == []
+    assert _kinds(MaintenanceJob.DELETE_ORPHANS, begun) == []
 
 
 def test_orphans_are_reaped_after_a_short_grace() -> None:
     """The operator has asked; a pod of a live worker is never one."""
     pods = (pod_of(worker("gpu-1")), STRAY)
     seen = {"pods": pods, "orphan_since": {"stray": ago(maintenance.ORPHAN_GRACE_S)}}
-    assert _kinds(MaintenanceJob.REAP, worker("gpu-1"), **seen) == [DeleteOrphan]
-    assert _kinds(MaintenanceJob.FORGET, worker("gpu-1"), **seen) == []
+    assert _kinds(MaintenanceJob.DELETE_ORPHANS, worker("gpu-1"), **seen) == [DeleteOrphan]
+    assert _kinds(MaintenanceJob.END_WORKERS_WITHOUT_POD, worker("gpu-1"), **seen) == []
     seen["orphan_since"] = {"stray": ago(maintenance.ORPHAN_GRACE_S - 1)}
-    assert _kinds(MaintenanceJob.REAP, worker("gpu-1"), **seen) == []
+    assert _kinds(MaintenanceJob.DELETE_ORPHANS, worker("gpu-1"), **seen) == []
 
 
 def test_only_workers_whose_pods_are_provably_gone_are_forgotten() -> None:
     """Two complete lists and an age, as in the loop."""
     lost = worker("gpu-1", last_heartbeat=ago(60))
     seen = snapshot(lost, worker("gpu-2", last_heartbeat=ago(500)), pods=(), absent={"pod-gpu-1": absent(30)})
-    [action] = maintenance.plan(MaintenanceJob.FORGET, seen, policy()).actions
+    [action] = maintenance.plan(MaintenanceJob.END_WORKERS_WITHOUT_POD, seen, policy()).actions
     assert isinstance(action, Terminate)
     assert (action.worker_id, action.code) == ("gpu-1", FailureCode.POD_MISSING)
     gone = snapshot(lost, pods=(), absent={"pod-gpu-1": absent(5)})
-    assert maintenance.plan(MaintenanceJob.FORGET, gone, policy()).actions == ()
+    assert maintenance.plan(MaintenanceJob.END_WORKERS_WITHOUT_POD, gone, policy()).actions == ()

@@ -6,12 +6,13 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
-from orchestrator.core.blocked import Kind
+from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp, Offer, Pause, Volume
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
+from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import A40, L4, NOW, ago, brought_up, cooling, pod_of, policy, said, snapshot, spawning
 
 ROMANIA, TEXAS = Offer("NVIDIA A40", "EU-RO-1", "SECURE"), Offer("NVIDIA A40", "US-TX-3", "SECURE")
@@ -33,7 +34,7 @@ def test_a_refused_offer_is_probed_with_one_create() -> None:
     dry = {A40.key: cooling(A40, -1), L4.key: cooling(L4, -1)}
     made = plan(snapshot(claimable=300, offers=dry), policy())
     assert [s.offer for s in spawned(made)] == [A40, L4]
-    assert made.decisions[0].blocked[-1].kind is Kind.OFFERS_REFUSED
+    assert made.decisions[0].blocked[-1].kind is BlockedReason.OFFERS_REFUSED
 
 
 def test_no_spawn_while_every_offer_cools() -> None:
@@ -54,8 +55,8 @@ def test_each_success_doubles_how_many_may_ask_at_once(budget: int | None, creat
 
 def test_calls_that_are_under_way_use_up_the_probe_budget() -> None:
     """Those at pod_created, and intents whose call is about to be made."""
-    asking = spawning("gpu-1", Stage.POD_CREATED, metadata={"offer": A40.key})
-    about_to = spawning("gpu-2", Stage.INTENT, metadata={"offer": A40.key})
+    asking = spawning("gpu-1", Stage.POD_CREATED, metadata=WorkerMetadata(offer=A40.key))
+    about_to = spawning("gpu-2", Stage.INTENT, metadata=WorkerMetadata(offer=A40.key))
     thawing = {A40.key: cooling(A40, -1, probe_budget=3)}
     seen = snapshot(asking, about_to, claimable=12, offers=thawing, in_flight=frozenset({"gpu-2"}))
     assert len(spawned(plan(seen, policy(pool={"offers": (A40,)})))) == 1
@@ -142,7 +143,7 @@ def test_a_wait_whose_time_has_passed_is_told_anew(waited_s: float, waiting_for:
     assert (wait.waiting_for, wait.until_s) == ("every offer was refused recently, until 12:00:20", 20)
 
 
-def test_a_wait_ends_with_its_climb() -> None:
+def test_a_wait_ends_with_its_bringup() -> None:
     """However often it is told: what remains of SPAWNING_TIMEOUT_SEC, not all of it."""
     one = spawning("gpu-1", Stage.INTENT, created_at=ago(870))
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
@@ -159,7 +160,7 @@ def test_a_pause_holds_recorded_intents_too() -> None:
     assert isinstance(wait, Wait)
     assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "paused (stock-taking)")
     assert said(made) == ["1 recorded worker blocked: paused (stock-taking)"]
-    wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
+    wanted = spawning("gpu-9", Stage.INTENT, metadata=WorkerMetadata(asked_for="operator"))
     made = plan(replace(seen, workers=(wanted,)), policy())
     assert ([type(a) for a in made.actions], made.decisions[0].blocked) == ([Create], ())
 
@@ -183,6 +184,6 @@ def test_what_halts_spawns_holds_recorded_intents_too(
     assert sum(isinstance(a, Create) for a in made.actions) == asked
     if waiting_on:
         assert {a.waiting_on for a in made.actions if isinstance(a, Wait)} == {waiting_on}
-    wanted = spawning("gpu-9", Stage.INTENT, metadata={"asked_for": "operator"})
+    wanted = spawning("gpu-9", Stage.INTENT, metadata=WorkerMetadata(asked_for="operator"))
     made = plan(snapshot(wanted, claimable=1, ended=newest_last), policy())
     assert [type(a) for a in made.actions] == [Create]

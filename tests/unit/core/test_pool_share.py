@@ -9,7 +9,7 @@ from orchestrator.config.environment import load
 from orchestrator.config.errors import SettingsError
 from orchestrator.config.settings import Settings
 from orchestrator.pods.agent_commands import LaunchConfig, configuration
-from orchestrator.service import _launch
+from orchestrator.service.control_loop import launch_config
 from tests.unit.core.build import worker
 
 POOLS = """
@@ -23,7 +23,7 @@ worker_env = []
 
 
 def _config(settings: Settings) -> LaunchConfig:
-    return _launch(settings, 20, settings.policy())
+    return launch_config(settings, settings.policy())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.errors import Problem, SettingsError
+from orchestrator.config.errors import SettingProblem, SettingsError
 from orchestrator.config.pools import read_pools
 from orchestrator.core.model import Offer, TaskType
 from tests.unit.core.build import A40, L4, pool
@@ -33,7 +33,7 @@ timeout_s = 60
 """
 
 
-def refused(path: Path, text: str) -> tuple[Problem, ...]:
+def refused(path: Path, text: str) -> tuple[SettingProblem, ...]:
     """Everything that is wrong with a file of this text."""
     path.write_text(text)
     with pytest.raises(SettingsError) as caught:

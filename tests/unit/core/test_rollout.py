@@ -10,17 +10,18 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, Pause, Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
+from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import NOW, ago, brought_up, busy, idle, policy, pool, snapshot, spawning, terminating
 
 OLD, NEW = "image@old", "image@new"
 LEADER = policy(code_sha="new", handled=("draw", "sing"))
-MARK: dict[str, Any] = {"release": OLD, "metadata": {"lacks": "sing"}}
+MARK: dict[str, Any] = {"release": OLD, "metadata": WorkerMetadata(lacks="sing")}
 
 
 def waiting(*workers: Worker, **changes: Any) -> Snapshot:
     """One task came back, and waits where nobody can claim it yet; both releases are proven."""
     demand = Demand("default", 0, sum(w.tasks_running for w in workers), {"scheduled": 1}, None)
-    base = snapshot(*workers, demand=(demand,), proven=frozenset({OLD, NEW}))
+    base = snapshot(*workers, demand=(demand,), promoted_releases=frozenset({OLD, NEW}))
     return replace(base, **changes)
 
 
@@ -45,8 +46,8 @@ def test_one_of_the_present_release_comes_beyond_the_target() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"metadata": {}},  # nothing came back from it
-        {"metadata": {"lacks": "hum"}},  # the present release cannot do that either
+        {"metadata": WorkerMetadata()},  # nothing came back from it
+        {"metadata": WorkerMetadata(lacks="hum")},  # the present release cannot do that either
         {"release": NEW},  # it is of the present release: an operator went back to it
     ],
 )
@@ -89,7 +90,7 @@ def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
     made = plan(waiting(*left, gone), LEADER)
     assert (len(spawned(made)), superseded(made)) == (1, [])
     failed = brought_up(20, release=NEW)
-    made = plan(waiting(*left, ended=(failed,), proven=frozenset({OLD})), LEADER)
+    made = plan(waiting(*left, ended=(failed,), promoted_releases=frozenset({OLD})), LEADER)
     assert (len(spawned(made)), superseded(made)) == (1, [])
 
 
@@ -100,7 +101,7 @@ def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> Non
     full = [busy(name, **MARK) if all_busy else idle(name, 5, **MARK) for name in names]
     assert not superseded(plan(waiting(*full, paused={"*": Pause("a look", None)}), LEADER))
     ended = tuple(brought_up(5 + n, release=NEW) for n in (4, 3, 2, 1, 0))
-    assert not superseded(plan(waiting(*full, ended=ended, proven=frozenset({OLD})), LEADER))
+    assert not superseded(plan(waiting(*full, ended=ended, promoted_releases=frozenset({OLD})), LEADER))
 
 
 def test_the_marked_last_worker_of_a_pool_of_one_makes_place_and_its_heir_follows() -> None:

@@ -10,6 +10,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, EndedBringUp, Pause, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, plan
 from orchestrator.core.states import Stage, State
+from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import (
     A40,
     L4,
@@ -92,10 +93,7 @@ def test_more_wanted_than_allowed_is_said() -> None:
 def test_rule_shows_its_arithmetic() -> None:
     """The decision can be checked by hand."""
     made = plan(snapshot(busy("gpu-1"), claimable=3, running=1), policy())
-    assert (
-        made.decisions[0].rule
-        == "min(max(ceil((3 claimable + 1 running) / 3), 1 busy + 0 kept idle, 0 min), 4 max) = 2"
-    )
+    assert made.decisions[0].rule == "min(max(ceil((3 ready + 1 running) / 3), 1 busy + 0 kept idle, 0 min), 4 max) = 2"
 
 
 def test_worker_names_are_unique_and_repeatable() -> None:
@@ -114,6 +112,13 @@ def test_pause_stops_spawns_only() -> None:
     assert not spawned(made)
     assert said(made) == ["3 spawns blocked: paused (stock-taking)"]
     assert ended(plan(snapshot(idle("gpu-1", 700), paused=pauses), policy())) == ["gpu-1"]
+
+
+def test_tasks_that_wait_for_a_limit_start_no_worker() -> None:
+    """They are blocked, by name, and no demand."""
+    made = plan(snapshot(blocked={"concurrency": 9}), policy())
+    assert not spawned(made)
+    assert said(made) == ["9 tasks blocked: they wait for a concurrency key or a limit of their type"]
 
 
 def test_one_pool_is_paused_for_a_time() -> None:
@@ -170,7 +175,7 @@ def booted(boot_s: float, count: int = 5) -> tuple[EndedBringUp, ...]:
         (spawning("gpu-1", created_at=ago(200)), None, False),  # no boot is known: the grace is taken for one
         (spawning("gpu-1", created_at=ago(370)), None, True),
         (spawning("gpu-1", Stage.INTENT, created_at=ago(200)), 300, True),  # nothing has been paid for yet
-        (spawning("gpu-1", created_at=ago(620), metadata={"asked_for": True}), 300, False),
+        (spawning("gpu-1", created_at=ago(620), metadata=WorkerMetadata(asked_for="operator")), 300, False),
     ],
 )
 def test_a_boot_whose_work_has_gone_is_cancelled_only_if_its_rest_costs_more_than_it_saves(
@@ -182,8 +187,15 @@ def test_a_boot_whose_work_has_gone_is_cancelled_only_if_its_rest_costs_more_tha
     assert ends == ([("gpu-1", ExitCause.SCALE_DOWN)] if cancelled else [])
 
 
+def test_what_boots_of_another_pool_took_says_nothing_of_this_one() -> None:
+    """Its image may be ten times as large."""
+    others = tuple(replace(one, pool="other") for one in booted(3_000, 40))
+    seen = snapshot(spawning("gpu-1", created_at=ago(620)), ended=(*booted(300), *others))
+    assert ended(plan(seen, policy())) == ["gpu-1"]
+
+
 def test_a_lowered_limit_ends_what_is_not_working_yet() -> None:
-    """MAX_ACTIVE_GPUS shrinks: climbs beyond it end at once, idle workers after their time, busy ones never."""
+    """MAX_ACTIVE_GPUS shrinks: bring-ups beyond it end at once, idle workers after their time, busy ones never."""
     fleet = (busy("gpu-1"), busy("gpu-2"), spawning("gpu-3"), idle("gpu-4", 10))
     seen = snapshot(*fleet, running=2, claimable=9)
     assert ended(plan(seen, policy(pool={"max_active": 4}))) == []
@@ -192,8 +204,8 @@ def test_a_lowered_limit_ends_what_is_not_working_yet() -> None:
     assert ended(plan(later, policy(pool={"max_active": 1}))) == ["gpu-4"]
 
 
-def test_the_youngest_climb_beyond_the_limit_goes_first() -> None:
-    """What has climbed longest is nearest to being useful."""
+def test_the_youngest_bringup_beyond_the_limit_goes_first() -> None:
+    """What has been starting longest is nearest to being useful."""
     seen = snapshot(spawning("gpu-1", created_at=ago(50)), spawning("gpu-2", created_at=ago(5)), claimable=9)
     assert ended(plan(seen, policy(pool={"max_active": 1}))) == ["gpu-2"]
 
@@ -236,7 +248,7 @@ def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> Non
 
 def test_a_worker_that_an_operator_asked_for_comes_up_without_work() -> None:
     """It is not cancelled as surplus; once it is up and idle, it goes as any other."""
-    asked = spawning("gpu-1", created_at=ago(800), metadata={"asked_for": "operator"})
+    asked = spawning("gpu-1", created_at=ago(800), metadata=WorkerMetadata(asked_for="operator"))
     assert ended(plan(snapshot(asked), policy())) == []
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.core.actions import Spawn
-from orchestrator.core.blocked import Kind
+from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Spent, Worker
 from orchestrator.core.plan import plan
 from tests.unit.core.build import ago, busy, policy, pool, snapshot
@@ -59,4 +59,4 @@ def test_the_pool_that_gets_less_than_it_wants_says_so() -> None:
     """With the arithmetic of the budget."""
     rules = three(pool(name="a"), pool(name="z"))
     decision = plan(seen(wants("a", 900, 60), wants("z", 900, 600)), rules).decisions[0]
-    assert Kind.HOURLY_BUDGET in {reason.kind for reason in decision.blocked}
+    assert BlockedReason.HOURLY_BUDGET in {reason.kind for reason in decision.blocked}

@@ -8,12 +8,13 @@ import pytest
 from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Plan, Rescue, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import DATABASE, Snapshot, Spent, Worker
+from orchestrator.core.model import Snapshot, Spent, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import Stage, WaitingOn
+from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import absent, ago, busy, idle, policy, said, snapshot, spawning, terminating
 
-MINE = {DATABASE: "d1"}  # rows whose pod this database asked for
+MINE = WorkerMetadata(database_id="d1")  # rows whose pod this database asked for
 
 
 def unlisted(*workers: Worker, **changes: Any) -> Snapshot:
@@ -97,8 +98,8 @@ def test_a_pod_is_deleted_once_without_a_list_if_this_database_asked_for_it() ->
     assert only(unlisted(replace(one, waiting_on=WaitingOn.PROVIDER))) is None
 
 
-@pytest.mark.parametrize("metadata", [{}, {DATABASE: "another"}])
-def test_a_row_that_may_be_a_copy_of_another_databases_touches_no_pod_without_a_list(metadata: dict[str, Any]) -> None:
+@pytest.mark.parametrize("metadata", [WorkerMetadata(), WorkerMetadata(database_id="another")])
+def test_a_row_that_may_be_a_copy_of_another_databases_touches_no_pod_without_a_list(metadata: WorkerMetadata) -> None:
     """Only a list can tell then whose the pod is: neither SSH nor a delete goes to it."""
     one = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR, metadata=metadata)
     assert only(unlisted(one)) is None

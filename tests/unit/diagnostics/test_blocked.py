@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.blocked import Blocked, Kind, from_json, line, text, why
+from orchestrator.core.blocked import Blocked, BlockedReason, from_json, line, text, why
 from orchestrator.core.model import Pause
 from orchestrator.core.plan import plan
 from orchestrator.diagnostics import scaling
@@ -14,7 +14,7 @@ from tests.unit.core.build import NOW, policy, snapshot
 
 CORE = Path(__file__).resolve().parents[3] / "orchestrator" / "core"
 ADD_A_KIND = (
-    'Add `{name} = "{value}", KindRow(means, who, then, fix, words=("… {{fact}} …",))` to Kind in '
+    'Add `{name} = "{value}", BlockedRow(means, who, then, fix, words=("… {{fact}} …",))` to BlockedReason in '
     "orchestrator/core/blocked.py: the kind in one sentence, who must act, what happens then, a command or setting as "
     "the fix, and the words with the facts of `detail`. `explain`, `plan` and `diagnose` read it from there."
 )
@@ -33,11 +33,15 @@ def test_an_operators_pause_is_a_pause_whatever_reason_was_given(reason: str) ->
 
 
 def used() -> dict[str, str]:
-    """Each `Kind.NAME` that the core uses, and where."""
+    """Each `BlockedReason.NAME` that the core uses, and where."""
     found = {}
     for path in sorted(CORE.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Kind":
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "BlockedReason"
+            ):
                 found[node.attr] = f"orchestrator/core/{path.name}:{node.lineno}"
     return found
 
@@ -45,17 +49,17 @@ def used() -> dict[str, str]:
 def test_every_kind_that_the_planner_uses_is_in_the_catalogue() -> None:
     """A limit that only the planner knows would be explained to nobody; one that it does not use explains nothing."""
     unknown = [
-        f"{where} uses Kind.{name}. {ADD_A_KIND.format(name=name, value=name.lower())}"
+        f"{where} uses BlockedReason.{name}. {ADD_A_KIND.format(name=name, value=name.lower())}"
         for name, where in used().items()
-        if name not in Kind.__members__
+        if name not in BlockedReason.__members__
     ]
     assert not unknown, "\n".join(unknown)
-    assert set(Kind.__members__) == set(used())
+    assert set(BlockedReason.__members__) == set(used())
 
 
 def test_a_reason_is_the_same_after_it_was_stored() -> None:
     """Every field."""
-    reason = Blocked(Kind.HALTED, 3, detail={"code": "QUOTA"}, until=NOW)
+    reason = Blocked(BlockedReason.HALTED, 3, detail={"code": "QUOTA"}, until=NOW)
     assert from_json(reason.as_json()) == reason
     assert line(reason) == "3 spawns blocked: halted by QUOTA, an operator must act, until 12:00:00"
 
@@ -75,8 +79,8 @@ def test_what_another_release_stored_is_shown_too(stored: object, said: str) -> 
 
 def test_numbers_and_times_make_no_other_reason_and_words_do() -> None:
     """A queue that shrinks by one is no new decision; another failure code is one."""
-    one = Blocked(Kind.PACED, 3, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 10}, until=NOW)
-    same = Blocked(Kind.PACED, 2, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 20})
+    one = Blocked(BlockedReason.PACED, 3, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 10}, until=NOW)
+    same = Blocked(BlockedReason.PACED, 2, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 20})
     assert one.identity == same.identity
-    assert one.identity != Blocked(Kind.PACED, 3, detail={"bring_up_code": "POD_ERROR", "pace_s": 10}).identity
+    assert one.identity != Blocked(BlockedReason.PACED, 3, detail={"bring_up_code": "POD_ERROR", "pace_s": 10}).identity
     assert why(one) == "the last bring-up failed (NO_RUNTIME), one spawn in 10 s"

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.cli.commands.tasks import tasks
 from orchestrator.cli.main import COMMANDS
-from orchestrator.core.blocked import Kind
+from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.states import WaitingOn
@@ -82,8 +82,8 @@ def test_each_fix_names_a_command_or_a_variable_that_exists(cause: Cause) -> Non
     check_fix(cause.fix)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_what_blocks_scaling_has_such_a_fix_too(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", BlockedReason)
+def test_what_blocks_scaling_has_such_a_fix_too(kind: BlockedReason) -> None:
     """Each kind of reason, and what happens then."""
     assert kind.row.who in WHO
     assert kind.row.then
@@ -120,3 +120,21 @@ def check_fix(fix: str) -> None:
     assert {command for command, _ in commands} <= names
     assert {sub for command, sub in commands if command == "tasks"} <= set(tasks.commands)
     assert variables <= KNOWN_VARIABLES, variables - KNOWN_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("XID 31", "XID_31"),
+        ("xid 79", "XID_79"),
+        ("Xid: 13", "XID_13"),
+        ("NVRM: Xid (PCI:0000:41:00): 31, pid=1234, name=python, Ch 00000008", "XID_31"),
+        ("kernel: NVRM: Xid (0000:41:00): 79, GPU has fallen off the bus.", "XID_79"),
+        ("an XID of some kind", None),
+        ("exid 31", None),
+        ("x" * 2_000 + " Xid 31", None),
+    ],
+)
+def test_a_line_of_the_kernel_log_is_explained_by_its_number(text: str, code: str | None) -> None:
+    """An Xid of a program must not read as one of the hardware: nobody has to replace the pod."""
+    assert [cause.code for cause in causes.xid_in(text)] == ([code] if code else [])

@@ -41,7 +41,7 @@ def test_pods_of_another_database_are_told_apart() -> None:
     theirs = [pod(name, database_id=database) for name, database in (("x", "dev"), ("y", "old"), ("z", "dev"))]
     found = drift([pod("a", database_id="ours"), pod("b"), *theirs], rows, "test", "ours", NOW)
     assert not found
-    assert [(one.database_id, one.pods, one.usd_per_hour) for one in found.strangers] == [
+    assert [(one.database_id, one.pods, one.usd_per_hour) for one in found.foreign_pods] == [
         ("dev", ("pod-x", "pod-z"), 0.8),
         ("old", ("pod-y",), 0.4),
     ]

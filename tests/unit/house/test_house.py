@@ -1,6 +1,7 @@
 """Rules of the house that no linter knows."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -15,29 +16,16 @@ import bench.run
 import orchestrator
 from orchestrator.config.environment import load
 from orchestrator.config.errors import SettingsError
-from orchestrator.config.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = (ROOT / ".env.example").read_text()
+ASSIGNMENT = re.compile(r"^([A-Za-z_][\w, ]*?)\s*(?::[^=\n]*)?=(?!=)", re.MULTILINE)  # at the top level: its targets
+CHAIN = re.compile(r"^\w+ = \w+ = ", re.MULTILINE)
 LOCKS = ("requirements.txt", "requirements-demo.txt", "requirements-dev.txt")
 
 
 def _names(text: str) -> list[str]:
     return re.findall(r"^([A-Z][A-Z0-9_]*)=", text, re.MULTILINE)
-
-
-def test_the_example_environment_names_every_setting_and_no_other() -> None:
-    """.env.example lists exactly what settings.py reads."""
-    assert set(_names(EXAMPLE)) == {name.upper() for name in Settings.model_fields}
-
-
-def test_the_example_environment_shows_the_defaults() -> None:
-    """A value in .env.example is what holds when the variable is not set."""
-    shown = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=\"?(.*?)\"?$", EXAMPLE, re.MULTILINE))
-    for name, field in Settings.model_fields.items():
-        default = field.default
-        written = ",".join(default) if isinstance(default, tuple) else "" if default is None else f"{default}"
-        assert shown[name.upper()] == written, name
 
 
 def test_the_example_environment_can_be_filled_in_and_read_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,21 +47,27 @@ def test_the_example_environment_can_be_filled_in_and_read_every_way(monkeypatch
     assert read[0].database_url.get_secret_value() == "postgresql://user@host/db"
 
 
-def test_the_example_environment_explains_each_name() -> None:
-    """Every line that sets something follows a comment, directly or in a short group."""
-    for block in EXAMPLE.split("\n# ---")[1:]:
-        paragraphs = block.split("\n\n", 1)[1]
-        assert paragraphs.startswith("#")
-        assert not re.search(r"(?:^[A-Z0-9_]+=.*\n){4}", paragraphs, re.MULTILINE), "too many share a comment"
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file. Several tests look at the same files."""
+    return ast.parse(path.read_text())
+
+
+def may_set_twice(text: str) -> bool:
+    """Tell whether a file may assign a name twice at its top level: most need not be parsed, which takes long."""
+    names = [name for targets in ASSIGNMENT.findall(text) for name in re.findall(r"\w+", targets)]
+    return len(names) > len(set(names)) or CHAIN.search(text) is not None
 
 
 def test_no_constant_is_set_twice() -> None:
     """The later one would hold for those, too, who meant the earlier; no linter tells."""
     for part in ("orchestrator", "worker", "scripts", "bench", "tests"):
         for path in (ROOT / part).rglob("*.py"):
+            if not may_set_twice(path.read_text()):
+                continue
             names = [
                 name.id
-                for statement in ast.parse(path.read_text()).body
+                for statement in parsed(path).body
                 if isinstance(statement, ast.Assign | ast.AnnAssign)
                 for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
                 for name in ast.walk(target)
@@ -146,3 +140,51 @@ def test_a_benchmark_that_there_is_not_is_answered_with_the_names_once() -> None
     answer = CliRunner().invoke(bench.run.main, ["nope"])
     assert answer.exit_code == 2
     assert all(answer.output.count(f"'{name}'") == 1 == answer.output.count(name) for name in ("pickup", "thousand"))
+
+
+PRODUCT = ("orchestrator", "worker", "testbed", "demo")
+PRIVATE_WORDS = {  # docs/glossary.md has the field's terms
+    "ail", "ailment", "anew", "ascend", "ascent", "beats", "bury", "climb", "door", "doors", "errand", "fate",
+    "farewell", "forsaken", "hearing", "heir", "knock", "knocked", "knocking", "ladder", "last_words", "leash",
+    "market", "mend", "mended", "mischief", "presence", "purse", "reap", "reaped", "renter", "rung", "scene",
+    "stranger", "strangers", "succession", "verdict",
+}  # fmt: skip
+VAGUE_WORDS = frozenset({"common", "do", "handle", "helper", "helpers", "manager", "process", "util", "utils"})
+# Methods of asyncssh and http.server that a class overrides.
+NOT_OURS = frozenset({"process_packet", "do_POST", "do_PUT"})
+
+
+def definitions(part: str) -> list[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every class and function of a package."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    trees = [(path, parsed(path)) for path in sorted((ROOT / part).rglob("*.py"))]
+    return [
+        (path.relative_to(ROOT), node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, kinds)
+    ]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A reader who searches for a class finds one."""
+    places: dict[str, list[str]] = {}
+    for part in PRODUCT:
+        for path, node in definitions(part):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_names_are_standard_terms() -> None:
+    """Classes, functions and variables use the terms of docs/glossary.md; functions do not begin with a vague verb."""
+    found = []
+    for part in PRODUCT:
+        for path in sorted((ROOT / part).rglob("*.py")):
+            names = {name.id for name in ast.walk(parsed(path)) if isinstance(name, ast.Name)}
+            words = {word for name in names for word in [name.lower().strip("_"), *name.lower().split("_")]}
+            found += [f"{path.relative_to(ROOT)}: {word}" for word in sorted(words & PRIVATE_WORDS)]
+        for path, node in definitions(part):
+            words = set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower().strip("_").split("_"))
+            first = node.name.lower().strip("_").partition("_")[0]
+            vague = first in VAGUE_WORDS and "_" in node.name.strip("_") and node.name not in NOT_OURS
+            if words & PRIVATE_WORDS or vague:
+                found.append(f"{path}:{node.lineno}: {node.name}")
+    assert found == []

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import orchestrator
+from orchestrator.config.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -79,6 +80,14 @@ def test_templates_and_hooks_can_be_read() -> None:
     assert all(hook["entry"].startswith(".venv/bin/") for repository in repositories for hook in repository["hooks"])
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     assert container["postCreateCommand"] == "./run check"
+
+
+def test_the_compose_file_sets_known_settings() -> None:
+    """The orchestrator gets settings that exist, and each service that it names is there."""
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    ours = services["orchestrator"]
+    assert set(ours["environment"]) <= {name.upper() for name in Settings.model_fields}
+    assert set(ours["depends_on"]) == services.keys() - {"orchestrator"}
 
 
 def test_the_navigation_of_the_docs_has_every_page_once() -> None:
