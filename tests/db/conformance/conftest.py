@@ -1,7 +1,7 @@
 """One PostgreSQL server for all, and for each test a migrated database without rows, or one with nothing at all."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import psycopg
@@ -11,11 +11,10 @@ from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.supabase import SupabaseDb
-from orchestrator.migrate import migrate
 from orchestrator.ports import Db
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.postgrest import EmbeddedPostgrest
-from testbed.services.supabase_roles import create_roles
+from testbed.shared_services import SharedServices
 from tests.db.conformance.builders import Fleet
 
 JWT_SECRET = "a-secret-of-the-project-of-forty-characters"
@@ -26,6 +25,15 @@ TABLES = (
     "workers",
     "worker_events",
     "worker_attempts",
+    "alerts",
+    "outbox",
+    "api_tokens",
+    "api_submissions",
+    "audit_log",
+    "schedules",
+    "schedule_runs",
+    "webhooks",
+    "webhook_messages",
     "costs",
     "fleet_lease",
     "decisions",
@@ -41,31 +49,33 @@ TABLES = (
     "tasks_unsettled",
     "task_refusals",
     "task_floors",
+    "tenants",
+    "concurrency_limits",
+    "concurrency_notes",
 )
 
 
 @pytest.fixture(scope="session")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
+async def server(shared: SharedServices) -> EmbeddedPostgres:
     """The server."""
-    async with EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data", durable=False, keep=False) as postgres:
-        yield postgres
+    return await shared.postgres()
 
 
 @pytest.fixture(scope="session")
-async def migrated(server: EmbeddedPostgres) -> AsyncIterator[AsyncConnection[Any]]:
-    """A connection of the owner to the one migrated database."""
-    await create_roles(server.url)
-    await migrate(server.url)
-    async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as owner:
-        yield owner
+async def migrated(shared: SharedServices) -> AsyncIterator[tuple[str, AsyncConnection[Any]]]:
+    """The URL of a migrated database, and a connection of its owner."""
+    url = (await shared.database()).url
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
+        yield url, owner
 
 
 @pytest.fixture
-async def database(server: EmbeddedPostgres, migrated: AsyncConnection[Any]) -> str:
+async def database(migrated: tuple[str, AsyncConnection[Any]]) -> str:
     """The URL of a migrated database without rows: deleting a few is much quicker than a copy, or than truncating."""
     deletes = [sql.SQL("delete from {}").format(sql.Identifier(name)) for name in TABLES]
-    await migrated.execute(sql.SQL("; ").join(deletes))
-    return server.url
+    url, owner = migrated
+    await owner.execute(sql.SQL("; ").join(deletes))
+    return url
 
 
 @pytest.fixture
@@ -77,22 +87,28 @@ async def empty_database(server: EmbeddedPostgres) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="session")
-async def postgrest(server: EmbeddedPostgres, migrated: AsyncConnection[Any]) -> AsyncIterator[EmbeddedPostgrest]:
-    """A real PostgREST over the migrated database, behind Supabase's door."""
-    async with EmbeddedPostgrest(server.url, JWT_SECRET) as postgrest:
+async def postgrest(migrated: tuple[str, AsyncConnection[Any]]) -> AsyncIterator[EmbeddedPostgrest]:
+    """A real PostgREST over the migrated database, behind Supabase's key check."""
+    async with EmbeddedPostgrest(migrated[0], JWT_SECRET) as postgrest:
         yield postgrest
 
 
+@pytest.fixture(scope="session")
+async def transports(
+    migrated: tuple[str, AsyncConnection[Any]], postgrest: EmbeddedPostgrest
+) -> AsyncIterator[Mapping[str, Db]]:
+    """Both, open for all tests: a new connection compiles each SQL function again."""
+    direct = await PostgresDb.open(migrated[0], call_timeout_s=30)
+    supabase = await SupabaseDb.open(postgrest.project_url, postgrest.secret_key, poll_s=0.1)
+    yield {"direct": direct, "supabase": supabase}
+    await direct.close()
+    await supabase.close()
+
+
 @pytest.fixture(params=["direct", "supabase"])
-async def db(request: pytest.FixtureRequest, database: str, postgrest: EmbeddedPostgrest) -> AsyncIterator[Db]:
+async def db(request: pytest.FixtureRequest, database: str, transports: Mapping[str, Db]) -> Db:
     """The transport: what holds for one holds for the other."""
-    db: Db
-    if request.param == "direct":
-        db = await PostgresDb.open(database, call_timeout_s=30)
-    else:
-        db = await SupabaseDb.open(postgrest.project_url, postgrest.secret_key, poll_s=0.1)
-    yield db
-    await db.close()
+    return transports[request.param]
 
 
 @pytest.fixture

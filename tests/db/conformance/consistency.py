@@ -12,13 +12,14 @@ RULES: Mapping[str, str] = {
         select pool, kind, sum(n) as difference from (
             select pool, kind, n from task_counts
             union all
-            select pool, case when blocked then 'blocked' when run_after is not null then 'timed' else 'plain' end, -1
+            select pool, case when blocked and queue_gate = 0 then 'blocked' when run_after is not null then 'timed'
+                              when blocked then 'gated' else 'plain' end, -1
               from tasks where status = 'Queued') c
          group by pool, kind having sum(n) <> 0""",
     "no mark hides a task that can be claimed": """
-        select t.id from tasks t, internal_mark(t.pool, now()) m
+        select t.id from tasks t, internal_claim_start(t.pool, now()) m
          where t.status = 'Queued' and not t.blocked and (t.run_after is null or t.run_after <= now())
-           and (~t.priority, t.created_at, t.id) < (m.place, m.created_at, m.id)""",
+           and (~t.priority, t.queue_turn, t.created_at, t.id) < (m.place, m.queue_turn, m.created_at, m.id)""",
     "a queued task waits exactly while a dependency is not complete": """
         select t.id, t.blocked from tasks t
          where t.status = 'Queued' and t.blocked is distinct from exists (

@@ -8,7 +8,7 @@ from orchestrator.core.actions import Plan
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, PodOperations, Terms
+from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.observability.health import Health
@@ -51,4 +51,4 @@ def executor_over(
     provider, catalog = cast("Cloud", cloud), Catalog(cloud, rules)
     teardown = Teardown(store, provider, look=act, finish_logs=act, policy=rules)
     operations = PodOperations(PodCreator(store, provider, rules, catalog, str), act, teardown, act)
-    return Executor(store, provider, operations, rules, Terms(20, 60, own_program=False))
+    return Executor(store, provider, operations, rules)

@@ -3,12 +3,14 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import ports
+from orchestrator.adapters import runpod_logs
 from orchestrator.adapters.runpod import RunPodCloud
 from tests.db.conformance.test_cloud import spec
 from tests.process.emulator.build import Api, emulated
@@ -79,3 +81,30 @@ async def test_nothing_goes_out_before_retry_after_is_over(api: Api) -> None:
     with pytest.raises(ports.NotSent):
         await cloud.delete_pod("pod")
     assert sum(api.emulator.core.calls.values()) == 1
+
+
+@pytest.mark.parametrize("piece", [b": still here\n\n", b"x"], ids=["comments", "one_line"])
+async def test_a_log_that_never_pauses_is_read_for_a_limited_time(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came until then is the log. Otherwise a few such logs would hold every place for prices and volumes."""
+    monkeypatch.setattr(runpod_logs, "MAX_READ_S", 0.3)
+    has_gone = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\n\r\ndata: {"message": "pulling image"}\n\n')
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        has_gone.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        cloud = RunPodCloud("key", base_url=f"http://127.0.0.1:{port}", call_timeout_s=10)
+        assert await cloud.pod_log("pod") == "pulling image"
+        async with asyncio.timeout(10):
+            await has_gone.wait()

@@ -1,6 +1,9 @@
 """A delete that RunPod refuses: repeated, and ever more slowly."""
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
@@ -16,22 +19,30 @@ NO_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
 ORPHAN = pod_of(worker("gpu-1"), id="orphan")
 
 
-async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    """It is in flight until then, so that no tick asks again; a refusal doubles the pause."""
-    rules = policy(delete_retry_s=50)
+@pytest.mark.asyncio(loop_scope="function")  # the session's servers have timers on its loop, whose time must not move
+async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in flight until then, so that no tick asks again; each refusal doubles the pause."""
+    rules, passed = policy(delete_retry_s=50), [0.0]
+    loop = asyncio.get_running_loop()
+    real_time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real_time() + sum(passed))
     async with emulated(tmp_path) as api:
         await api.emulator.control("POST", "/faults", {"kind": "forbidden", "operation": "delete"})
         cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=5)
         db = await PostgresDb.open(NO_DATABASE, pool_size=1, call_timeout_s=0.5)
         store = SqlStore(db, "test")
         executor = executor_over(store, cloud, rules)
-        for _ in range(3):
-            seen = snapshot(pods=(ORPHAN,), in_flight=executor.in_flight)
-            if ORPHAN.id not in seen.in_flight:
-                await executor.start(1, seen, (DeleteOrphan(ORPHAN.id, "no row"),))
+        for pause_s in (50, 100, 200, MAX_PAUSE_S, MAX_PAUSE_S):
+            calls = api.emulator.core.calls["DELETE /v2/pods/{id}"]
+            await executor.start(1, snapshot(pods=(ORPHAN,)), (DeleteOrphan(ORPHAN.id, "no row"),))
             await executor.settle(10)
-        assert api.emulator.core.calls["DELETE /v2/pods/{id}"] == 1
-        assert ORPHAN.id in executor.in_flight
+            assert api.emulator.core.calls["DELETE /v2/pods/{id}"] == calls + 1
+            passed.append(0.8 * pause_s)
+            assert ORPHAN.id in executor.in_flight
+            passed.append(0.2 * pause_s)
+            assert ORPHAN.id not in executor.in_flight
         await db.close()
 
 

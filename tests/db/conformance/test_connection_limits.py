@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orchestrator.adapters.postgres import PostgresDb, knock
+from orchestrator.adapters.postgres import PostgresDb, try_connection
 from orchestrator.errors import CONNECTION_LIMIT, from_port_error
 from orchestrator.ports import TooManyConnections
-from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import SOON_S
 
 SSL_REQUEST = 80877103
@@ -70,11 +69,11 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 @asynccontextmanager
-async def refusing(code: str, text: str) -> AsyncIterator[tuple[Refusing, str]]:
+async def refusing(code: str, text: str, database: str = "orchestrator") -> AsyncIterator[tuple[Refusing, str]]:
     pooler = Refusing(code, text)
     server = await asyncio.start_server(pooler.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    yield pooler, f"postgresql://postgres:hunter2@127.0.0.1:{port}/orchestrator?sslmode=disable"
+    yield pooler, f"postgresql://postgres:hunter2@127.0.0.1:{port}/{database}?sslmode=disable"
     server.close()
 
 
@@ -83,7 +82,7 @@ async def test_a_full_pooler_is_no_wrong_password(code: str, text: str) -> None:
     """The service's calls and a command's first look name the limit, with what to do about it."""
     async with refusing(code, text) as (_, url):
         with pytest.raises(TooManyConnections, match="no connection left"):
-            await knock(url)
+            await try_connection(url)
         db = await PostgresDb.open(url, pool_size=1, call_timeout_s=2)
         with pytest.raises(TooManyConnections, match="no connection left") as refused:
             await db.call("fleet_describe")
@@ -95,9 +94,9 @@ async def test_a_full_pooler_is_no_wrong_password(code: str, text: str) -> None:
     assert "DATABASE_URL to a user" not in str(refused.value)
 
 
-async def test_a_full_pooler_is_asked_again_until_it_has_room(server: EmbeddedPostgres, database: str) -> None:
+async def test_a_full_pooler_is_asked_again_until_it_has_room(database: str) -> None:
     """A redeploy meets the old process's connections; they go, and the new process works without a restart."""
-    async with refusing(*FULL[4]) as (pooler, url):
+    async with refusing(*FULL[4], database.rpartition("/")[2]) as (pooler, url):
         db = await PostgresDb.open(url, pool_size=1, call_timeout_s=2)
         with pytest.raises(TooManyConnections):
             await db.call("fleet_describe")

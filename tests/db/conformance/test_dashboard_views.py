@@ -95,7 +95,7 @@ async def test_the_report_reads_and_changes_nothing(past: Agent, fleet: Fleet, h
     [queue] = report["queue"]
     assert (queue["claimable"], queue["running"], queue["completed_1h"], queue["mean_task_s"]) == (2, 1, 1, 60)
     assert queue["next_due_at"] is None
-    [bring_up] = report["failed_climbs"]
+    [bring_up] = report["failed_bringups"]
     assert (bring_up["code"], bring_up["cause"], bring_up["stage"]) == ("AUTH_FAILED", "PAIR_MISMATCH", "ssh_auth")
     assert report["error_patterns"]["auth_failures"] == 1
     assert sum(row["no_segments"] for row in report["failed_tasks"]) == 1
@@ -112,7 +112,7 @@ async def test_the_report_says_when_a_failed_stage_has_worked_since(fleet: Fleet
         ended: dict[str, Any] = {"p_exception_type": None, "p_evidence": {}}
         await fleet.fleet("attempt_close", p_id=attempt["id"], p_outcome=outcome, p_failure_code=code, **ended)
     bringups = {
-        bring_up["pool"]: bring_up for bring_up in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_climbs"]
+        bring_up["pool"]: bring_up for bring_up in (await fleet.call("fleet_report", p_fleet=FLEET))["failed_bringups"]
     }
     assert bringups["a"]["ok_at"] is None
     assert bringups["b"]["ok_at"] > bringups["b"]["last_at"]

@@ -50,7 +50,7 @@ async def test_neither_touches_the_others_pods(database: str, empty_database: st
                 assert await one.once() is not None
         (kept,), (ours,) = await theirs.workers(), await own.workers()
         assert {kept["pod_id"], ours["pod_id"]} == {pod.id for pod in api.emulator.core.world.live()}
-        assert [one["pods"] for one in logs if one["event"] == "strange_pods_found"] == [
+        assert [one["pods"] for one in logs if one["event"] == "foreign_pods_found"] == [
             [kept["pod_id"]],
             [ours["pod_id"]],
         ]

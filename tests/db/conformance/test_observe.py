@@ -39,11 +39,29 @@ async def test_who_knocked_in_vain_is_known_to_live(fleet: Fleet, db: PostgresDb
     await fleet.lead()
     await fleet.spawn("gpu-1")
     observer = Observer(SqlStore(db, FLEET), None, FLEET, Catalog(None, policy()))
-    observer.knocked("gpu-1")
-    observer.knocked("gpu-gone")
+    observer.note_unanswered("gpu-1")
+    observer.note_unanswered("gpu-gone")
     seen = await observer.observe(frozenset(), frozenset())
-    assert set(seen.knocked) == {"gpu-1"}
-    assert timedelta(0) <= seen.now - seen.knocked["gpu-1"] < timedelta(seconds=30)
+    assert set(seen.unanswered_at) == {"gpu-1"}
+    assert timedelta(0) <= seen.now - seen.unanswered_at["gpu-1"] < timedelta(seconds=30)
+
+
+async def test_the_time_of_an_idle_workers_last_claim_is_seen(fleet: Fleet, db: PostgresDb) -> None:
+    """By its number, which every claim without a task changes; a new leader begins to look again."""
+    await fleet.lead()
+    agent = await fleet.agent()
+    await agent.claim()
+    observer = Observer(SqlStore(db, FLEET), None, FLEET, Catalog(None, policy()))
+
+    async def seen_at() -> datetime:
+        return (await observer.observe(frozenset(), frozenset())).claim_seen_at[agent.id]
+
+    first = await seen_at()
+    assert await seen_at() == first
+    await agent.claim()
+    assert first < (second := await seen_at()) == await seen_at()
+    observer.forget()
+    assert await seen_at() > second
 
 
 class Ahead:
@@ -124,6 +142,8 @@ async def test_a_tick_that_crashes_shows_in_the_probes(direct: PostgresDb) -> No
         stop.set()
         await running
     assert health.reason == "ZeroDivisionError: a mistake of ours"
+    told = await direct.call("fleet_report", p_fleet=FLEET)
+    assert told["tick_failed"]["reason"] == "ZeroDivisionError: a mistake of ours"  # `health` reads it there
     assert metrics.registry.get_sample_value("orchestrator_ticks_total", {"outcome": "aborted"})
 
 

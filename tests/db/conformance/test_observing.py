@@ -9,7 +9,7 @@ import pytest
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Rescue
-from orchestrator.core.blocked import Kind
+from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.plan import plan
 from orchestrator.loop.observe import Observer
 from orchestrator.pods.provider_cache import Catalog
@@ -63,11 +63,23 @@ async def test_a_later_list_that_hangs_is_told_of_and_not_waited_for(
     """The pods of the last list stand; each pool's decision says for how long there has been none since."""
     monkeypatch.setattr("orchestrator.loop.observe.LIST_EVERY_S", 0.0)
     monkeypatch.setattr("orchestrator.loop.observe.LATE_S", 0.0)
+    monkeypatch.setattr(RunPodCloud, "list_pause_s", lambda _: 0.0)  # whatever is left of the account's limits
     assert (await observer.observe(frozenset(), frozenset())).pods == ()
     await hang(api)
     async with asyncio.timeout(TICK_S):
         seen = await observer.observe(frozenset(), frozenset())
     assert seen.pods == ()
     [decision] = plan(seen, POLICY).decisions
-    assert Kind.OLD_POD_LIST in {reason.kind for reason in decision.blocked}
+    assert BlockedReason.OLD_POD_LIST in {reason.kind for reason in decision.blocked}
     observer.gap()
+
+
+async def test_a_list_of_before_an_outage_of_the_database_is_forgotten(api: Api, observer: Observer) -> None:
+    """It is as old as the outage is long, or another orchestrator has led since then."""
+    assert (await observer.observe(frozenset(), frozenset())).pods == ()
+    await hang(api)
+    observer.gap()
+    async with asyncio.timeout(TICK_S):
+        seen = await observer.observe(frozenset(), frozenset())
+    assert seen.pods is None
+    observer.gap()  # hangs up

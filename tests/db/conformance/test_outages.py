@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import StoreAway
+from orchestrator.core.model import StoreOutage
 from orchestrator.core.states import State
 from orchestrator.ports import BadArgument, Db, NotLeader
 from tests.db.conformance.builders import FLEET, Fleet
@@ -98,7 +98,7 @@ async def test_the_store_hold_goes_through_the_port(fleet: Fleet, store: SqlStor
     await fleet.submit()
     agent = await fleet.agent()
     term = (await fleet.lead())["term"]
-    await store.hold_claims(term, StoreAway(fleet.now, "S3 does not answer"), for_s=60)
+    await store.hold_claims(term, StoreOutage(fleet.now, "S3 does not answer"), for_s=60)
     assert await agent.claim() == []
     await store.hold_claims(term, None, for_s=60)
     assert len(await agent.claim()) == 1

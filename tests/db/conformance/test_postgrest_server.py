@@ -1,4 +1,4 @@
-"""The embedded PostgREST: what its door adds, and that nothing of it stays behind."""
+"""The embedded PostgREST: its key check, and that it leaves nothing behind."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ asyncio.run(start())
 """
 
 
-async def test_the_door_asks_for_a_key_of_the_project(postgrest: EmbeddedPostgrest) -> None:
+async def test_a_key_of_the_project_is_required(postgrest: EmbeddedPostgrest) -> None:
     """And answers for itself while the server behind it is away, at the same address afterwards."""
     async with httpx.AsyncClient(base_url=postgrest.url, trust_env=False) as client:
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
@@ -165,3 +165,37 @@ async def test_a_dependency_that_is_null_past_the_triggers_fails_its_task(
     row = await fleet.task(task_id)
     assert (row["status"], row["failure_code"]) == ("Failed", "DEPENDENCY_DELETED")
     assert row["error_message"] == "depends_on contains NULL"
+
+
+@pytest.mark.parametrize("column", ["result_data", "progress", "output_location"])
+async def test_an_enormous_result_of_a_users_program_is_refused(hand: AsyncConnection[DictRow], column: str) -> None:
+    """Each list of tasks would have it, and the server's memory would end."""
+    value = sql.SQL("repeat('x', 20000000)" if column == "output_location" else "to_jsonb(repeat('x', 20000000))")
+    insert = sql.SQL("insert into tasks (task_type, {}) values ('t', {})").format(sql.Identifier(column), value)
+    update = sql.SQL("update tasks set {} = {}").format(sql.Identifier(column), value)
+    with pytest.raises(psycopg.Error, match=f"{column}.* is too large"):
+        await hand.execute(insert)
+    await hand.execute("insert into tasks (task_type) values ('t')")
+    with pytest.raises(psycopg.Error, match=f"{column}.* is too large"):
+        await hand.execute(update)
+
+
+async def test_an_enormous_message_is_cut(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """A failure is always stored."""
+    await fleet.submit()
+    await hand.execute("update tasks set status = 'Failed', error_message = repeat('x', 20000000)")
+    found = await hand.execute("select length(error_message) as n from tasks")
+    assert await found.fetchone() == {"n": 100_000}
+
+
+async def test_an_enormous_result_from_before_the_bound_stops_no_claim_of_its_task(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Only a new value is measured."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    await hand.execute("alter table tasks disable trigger tasks_sized")
+    await hand.execute("update tasks set result_data = to_jsonb(repeat('x', 20000000))")
+    await hand.execute("alter table tasks enable trigger tasks_sized")
+    (task,) = await agent.claim()
+    assert await agent.fail(task) == "requeued"

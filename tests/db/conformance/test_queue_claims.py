@@ -33,6 +33,7 @@ async def test_a_claim_hands_over_all_that_an_agent_needs(fleet: Fleet) -> None:
         "timeout_s": 12.5,
         "dependencies": [],
         "output_prefix": f"outputs/{task_id}/1-{launch}/",
+        "traceparent": None,
     }
     row = await fleet.task(task_id)
     assert (row["status"], row["worker_id"], row["attempts"]) == ("In Progress", agent.id, 1)
@@ -132,7 +133,7 @@ async def test_asking_for_work_moves_between_active_and_idle(fleet: Fleet, hand:
 
 @pytest.mark.parametrize(("state", "wanted"), [(State.SPAWNING, "run"), (State.TERMINATING, "drain")])
 async def test_only_a_verified_worker_gets_tasks(fleet: Fleet, state: State, wanted: str) -> None:
-    """One that still climbs or already ends gets none, and is told what is wanted."""
+    """One that still starts or already ends gets none, and is told what is wanted."""
     await fleet.submit()
     agent = await fleet.agent(state)
     answer = await agent.claiming()

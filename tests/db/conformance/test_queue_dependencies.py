@@ -16,7 +16,10 @@ async def test_a_task_waits_for_all_it_depends_on_and_gets_their_outputs(fleet: 
     a, b, stitch = await fleet.submit({}, {"task_type": "other"}, {"depends_on": ["#1", "#0"], "priority": 9})
     agent = await fleet.agent()
     (demand,) = (await fleet.snapshot())["demand"]
-    assert (demand["claimable"], demand["blocked"]) == (2, {"dependencies": 1, "scheduled": 0, "paused": 0})
+    assert (demand["claimable"], demand["blocked"]) == (
+        2,
+        {"dependencies": 1, "concurrency": 0, "scheduled": 0, "paused": 0},
+    )
     first, second = await agent.claim(batch=9)
     assert [first["id"], second["id"]] == [a, b]
     await agent.complete(first, p_output_location="s3://b/a", p_result_data={"frames": 3})

@@ -1,6 +1,7 @@
 """What users write to `tasks` themselves: no such write stops the queue, and no claim is mistaken for another."""
 
 import asyncio
+import string
 from typing import Any
 
 import psycopg
@@ -10,7 +11,7 @@ from psycopg.rows import DictRow
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.states import State
-from tests.db.conformance.builders import Fleet, result
+from tests.db.conformance.builders import FLEET, Fleet, result
 
 LEASE_S = 60
 RESET = "update tasks set status = 'Queued', attempts = 0"
@@ -254,3 +255,31 @@ async def test_the_whole_queue_runs_under_a_publication_of_all_tables(
         await hand.execute("delete from tasks")
     finally:
         await hand.execute("drop publication everything")
+
+
+async def test_a_users_column_of_any_name_stops_nothing(fleet: Fleet, user: AsyncConnection[DictRow]) -> None:
+    """A column with the name of a query's alias would hide the row; the functions name the row without doubt."""
+    columns = sql.SQL(", ").join(
+        sql.SQL("add column {} int").format(sql.Identifier(one)) for one in string.ascii_lowercase
+    )
+    drops = sql.SQL(", ").join(sql.SQL("drop column {}").format(sql.Identifier(one)) for one in string.ascii_lowercase)
+    await user.execute(sql.SQL("alter table tasks {}").format(columns))
+    try:
+        agent, lost = await fleet.agent(), await fleet.agent()
+        first, second, third = await fleet.submit({}, {}, {"depends_on": ["#0"]})
+        (task,) = await agent.claim()
+        assert (task["id"], task["task_type"]) == (first, "t")
+        assert len(await lost.claim()) == 1
+        assert await agent.complete(task) == "ok"
+        assert [one["id"] for one in await agent.claim()] == [third]
+        assert [row["running"] for row in (await fleet.snapshot())["demand"]] == [2]
+        fleet.wait(700)
+        assert (await fleet.call("fleet_report", p_fleet=FLEET))["expired_leases"] == 2
+        await fleet.fleet("rescue_overdue", p_over_s=0)
+        assert (await fleet.task(second))["status"] == "Queued"
+        found = await fleet.call("task_find", p_filter={}, p_limit=9, p_full=True)
+        assert {one["id"] for one in found["tasks"]} == {first, second, third}
+        listed = await fleet.call("task_list", p_status=None, p_task_type=None, p_limit=9)
+        assert {one["id"] for one in listed["tasks"]} == {first, second, third}
+    finally:
+        await user.execute(sql.SQL("alter table tasks {}").format(drops))

@@ -10,10 +10,11 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from orchestrator.adapters.rows import worker_of
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument
-from tests.db.conformance.builders import FLEET, Fleet, result, rows_read
+from tests.db.conformance.builders import FLEET, START, Fleet, result, rows_read
 
 NOBODYS = str(uuid.uuid4())
 
@@ -30,12 +31,14 @@ async def test_a_completion_counts_once(fleet: Fleet) -> None:
     agent = await fleet.agent()
     (task,) = await agent.claim()
     fleet.wait(5)
+    await agent.beat({"id": task["id"], "attempt": task["attempt"], "progress": {"fraction": 0.9}})
+    assert (await fleet.task(task_id))["progress"] == {"fraction": 0.9}
     assert await agent.complete(task, p_output_location="s3://b/o", p_result_data={"n": 1}) == "ok"
     assert await agent.complete(task, p_output_location="s3://b/other", p_result_data={"n": 2}) == "already"
     row = await fleet.task(task_id)
     assert (row["status"], row["output_location"], row["result_data"]) == ("Complete", "s3://b/o", {"n": 1})
     assert datetime.fromisoformat(row["generation_processed_at"]) == fleet.now
-    assert row["lease_expires_at"] is None
+    assert (row["lease_expires_at"], row["progress"]) == (None, None)
     assert await attempts(fleet, task_id) == [("complete", None, None)]
 
 
@@ -266,8 +269,52 @@ async def test_heartbeats_renew_the_leases_they_name_and_no_others(fleet: Fleet)
     assert await agent.complete(named) == "ok"
 
 
-async def test_the_stuck_clock_moves_only_when_progress_changes(fleet: Fleet) -> None:
-    """A heartbeat that says the same again is no progress."""
+async def test_the_stuck_clock_follows_the_last_sign_of_life(fleet: Fleet) -> None:
+    """What the agent says of it counts, not the progress. The clock never goes back; nonsense changes nothing."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    seen = []
+    for still_s in (0, 15.5, 300, -1, "soon", 1e300, None, 2):
+        fleet.wait(20)
+        await agent.beat(dict(task) | {"progress": {"fraction": 0.1}, "still_s": still_s})
+        at = datetime.fromisoformat((await fleet.task(task_id))["progress_at"])
+        seen.append((at - START).total_seconds())
+    assert seen == [20, 24.5, 24.5, 24.5, 24.5, 24.5, 24.5, 158]
+
+
+@pytest.mark.parametrize(("timeout_s", "until_s"), [(None, 7200), (600, 1200)])
+async def test_signs_of_life_count_for_twice_the_timeout(fleet: Fleet, timeout_s: float | None, until_s: float) -> None:
+    """A pod that lies, or whose agent does not enforce the timeout, is ended all the same."""
+    (task_id,) = await fleet.submit({"timeout_s": timeout_s})
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await fleet.fleet("declare_programs", p_pools=[], p_stuck_s=900)
+    for _ in range(int(until_s + 900) // 50 - 1):
+        fleet.wait(50)
+        assert (await agent.beat(dict(task) | {"still_s": 0}))["stuck"] == []
+    fleet.wait(50)
+    assert (await agent.beat(dict(task) | {"still_s": 0, "progress": {"fraction": 0.9}}))["stuck"] == [task_id]
+    (worker,) = map(worker_of, (await fleet.snapshot())["workers"])
+    assert worker.progress_at == START + timedelta(seconds=until_s)
+
+
+async def test_a_heartbeat_is_told_which_tasks_are_stuck(fleet: Fleet) -> None:
+    """After the time that the leader declared; a task that waits its turn shows no sign of life and needs none."""
+    stuck, waiting = await fleet.submit(count=2)
+    agent = await fleet.agent()
+    tasks = {task["id"]: task for task in await agent.claim(batch=2)}
+    said = [dict(tasks[stuck]), dict(tasks[waiting]) | {"still_s": 0}]
+    fleet.wait(50)
+    assert (await agent.beat(*said))["stuck"] == []  # no leader has said for how long
+    await fleet.fleet("declare_programs", p_pools=[], p_stuck_s=60)
+    for told in ([], [stuck]):
+        assert (await agent.beat(*said))["stuck"] == told
+        fleet.wait(10)
+
+
+async def test_the_stuck_clock_of_an_earlier_agent_moves_only_when_progress_changes(fleet: Fleet) -> None:
+    """It does not say still_s; a heartbeat that says the same again is no progress."""
     (task_id,) = await fleet.submit()
     agent = await fleet.agent()
     (task,) = await agent.claim()
@@ -349,7 +396,7 @@ async def test_what_stood_still_for_too_long_fails_as_stuck(fleet: Fleet, way: s
     row = await fleet.task(stuck)
     still_s = 130 if way == "its lease" else 100
     assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "TASK_STUCK", "Processing")
-    assert row["error_message"] == f"No progress for {still_s} s; worker {agent.id} was ended for that"
+    assert row["error_message"] == f"No sign of life for {still_s} s; worker {agent.id} was ended for that"
     assert await attempts(fleet, stuck) == [("lost", "TASK_STUCK", "timeout")]
     code = "LEASE_EXPIRED" if way == "its lease" else "WORKER_LOST"
     assert await attempts(fleet, moving) == [("lost", code, "lost")]
@@ -502,7 +549,7 @@ async def test_what_a_worker_did_is_counted_on_its_row(fleet: Fleet) -> None:
 
 
 async def test_a_fleet_leaves_anothers_tasks_to_it(fleet: Fleet) -> None:
-    """Its agents may be beating at a door that is closed just now; where nobody leads it, somebody must."""
+    """Its agents may be calling a gateway that is unavailable now; where nobody leads it, somebody must."""
     await fleet.submit()
     agent = await fleet.agent()
     (task,) = await agent.claim()

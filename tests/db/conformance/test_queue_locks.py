@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
-from tests.db.conformance.builders import Agent, Fleet
+from tests.db.conformance.builders import FLEET, Agent, Fleet
 from tests.db.conformance.consistency import broken
 
 ROUNDS = 12
@@ -301,3 +302,44 @@ async def test_a_transaction_of_many_insertions_does_not_wait_for_each(
         await fleet.snapshot()
     assert (await fleet.snapshot())["demand"][0]["claimable"] == 2 * WAITERS
     assert await broken(hand) == {}
+
+
+async def test_an_open_change_of_a_running_task_makes_its_worker_neither_silent_nor_fenced(
+    fleet: Fleet, other: AsyncConnection[DictRow]
+) -> None:
+    """Somebody forgets to commit. The task is not given to another worker when its lease ends, and not when they do."""
+    agent = await fleet.agent()
+    await fleet.submit(count=2)
+    held, free = await agent.claim(batch=2)
+    await other.execute("update tasks set priority = 5 where id = %s", (held["id"],))
+    for _ in range(4):
+        fleet.wait(20)
+        beat = await asyncio.wait_for(agent.beat(held, free), PATIENCE_S)
+        assert (beat["outcome"], beat["fenced"]) == ("ok", [])
+    row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id))["worker"]
+    assert datetime.fromisoformat(row["last_heartbeat"]) == fleet.now
+    (refused,) = (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"]
+    assert "Another transaction has locked its row" in refused["reason"]
+    await other.commit()
+    assert await fleet.fleet("rescue_overdue", p_over_s=0) == {"tasks": []}
+    await agent.beat(held, free)
+    assert (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"] == []
+    assert [await agent.complete(task) for task in (held, free)] == ["ok", "ok"]
+
+
+async def test_a_locked_task_of_a_worker_that_falls_silent_is_rescued(
+    fleet: Fleet, other: AsyncConnection[DictRow]
+) -> None:
+    """One lease after its last heartbeat, once the other transaction has ended."""
+    agent = await fleet.agent()
+    await fleet.submit()
+    (held,) = await agent.claim()
+    await other.execute("update tasks set priority = 5")
+    fleet.wait(50)
+    await agent.beat(held)
+    await other.commit()
+    fleet.wait(59)
+    assert await fleet.fleet("rescue_overdue", p_over_s=0) == {"tasks": []}
+    fleet.wait(2)
+    (rescued,) = (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"]
+    assert rescued["outcome"] == "requeued"

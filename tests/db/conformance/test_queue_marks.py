@@ -17,9 +17,9 @@ SESSIONS = 4
 STEPS = 250
 ISOLATIONS = ("read committed", "repeatable read", "serializable")
 HIDDEN = """
-select t.id, t.pool, t.priority, t.created_at, t.run_after from tasks t, internal_mark(t.pool, now()) m
+select t.id, t.pool, t.priority, t.created_at, t.run_after from tasks t, internal_claim_start(t.pool, now()) m
  where t.status = 'Queued' and not t.blocked and (t.run_after is null or t.run_after <= now())
-   and (~t.priority, t.created_at, t.id) < (m.place, m.created_at, m.id)
+   and (~t.priority, t.queue_turn, t.created_at, t.id) < (m.place, m.queue_turn, m.created_at, m.id)
 """
 ONE = "(select id from tasks where status = '{}' order by md5(id::text || {}) limit 1 for update skip locked)"
 # What may happen to a queue, besides what the functions do.
@@ -37,6 +37,12 @@ CHANGES = (
     "update tasks set pool = '{pool}', priority = {priority} where id = {queued}",
     "update tasks set created_at = now() - interval '{s} s' where id = {queued}",
     "delete from tasks where id = {queued}",
+    "insert into tasks (task_type, pool, tenant) select 't', '{pool}', 'x' from generate_series(1, 3)",
+    "insert into tasks (task_type, pool, tenant, priority) values ('t', '{pool}', 'y', {priority})",
+    "update tasks set tenant = 'y' where id = {queued}",
+    "update tasks set tenant = null where id = {queued}",
+    "select internal_deal_turns('{pool}', ~({priority}), 3, now())",
+    "select internal_level_turns()",
 )
 
 
@@ -136,9 +142,10 @@ async def test_a_claim_passes_little_of_what_was_claimed_before_it(
         await reader.execute("select count(*) from tasks")
         for _ in range(35):
             await agent.claim(batch=100)
-        passed = """select count(*) as n from tasks t, internal_mark('default', now()) m
+        passed = """select count(*) as n from tasks t, internal_claim_start('default', now()) m
                      where t.status <> 'Queued'
-                       and (~t.priority, t.created_at, t.id) >= (m.place, m.created_at, m.id)"""
+                       and (~t.priority, t.queue_turn, t.created_at, t.id)
+                           >= (m.place, m.queue_turn, m.created_at, m.id)"""
         assert (await _one(hand, passed))["n"] <= 400
 
 
@@ -164,8 +171,9 @@ async def test_a_mark_that_is_wrong_costs_a_look_and_no_task(fleet: Fleet, hand:
     await agent.claim(batch=40)
     await fleet.submit(count=2)
     await hand.execute(
-        """insert into task_marks (pool, seen, place, created_at, id)
-           values ('default', pg_current_snapshot(), 2147483647, 'infinity', 'ffffffff-ffff-ffff-ffff-ffffffffffff')"""
+        """insert into task_marks (pool, seen, place, queue_turn, created_at, id)
+           values ('default', pg_current_snapshot(), 2147483647, 0, 'infinity',
+                   'ffffffff-ffff-ffff-ffff-ffffffffffff')"""
     )
     assert len(await (await hand.execute(HIDDEN)).fetchall()) == 2
     assert len(await agent.claim()) == 1

@@ -7,7 +7,8 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from tests.db.conformance.builders import Agent, Fleet, Row
+from orchestrator.ports import BadArgument
+from tests.db.conformance.builders import FLEET, Agent, Fleet, Row, result
 from tests.db.conformance.consistency import broken
 
 RETRY_S = 700.0  # longer than any pause between two tries
@@ -126,6 +127,34 @@ async def test_a_refused_task_is_claimed_once_it_is_allowed(
     assert [task["task_type"] for task in await agent.claim()] == ["bad"]
 
 
+async def test_health_is_told_of_refused_tasks(fleet: Fleet, owner: AsyncConnection[DictRow]) -> None:
+    """By pool and change, with the database's error. Such a task is not ready, because no worker could claim it."""
+
+    async def told() -> list[Row]:
+        report = await fleet.call("fleet_report", p_fleet=FLEET)
+        asked = await fleet.call("fleet_task_troubles", p_fleet=FLEET, p_handled=[])
+        assert asked["refused_tasks"] == report["refused_tasks"]
+        assert [row["claimable"] for row in report["queue"]] == [0]
+        return list(report["refused_tasks"])
+
+    agent = await fleet.agent()
+    (task,) = await fleet.submit(BAD)
+    await refuse(owner, "raises")
+    assert await agent.claim() == []
+    (row,) = await told()
+    assert (row["pool"], row["what"], row["n"], row["task_id"]) == ("default", "claim", 1, task)
+    assert "this task stays as it is (23514)" in row["reason"]
+    await allow(owner)
+    fleet.wait(RETRY_S)
+    await fleet.snapshot()  # tries it again
+    assert len(await agent.claim()) == 1
+    assert await told() == []
+    await refuse(owner, "raises", "old.status = 'In Progress'")
+    fleet.wait(100)
+    await fleet.fleet("rescue", p_worker_id=agent.id)
+    assert [(row["what"], row["n"]) for row in await told()] == [("rescue", 1)]
+
+
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_task_whose_requeue_is_refused_stops_no_rescue(
@@ -228,7 +257,76 @@ async def test_a_task_whose_heartbeat_is_refused_costs_its_worker_nothing(
     assert answer["fenced"] == []
 
 
-@pytest.mark.parametrize("function", ["complete", "fail", "release"])
+COMPLETION = "new.status = 'Complete' and new.task_type = 'bad'"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refused_result_is_kept_by_its_worker_and_completed_once_it_is_allowed(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """Without a second attempt: the lease is renewed meanwhile. `health` and `explain` have the user's error."""
+    agent = await fleet.agent()
+    await fleet.submit(BAD)
+    (task,) = await agent.claim()
+    await refuse(owner, way, COMPLETION)
+    for _ in range(20):
+        assert await agent.complete(task) == "pending"
+        fleet.wait(20)
+        await agent.beat({"id": task["id"], "attempt": task["attempt"]})
+    found = await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=task["id"])
+    assert found["refusal"]["what"] == "complete"
+    (row,) = (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"]
+    assert (row["what"], row["n"], row["task_id"]) == ("complete", 1, task["id"])
+    assert ("suppressed" if way == "suppresses" else "this task stays as it is (23514)") in row["reason"]
+    assert await broken(owner) == {}
+    await allow(owner)
+    fleet.wait(30)
+    await agent.beat({"id": task["id"], "attempt": task["attempt"]})
+    assert await agent.complete(task, p_result_data={"x": 1}) == "ok"
+    row = await fleet.task(task["id"])
+    assert (row["status"], row["attempts"], row["result_data"]) == ("Complete", 1, {"x": 1})
+    assert (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"] == []
+    assert await agent.complete(task) == "already"
+    assert await broken(owner) == {}
+
+
+async def test_a_result_that_is_refused_for_too_long_fails_its_task(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """With the user's error: a worker does not wait without end. Of a later attempt, the wait begins again."""
+    agent = await fleet.agent()
+    await fleet.submit(BAD)
+    (task,) = await agent.claim()
+    await refuse(owner, "raises", COMPLETION)
+    assert await agent.complete(task) == "pending"
+    for _ in range(30):
+        fleet.wait(59)
+        await agent.beat({"id": task["id"], "attempt": task["attempt"]})
+        assert await agent.complete(task) == "pending"
+    fleet.wait(59)
+    with pytest.raises(BadArgument, match="this task stays as it is"):
+        await agent.complete(task)
+    assert await agent.fail(task, code="RESULT_REFUSED") == "requeued"
+    assert (await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=task["id"]))["refusal"] is None
+    fleet.wait(100)
+    (again,) = await agent.claim()
+    assert await agent.complete(again) == "pending"
+
+
+async def test_results_that_are_reported_together_are_refused_alone(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """The one call ends none of them; then each is reported by itself."""
+    agent = await fleet.agent()
+    await fleet.submit(BAD, {}, {})
+    tasks = await agent.claim(batch=3)
+    await refuse(owner, "raises", COMPLETION)
+    with pytest.raises(BadArgument, match="this task stays as it is"):
+        await agent.complete_many(*map(result, tasks))
+    assert [await agent.complete(task) for task in tasks] == ["pending", "ok", "ok"]
+
+
+@pytest.mark.parametrize("function", ["fail", "release"])
 async def test_a_suppressed_end_of_an_attempt_is_not_reported_as_done(
     fleet: Fleet, owner: AsyncConnection[DictRow], function: str
 ) -> None:

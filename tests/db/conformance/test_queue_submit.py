@@ -1,27 +1,42 @@
 """Submitting: many at once, all or nothing, idempotent, every mistake named."""
 
 import asyncio
+import re
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
+from psycopg.types.json import Jsonb
 
 from orchestrator.ports import BadArgument, Db
 from tests.db.conformance.builders import START, Fleet
 
 UUID = "20000000-0000-0000-0000-000000000001"
+BAD_LABELS: list[tuple[Any, str]] = [
+    (["a"], "labels are a JSON array, not an object"),
+    ({f"k{n}": "v" for n in range(17)}, "17 labels, the limit is 16"),
+    ({"k" * 64: "v"}, "has 64 characters"),
+    ({"": "v"}, "has 0 characters"),
+    ({"a=b": "v"}, 'contains "="'),
+    ({"a\x1b": "v"}, "a control character"),
+    ({"show": 7}, 'value of "show" is a JSON number, not a text'),
+    ({"show": None}, 'value of "show" is a JSON null, not a text'),
+    ({"show": "v" * 201}, 'value of "show" has 201 characters'),
+]
 
 
 async def test_defaults_and_everything_given(fleet: Fleet) -> None:
     """What is not said has a sensible value; what is said is kept."""
     given = {"id": UUID, "task_type": "x", "params": {"a": [1]}, "pool": "p", "priority": -3, "max_attempts": 7}
     given |= {"run_after": START.isoformat(), "dedupe_key": "k", "timeout_s": 1.5}
+    given |= {"tenant": "acme", "labels": {"show": "7", "stage": "final"}}
     plain, full = await fleet.submit({}, given)
     row = await fleet.task(plain)
     assert (row["pool"], row["priority"], row["max_attempts"], row["params"]) == ("default", 0, 3, {})
     assert (row["status"], row["attempts"], row["depends_on"], row["run_after"]) == ("Queued", 0, [], None)
+    assert (row["tenant"], row["labels"]) == (None, None)
     row = await fleet.task(full)
     assert {key: row[key] for key in given} == given
 
@@ -79,6 +94,9 @@ async def test_submissions_of_one_key_at_the_same_moment_make_one_task(fleet: Fl
         ({"task_type": "t", "timeout_s": -1}, "timeout_s is not valid"),
         ({"task_type": "t", "id": "seven"}, "id is not valid"),
         ({"task_type": "t", "dedupe_key": ""}, "dedupe_key is not valid"),
+        ({"task_type": "t", "tenant": ""}, "tenant is not valid"),
+        ({"task_type": "t", "tenant": "x" * 201}, "tenant is not valid"),
+        *(({"task_type": "t", "labels": labels}, f"labels is not valid.*{why}") for labels, why in BAD_LABELS),
         ({"task_type": "t", "depends_on": "#0"}, "depends_on is not valid"),
         ({"task_type": "t", "depends_on": ["#1"]}, "depends on '#1', which does not exist"),
         ({"task_type": "t", "depends_on": ["#7"]}, "depends on '#7', which does not exist"),
@@ -177,6 +195,34 @@ async def test_an_update_moves_updated_at(fleet: Fleet, hand: AsyncConnection[Di
         await hand.execute("select now() - updated_at < interval '1 minute' as moved from tasks")
     ).fetchall()
     assert row["moved"]
+
+
+@pytest.mark.parametrize(("labels", "why"), BAD_LABELS)
+async def test_labels_that_are_not_valid_are_refused_in_a_plain_write(
+    hand: AsyncConnection[DictRow], labels: Any, why: str
+) -> None:
+    """An insert and an update say which label, and what is allowed; the limits themselves are fine."""
+    most = {"k" * 61 + f"{n:02}": "é" * 200 for n in range(16)}
+    await hand.execute("insert into tasks (task_type, tenant, labels) values ('t', %s, %s)", ("x" * 200, Jsonb(most)))
+    for statement in ("insert into tasks (task_type, labels) values ('t', %s)", "update tasks set labels = %s"):
+        with pytest.raises(psycopg.Error, match="labels are not valid") as refusal:
+            await hand.execute(statement, (Jsonb(labels),))
+        assert re.search(why, str(refusal.value.diag.message_detail))
+        assert "at most 16 keys" in str(refusal.value.diag.message_hint)
+    with pytest.raises(psycopg.Error, match="tenant is not valid"):
+        await hand.execute("update tasks set tenant = ''")
+    await hand.execute("update tasks set labels = null, tenant = null")
+
+
+async def test_tasks_with_labels_of_another_shape_from_before_can_still_be_changed(
+    hand: AsyncConnection[DictRow],
+) -> None:
+    """A project had these columns already: a write of another column is not refused."""
+    async with hand.transaction():
+        await hand.execute("alter table tasks disable trigger tasks_bounded")
+        await hand.execute("insert into tasks (task_type, tenant, labels) values ('t', '', '[1]')")
+        await hand.execute("alter table tasks enable trigger tasks_bounded")
+    await hand.execute("update tasks set params = '{}'")
 
 
 # What a generated client (Supabase's, for one) takes for required: no default, not nullable, not generated.

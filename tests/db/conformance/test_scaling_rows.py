@@ -1,4 +1,4 @@
-"""What scaling keeps in the database: reservations, climbs, releases, offers, pauses, declared types."""
+"""What scaling keeps in the database: reservations, bring-ups, releases, offers, pauses, declared types."""
 
 import asyncio
 from dataclasses import replace
@@ -10,11 +10,15 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core import budget
+from orchestrator.core.actions import Adopt
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EndedBringUp, Pause, Spent, TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
 from tests.db.conformance.builders import FLEET, Fleet
+from tests.db.conformance.loops import executor_over
+from tests.unit.core.build import policy, snapshot
 
 
 @pytest.fixture
@@ -76,6 +80,26 @@ async def test_the_next_offer_must_fit_too(fleet: Fleet) -> None:
     assert (await spent(fleet)).hourly_usd == pytest.approx(2)
 
 
+async def test_the_price_of_a_pod_replaces_that_of_its_offer(fleet: Fleet, store: SqlStore) -> None:
+    """What its end may cost is reserved at the price that RunPod bills, which may be higher than the catalogue's."""
+    rules = policy(fleet_id=FLEET)
+    await fleet.spawn("gpu-1", **budget.reservation(1.0, rules))
+    executor = executor_over(store, None, rules)
+    seen = snapshot(*(await store.snapshot()).workers)
+    await executor.start(fleet.term, seen, (Adopt("gpu-1", "pod-1", "the reply was lost", 3.0),))
+    committed_usd = 3.0 * budget.wind_down_s(rules) / budget.HOUR_S
+    assert (await spent(fleet)).committed_usd == pytest.approx(committed_usd)
+
+
+async def test_a_price_that_a_list_shows_later_raises_the_reservation(fleet: Fleet) -> None:
+    """The create reply may lack it; an unexpectedly low one releases nothing."""
+    worker_id = await fleet.spawn(**reserving(0.4, 1))
+    await fleet.move(worker_id, State.SPAWNING, stage=Stage.POD_RUNNING, pod_id="p", price_usd_per_hour=3)
+    assert (await spent(fleet)).committed_usd == pytest.approx(1.2)
+    await fleet.move(worker_id, State.SPAWNING, price_usd_per_hour=0.5)
+    assert (await spent(fleet)).committed_usd == pytest.approx(0.4)
+
+
 async def test_todays_money_is_what_was_booked_and_what_runs(fleet: Fleet) -> None:
     """An hour at 3.60 dollars, half of it before midnight UTC: half of it counts."""
     fleet.now = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)
@@ -111,28 +135,32 @@ async def test_another_fleets_money_is_its_own(fleet: Fleet) -> None:
     await fleet.spawn(**reserving(0.9, 1, daily=1, hourly=1))
 
 
-# --- climbs, releases, hosts, progress
+# --- bring-ups, releases, hosts, progress
 
 
-async def test_ended_climbs_tell_how(fleet: Fleet, store: SqlStore) -> None:
-    """The newest last: promoted, or with cause and code."""
+async def test_ended_bringups_tell_how(fleet: Fleet, store: SqlStore) -> None:
+    """The newest last: promoted, or with cause and code; and what a GPU of its pod cost."""
     fleet.now = datetime.now(UTC)  # the store asks by the real clock
     fleet.term = (await fleet.lead())["term"]
     good = await fleet.agent(State.TERMINATED, release="image@1")
     fleet.wait(10)
-    bad = await fleet.spawn(release="image@2", pool="b")
+    bad = await fleet.spawn(release="image@2", pool="b", gpu_count=2, metadata={"offer": "A40||SECURE"})
+    await fleet.move(bad, State.SPAWNING, pod_id="pod-bad", price_usd_per_hour=3.0)
     await fleet.move(
         bad, State.SPAWNING, State.TERMINATING, exit_cause=ExitCause.SPAWN_FAILED, failure_code="NO_RUNTIME"
     )
     await fleet.spawn()
     seen = await fleet.snapshot()
     assert [bring_up["worker_id"] for bring_up in seen["ended"]] == [good.id, bad]
-    assert seen["proven"] == ["image@1"]
-    failed = EndedBringUp(bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2")
+    assert seen["promoted_releases"] == ["image@1"]
+    failed = EndedBringUp(
+        bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2",
+        offer="A40||SECURE", usd_per_gpu_hour=1.5,
+    )  # fmt: skip
     assert (await store.snapshot()).ended[-1] == failed
 
 
-async def test_what_became_of_a_promoted_worker_is_told_with_its_climb(fleet: Fleet) -> None:
+async def test_what_became_of_a_promoted_worker_is_told_with_its_bringup(fleet: Fleet) -> None:
     """Whether it has completed a task, and when it began to end and why; its burial changes nothing of that."""
     await fleet.submit()
     agent = await fleet.agent(State.ACTIVE)
@@ -147,17 +175,17 @@ async def test_what_became_of_a_promoted_worker_is_told_with_its_climb(fleet: Fl
     await agent.complete(task)
     fleet.wait(20)
     await fleet.move(
-        agent.id, State.ACTIVE, State.TERMINATING, exit_cause=ExitCause.AGENT_CRASHED, failure_code="NO_PROCESS"
+        agent.id, State.ACTIVE, State.TERMINATING, exit_cause=ExitCause.HEARTBEAT_LOST, failure_code="NO_PROCESS"
     )
     fell = fleet.now
     fleet.wait(20)
     await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
     (bring_up,) = (await fleet.snapshot())["ended"]
     assert (datetime.fromisoformat(bring_up["ending_since"]), bring_up["worked"]) == (fell, True)
-    assert (bring_up["exit_cause"], bring_up["failure_code"]) == (ExitCause.AGENT_CRASHED, "NO_PROCESS")
+    assert (bring_up["exit_cause"], bring_up["failure_code"]) == (ExitCause.HEARTBEAT_LOST, "NO_PROCESS")
 
 
-async def test_climbs_are_kept_for_a_day_and_a_hundred_of_each_pool(
+async def test_bringups_are_kept_for_a_day_and_a_hundred_of_each_pool(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """The breaker needs to look back to the last success, not for ever."""
@@ -165,7 +193,7 @@ async def test_climbs_are_kept_for_a_day_and_a_hundred_of_each_pool(
         for _ in range(count):
             await fleet.spawn(pool=pool)
     await hand.execute("update workers set status = 'terminating', exit_cause = 'spawn_failed'")
-    await hand.execute("update workers set climb_ended_at = %s", (fleet.now,))
+    await hand.execute("update workers set bringup_ended_at = %s", (fleet.now,))
     pools = [bring_up["pool"] for bring_up in (await fleet.snapshot())["ended"]]
     assert (pools.count("a"), pools.count("b")) == (100, 2)
     fleet.wait(86_400)
@@ -179,9 +207,9 @@ async def test_a_release_is_proven_for_thirty_days_after_its_last_promotion(flee
     fleet.term = (await fleet.lead())["term"]
     await fleet.agent(State.ACTIVE, release="image@1")
     fleet.wait(20 * 86_400)
-    assert (await fleet.snapshot())["proven"] == ["image@1"]
+    assert (await fleet.snapshot())["promoted_releases"] == ["image@1"]
     fleet.wait(11 * 86_400)
-    assert (await fleet.snapshot())["proven"] == []
+    assert (await fleet.snapshot())["promoted_releases"] == []
 
 
 async def test_the_slowest_task_of_each_worker_is_named(fleet: Fleet) -> None:

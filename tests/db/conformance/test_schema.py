@@ -51,6 +51,19 @@ def test_no_file_takes_away_what_an_earlier_version_calls() -> None:
         assert dropped == [], file.path
 
 
+def test_no_column_of_a_user_is_mistaken_for_a_variable() -> None:
+    """In PL/pgSQL a name means the variable; in SQL, where a column goes first, an argument has its function's name."""
+    pattern = r"create or replace function public\.(\w+)\s*\((.*?)language (plpgsql|sql)\b.*?as \$\$\n(.*?)\$\$;"
+    for file in sql_files().current:
+        for name, arguments, language, body in re.findall(pattern, file.sql, re.DOTALL):
+            if language == "plpgsql":
+                assert body.startswith("#variable_conflict use_variable\n"), name
+            else:
+                code = re.sub(r"'[^']*'", "''", re.sub(r"--.*", "", body))
+                bare = set(re.findall(r"(?<![\w.])p_\w+\b(?!\s*=>)", code))
+                assert not bare & set(re.findall(r"\bp_\w+", arguments)), name
+
+
 def test_every_function_has_one_text() -> None:
     """A reader finds it in one file."""
     names = [name for file in sql_files().current for name in file.functions]
@@ -236,7 +249,7 @@ async def test_the_printed_sql_is_what_the_database_lacks(empty_database: str, t
     )
     edit(directory / "functions/leading.sql", "begin", "begin  -- otherwise")
     text = await missing_sql(empty_database, NOW, directory=directory)
-    assert ("create index if not exists more" in text, "internal_turns" in text) == (True, False)
+    assert ("create index if not exists more" in text, "internal_attempt_times" in text) == (True, False)
     async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
         await connection.execute(text.encode())
     assert (await migrate(empty_database, directory=directory)).applied == ()
@@ -293,6 +306,19 @@ async def test_the_transport_knows_which_arguments_are_json(hand: AsyncConnectio
         )
     ).fetchall()
     assert {row["name"] for row in rows} == JSON_ARGS
+
+
+async def test_an_argument_that_is_json_is_json_in_every_function(hand: AsyncConnection[DictRow]) -> None:
+    """The transport goes by the name alone: a name with two types makes one of the functions unknown."""
+    rows = await (
+        await hand.execute(
+            """select p.proname, a.name from pg_proc p, unnest(p.proargnames, p.proargtypes) a (name, type)
+                where p.pronamespace = 'public'::regnamespace and p.proname ~ '^(task|worker|fleet)_'
+                  and a.name = any (%s) and a.type <> 'jsonb'::regtype""",
+            (sorted(JSON_ARGS),),
+        )
+    ).fetchall()
+    assert rows == []
 
 
 async def test_states_stages_and_causes_are_those_of_the_core(hand: AsyncConnection[DictRow]) -> None:

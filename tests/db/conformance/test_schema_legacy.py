@@ -1,5 +1,6 @@
 """An existing project's database: migrating adds to its tables and keeps every row."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -196,6 +197,17 @@ async def test_ids_that_are_no_uuids_are_refused_before_anything_happens(
     with pytest.raises(SchemaMismatch, match=r"has an id of type text.*fix: Convert the column first"):
         await migrate(empty_database)
     assert await rows(project, "select to_regclass('public.workers') as it") == [{"it": None}]
+
+
+@pytest.mark.parametrize(("column", "expected"), [("tenant uuid", "text"), ("labels text[]", "jsonb")])
+async def test_a_column_with_the_name_of_ours_and_another_type_is_refused(
+    project: AsyncConnection[DictRow], empty_database: str, column: str, expected: str
+) -> None:
+    """A value of ours would not fit into it; the message names the column, its type and ours."""
+    await project.execute(f"{TASKS.format(status=TEXT, extra=column + ',')}".encode())
+    kind = re.escape(column.partition(" ")[2])
+    with pytest.raises(SchemaMismatch, match=f"has type {kind}, not {expected}.*fix: Rename your column"):
+        await migrate(empty_database)
 
 
 @pytest.mark.parametrize(

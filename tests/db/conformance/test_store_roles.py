@@ -106,6 +106,9 @@ async def test_without_claims_nothing_opens(fleet: Fleet, db: PostgresDb, functi
         await db.call_as_worker({}, function, args_of(function, agent))
 
 
+NAME_AN_ID = {"fleet_outbox_close", "fleet_webhook_close", "fleet_webhook_retry", "task_get_for", "task_act_for"}
+
+
 @pytest.mark.parametrize("function", FOREIGN)
 async def test_what_is_not_a_pods_is_refused(fleet: Fleet, db: PostgresDb, function: str) -> None:
     """Neither the fleet's nor the submitters' functions."""
@@ -113,6 +116,8 @@ async def test_what_is_not_a_pods_is_refused(fleet: Fleet, db: PostgresDb, funct
     args = args_of(function, agent)
     if function in {"task_cancel", "task_retry", "task_get"}:
         args = {"p_id": NOBODY}
+    elif function in NAME_AN_ID:
+        args |= {"p_id": NOBODY}
     with pytest.raises(BadToken, match="permission denied"):
         await db.call_as_worker(claims_of(agent), function, args)
 
@@ -201,7 +206,9 @@ async def test_grants_are_for_its_own_outputs_and_what_its_tasks_depend_on(fleet
         ("PUT", "logs/gpu-1/x", False),
         ("DELETE", f"{prefix}film.mp4", False),
         ("GET", f"{prefix}film.mp4", False),
-        ("GET", f"outputs/{first}/1/other.mp4", False),
+        ("GET", f"outputs/{first}/1/other.mp4", True),  # beside the output that the dependency named
+        ("GET", f"outputs/{first}/2/other.mp4", False),
+        ("GET", f"outputs/{first}/1/../2/a.mp4", False),
         ("GET", f"outputs/{foreign}/1/x.mp4", False),
         ("GET", "a.mp4", False),
         ("GET", "1/a.mp4", False),

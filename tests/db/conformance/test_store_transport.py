@@ -101,6 +101,13 @@ async def test_more_callers_than_connections_wait_their_turn(database: str) -> N
     await db.close()
 
 
+# The server itself waits, because the move looks for a deadlock only once, a second after it began to wait.
+OTHER_WAY_ROUND = """do $$ begin
+    while not exists (select from pg_locks where not granted) loop perform pg_sleep(0.01); end loop;
+    perform from workers where id = 'gpu-1' for update;
+end $$"""
+
+
 async def test_a_deadlock_is_tried_again(fleet: Fleet, database: str) -> None:
     """The server undid the whole of it, so that saying it again is safe."""
     (task_id,) = await fleet.submit()
@@ -112,8 +119,7 @@ async def test_a_deadlock_is_tried_again(fleet: Fleet, database: str) -> None:
         await other.execute("set deadlock_timeout = '10s'")  # so that the victim is the other side
         await other.execute("select 1 from tasks where id = %s for update", (task_id,))
         move = asyncio.create_task(fleet.move("gpu-1", *STRAIGHT_DOWN))  # has the worker's row, wants the task's
-        await until_waiting(database)
-        await other.execute("select 1 from workers where id = 'gpu-1' for update")  # and the other way round
+        await other.execute(OTHER_WAY_ROUND)
         await other.rollback()
         assert (await move)["status"] == "terminated"
 
@@ -287,11 +293,3 @@ async def until_answered(db: PostgresDb) -> None:
                 await asyncio.sleep(0.05)
             else:
                 return
-
-
-async def until_waiting(database: str) -> None:
-    """Wait until somebody waits for a lock."""
-    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-        async with asyncio.timeout(SOON_S):
-            while await (await connection.execute("select 1 from pg_locks where not granted")).fetchone() is None:
-                await asyncio.sleep(0.01)

@@ -15,7 +15,8 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Pause
 from orchestrator.core.states import Stage, State, WaitingOn
-from orchestrator.ports import Attempt, BadArgument, Db, LogRange, LostRace, NotLeader, UnknownWorker
+from orchestrator.core.worker_metadata import WorkerMetadata, metadata
+from orchestrator.ports import BadArgument, Db, LogRange, LostRace, NotLeader, StageAttempt, UnknownWorker
 from tests.db.conformance.builders import FLEET, START, Agent, Fleet, rows_read
 
 
@@ -100,14 +101,16 @@ async def test_a_stale_term_writes_nothing(fleet: Fleet, function: str, args: di
 async def test_an_intent_is_a_row_with_a_name_and_a_clock(fleet: Fleet, store: SqlStore) -> None:
     """Everything that the core reads, decoded."""
     intent = {"id": "gpu-1", "pool": "p", "gpu_type": "RTX", "gpu_count": 2, "data_center": "EU-1", "reserved_usd": 0.5}
-    assert await store.spawn(fleet.term, intent | {"deadline_s": 60, "reason": "3 tasks", "metadata": {"a": 1}})
+    assert await store.spawn(
+        fleet.term, intent | {"deadline_s": 60, "reason": "3 tasks", "metadata": metadata(offer="o")}
+    )
     assert not await store.spawn(fleet.term, intent)
     (worker,) = (await store.snapshot()).workers
     assert (worker.id, worker.pool, worker.state, worker.stage) == ("gpu-1", "p", State.SPAWNING, Stage.INTENT)
     assert (worker.waiting_on, worker.gpu_count, worker.reserved_usd) == (WaitingOn.ORCHESTRATOR, 2, 0.5)
     assert worker.deadline_at - worker.created_at == timedelta(seconds=60)
     assert worker.created_at.tzinfo is not None
-    assert (worker.last_heartbeat, worker.pod_id, worker.metadata) == (None, None, {"a": 1})
+    assert (worker.last_heartbeat, worker.pod_id, worker.metadata) == (None, None, WorkerMetadata(offer="o"))
     (event,) = (await store.worker("gpu-1"))["events"]
     assert (event["from_state"], event["to_state"], event["reason"], event["term"]) == (None, "spawning", "3 tasks", 1)
     assert await store.request_spawn({"id": "gpu-2", "reason": "by hand"})
@@ -124,14 +127,15 @@ async def test_an_id_that_could_do_harm_is_refused(fleet: Fleet, worker_id: str 
 
 async def test_a_move_changes_what_it_names_and_nothing_else(fleet: Fleet, store: SqlStore) -> None:
     """Null clears, absence keeps, metadata merges, seconds count from now."""
-    worker_id = await fleet.spawn(metadata={"a": 1})
-    fields = {"pod_id": "pod-1", "ssh_host": "1.2.3.4", "ssh_port": 22, "waiting_for": "boot", "metadata": {"b": 2}}
+    worker_id = await fleet.spawn(metadata=metadata(offer="o"))
+    where = {"pod_id": "pod-1", "ssh_host": "1.2.3.4", "ssh_port": 22}
+    fields = {**where, "waiting_for": "boot", "metadata": metadata(deletes=2)}
     first = await store.move(
         fleet.term, worker_id, from_states=[State.SPAWNING], stage=Stage.POD_RUNNING, reason="created",
         fields=fields | {"deadline_s": 600, "waiting_on": WaitingOn.PROVIDER, "price_usd_per_hour": 0.44},
     )  # fmt: skip
     assert (first.state, first.stage, first.ssh_port, first.price_usd_per_hour) == ("spawning", "pod_running", 22, 0.44)
-    assert first.metadata == {"a": 1, "b": 2}
+    assert first.metadata == WorkerMetadata(offer="o", deletes=2)
     assert first.deadline_at - first.stage_since == timedelta(seconds=600)
     second = await store.move(
         fleet.term, worker_id, from_states=[State.SPAWNING], reason="waits", fields={"waiting_for": None}
@@ -143,18 +147,18 @@ async def test_an_address_that_changes_is_an_event(fleet: Fleet, store: SqlStore
     """With its reason and the new address; the first one comes with its stage, and what stays the same is none."""
     worker_id = await fleet.spawn()
     for stage, host, port, why in (
-        (Stage.TCP, "1.2.3.4", 22, "climbing: tcp"),
+        (Stage.TCP, "1.2.3.4", 22, "bring-up: tcp"),
         (None, "1.2.3.4", 22, "nothing new"),
         (None, "1.2.3.4", 23, "SSH moved"),
-        (Stage.SSH_AUTH, "5.6.7.8", 23, "climbing: ssh_auth"),
+        (Stage.SSH_AUTH, "5.6.7.8", 23, "bring-up: ssh_auth"),
     ):
         where = {"ssh_host": host, "ssh_port": port}
         await store.move(fleet.term, worker_id, from_states=[State.SPAWNING], stage=stage, reason=why, fields=where)
     events = (await store.worker(worker_id))["events"][1:]
     assert [(e["reason"], e["from_stage"], e["to_stage"], e["detail"].get("ssh")) for e in events] == [
-        ("climbing: tcp", "intent", "tcp", None),
+        ("bring-up: tcp", "intent", "tcp", None),
         ("SSH moved", "tcp", "tcp", "1.2.3.4:23"),
-        ("climbing: ssh_auth", "tcp", "ssh_auth", "5.6.7.8:23"),
+        ("bring-up: ssh_auth", "tcp", "ssh_auth", "5.6.7.8:23"),
     ]
     assert events[1]["term"] == fleet.term
 
@@ -312,9 +316,11 @@ async def test_the_snapshot_counts_demand_by_pool(fleet: Fleet, store: SqlStore)
     await fleet.call("fleet_pause", p_fleet=FLEET, p_pool="b", p_reason="maintenance", p_for_s=1e9)
     half = await fleet.snapshot()
     assert half["demand"] == [
-        {"pool": "b", "claimable": 0, "running": 0, "blocked": {"dependencies": 0, "scheduled": 0, "paused": 1},
+        {"pool": "b", "claimable": 0, "running": 0,
+         "blocked": {"dependencies": 0, "concurrency": 0, "scheduled": 0, "paused": 1},
          "oldest_claimable_at": half["demand"][0]["oldest_claimable_at"]},
-        {"pool": "default", "claimable": 1, "running": 1, "blocked": {"dependencies": 1, "scheduled": 1, "paused": 0},
+        {"pool": "default", "claimable": 1, "running": 1,
+         "blocked": {"dependencies": 1, "concurrency": 0, "scheduled": 1, "paused": 0},
          "oldest_claimable_at": half["demand"][1]["oldest_claimable_at"]},
     ]  # fmt: skip
     assert (half["queued_total"], half["expired_leases"]) == (4, 0)
@@ -361,13 +367,13 @@ async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(
     """Counted per stage; closed once; the second close of a lost reply does no harm."""
     worker_id = await fleet.spawn()
     first = await store.open_attempt(fleet.term, worker_id, Stage.TCP)
-    refused = Attempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
+    refused = StageAttempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
     await store.note_attempt(fleet.term, first, FailureCode.TCP_TIMEOUT, {"error": "no banner"})
     [row] = (await store.worker(worker_id))["attempts"]
     assert (row["outcome"], row["failure_code"], row["evidence"]) == (None, "TCP_TIMEOUT", {"error": "no banner"})
     await store.close_attempt(fleet.term, first, refused)
     await store.note_attempt(fleet.term, first, None, {"error": "too late"})
-    await store.close_attempt(fleet.term, first, Attempt("ok"))
+    await store.close_attempt(fleet.term, first, StageAttempt("ok"))
     await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     await store.open_attempt(fleet.term, worker_id, Stage.EXEC)
     rows = (await store.worker(worker_id))["attempts"]
@@ -378,7 +384,7 @@ async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(
         "TCP_REFUSED", "Refused", {"host": "h"}
     )  # fmt: skip
     with pytest.raises(BadArgument, match="no attempt 999"):
-        await store.close_attempt(fleet.term, 999, Attempt("ok"))
+        await store.close_attempt(fleet.term, 999, StageAttempt("ok"))
     with pytest.raises(UnknownWorker):
         await store.open_attempt(fleet.term, "gpu-none", Stage.TCP)
 
@@ -502,6 +508,19 @@ async def test_old_rows_go_and_what_counts_stays(fleet: Fleet, store: SqlStore, 
     assert {row["id"] for row in await store.workers(all=True)} == {ended.id, alive.id}
 
 
+async def test_the_ledger_of_a_live_workers_logs_stays(fleet: Fleet, store: SqlStore) -> None:
+    """Without it the next piece would begin at the file's first byte again; it goes 90 days after the worker."""
+    agents = [await fleet.agent(state) for state in (State.TERMINATED, State.ACTIVE)]
+    for agent in agents:
+        one = {"p_worker_id": agent.id, "p_boot_id": "b", "p_stream": "s", "p_seq": 0, "p_first": 0, "p_last": 1}
+        for step in ("log_begin", "log_shipped"):
+            await fleet.fleet(step, **one, p_sha256="x", p_key="k")
+    fleet.wait(91 * 86_400)
+    fleet.term = (await fleet.lead())["term"]
+    await fleet.fleet("retention")
+    assert [len(await store.log_ends(agent.id)) for agent in agents] == [0, 1]
+
+
 async def test_causes_of_an_end_come_back_as_the_cores(fleet: Fleet, store: SqlStore) -> None:
     """Words, decoded."""
     worker_id = await fleet.spawn()
@@ -615,7 +634,7 @@ async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_wer
              from generate_series(1, 3000) n;
            update workers set status = 'terminating', exit_cause = 'manual' where id like 'w-%';
            update workers set status = 'terminated' where id like 'w-%';
-           update workers set climb_ended_at = created_at where id like 'w-%';
+           update workers set bringup_ended_at = created_at where id like 'w-%';
            analyze workers"""
     )
     async with hand.transaction():

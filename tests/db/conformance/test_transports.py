@@ -22,8 +22,8 @@ from orchestrator.adapters.supabase import SupabaseDb
 from orchestrator.ports import BadArgument, DatabaseAuth, Db, LostRace, NotLeader, SchemaMismatch, Unavailable
 from orchestrator.web.errors import from_port_error
 from testbed.services.postgrest import EmbeddedPostgrest
+from testbed.tcp_proxy import Break, TcpProxy
 from tests.db.conformance.builders import FLEET, SOON_S, Ear, Fleet
-from tests.db.conformance.cutting import Relay, answer
 
 SCHEMA_CACHE = {
     "code": "PGRST002",
@@ -31,6 +31,14 @@ SCHEMA_CACHE = {
     "hint": None,
     "message": "Could not query the database for the schema cache. Retrying.",
 }
+
+
+def answer(status: str, body: str, kind: str = "application/json") -> bytes:
+    """A whole HTTP response that ends its connection."""
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body.encode())}\r\nConnection: close\r\n"
+    return f"{head}\r\n{body}".encode()
+
+
 BURST = answer("503 Service Unavailable", json.dumps(SCHEMA_CACHE))
 HTML = answer("502 Bad Gateway", "<html><h1>502 Bad Gateway</h1></html>", "text/html")
 
@@ -140,23 +148,20 @@ async def test_many_calls_at_once_are_all_answered(fleet: Fleet) -> None:
 # --- cut on the way
 
 
-Opener = Callable[[Relay], Any]
-
-
 @pytest.fixture(params=["direct", "supabase"])
 async def through(request: pytest.FixtureRequest, database: str, postgrest: EmbeddedPostgrest) -> AsyncIterator[Any]:
     """A relay to the server, and a transport that goes through it."""
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[tuple[Relay, Db]]:
+    async def opened() -> AsyncIterator[tuple[TcpProxy, Db]]:
         db: Db
         if request.param == "direct":
-            async with Relay("127.0.0.1", int(conninfo_to_dict(database)["port"] or 0)) as relay:
+            async with TcpProxy(int(conninfo_to_dict(database)["port"] or 0)) as relay:
                 db = await PostgresDb.open(make_conninfo(database, port=relay.port), pool_size=1, call_timeout_s=5)
                 yield relay, db
                 await db.close()
         else:
-            async with Relay("127.0.0.1", urlsplit(postgrest.url).port or 0) as relay:
+            async with TcpProxy(urlsplit(postgrest.url).port or 0) as relay:
                 url = f"http://127.0.0.1:{relay.port}"
                 db = await SupabaseDb.open(url, postgrest.secret_key, pool_size=1, call_timeout_s=5)
                 yield relay, db
@@ -168,13 +173,13 @@ async def through(request: pytest.FixtureRequest, database: str, postgrest: Embe
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 async def test_a_cut_connection_is_unavailable_and_the_repeat_finds_out(
-    through: tuple[Relay, Db], cut: Literal["before", "after"], hand: AsyncConnection[DictRow]
+    through: tuple[TcpProxy, Db], cut: Literal["before", "after"], hand: AsyncConnection[DictRow]
 ) -> None:
     """It may have been done, or not; the caller asks again by the same name, and it is there once."""
     relay, db = through
     fleet = Fleet(db)
     fleet.term = (await fleet.lead())["term"]
-    relay.cut = cut
+    relay.breaks = Break(b"", cut == "after")
     with pytest.raises(Unavailable):
         await fleet.spawn("gpu-1")
     found = await (await hand.execute("select count(*) as n from workers")).fetchone()
@@ -196,16 +201,16 @@ async def until_answered(fleet: Fleet, function: str, **args: Any) -> Any:
 
 
 @pytest.fixture
-async def moody(postgrest: EmbeddedPostgrest, database: str) -> AsyncIterator[tuple[Relay, SupabaseDb]]:
+async def moody(postgrest: EmbeddedPostgrest, database: str) -> AsyncIterator[tuple[TcpProxy, SupabaseDb]]:
     """PostgREST behind a relay that can answer in its place."""
-    async with Relay("127.0.0.1", urlsplit(postgrest.url).port or 0) as relay:
+    async with TcpProxy(urlsplit(postgrest.url).port or 0) as relay:
         url = f"http://127.0.0.1:{relay.port}"
         db = await SupabaseDb.open(url, postgrest.service_role_key, call_timeout_s=5, poll_s=0.05)
         yield relay, db
         await db.close()
 
 
-async def test_a_burst_of_503_is_sat_out(moody: tuple[Relay, SupabaseDb]) -> None:
+async def test_a_burst_of_503_is_sat_out(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """PGRST002 says that nothing was done: the call is made again, and counts once."""
     relay, db = moody
     relay.canned = [BURST] * 3
@@ -213,7 +218,7 @@ async def test_a_burst_of_503_is_sat_out(moody: tuple[Relay, SupabaseDb]) -> Non
     assert relay.canned == []
 
 
-async def test_503_for_ever_is_unavailable_in_time(moody: tuple[Relay, SupabaseDb]) -> None:
+async def test_503_for_ever_is_unavailable_in_time(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """With PostgREST's own words."""
     relay, db = moody
     relay.canned = [BURST] * 100
@@ -222,7 +227,7 @@ async def test_503_for_ever_is_unavailable_in_time(moody: tuple[Relay, SupabaseD
     assert 3 <= 100 - len(relay.canned) < 10  # of them were heard in that time
 
 
-async def test_a_page_of_html_is_unavailable_and_not_tried_again(moody: tuple[Relay, SupabaseDb]) -> None:
+async def test_a_page_of_html_is_unavailable_and_not_tried_again(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """A proxy's 502 says nothing about what was done; with a status of 200 it is no answer either."""
     relay, db = moody
     for page in (HTML, answer("200 OK", "<html>", "text/html"), answer("504 Gateway Timeout", "")):
@@ -267,6 +272,19 @@ async def test_a_statement_that_takes_too_long_is_given_up(
     finally:
         await hand.execute("alter role service_role reset statement_timeout")
         await hand.execute("notify pgrst, 'reload config'")
+        await db.close()
+
+
+async def test_a_connection_outlives_the_idle_session_timeout_of_its_role(
+    database: str, hand: AsyncConnection[DictRow]
+) -> None:
+    """Otherwise the first call after each pause would fail, and the lease with it."""
+    db = await PostgresDb.open(make_conninfo(database, options="-c idle_session_timeout=20ms"), pool_size=1)
+    try:
+        await db.call("fleet_describe")
+        await hand.execute("select pg_sleep(0.3)")
+        await db.call("fleet_describe")
+    finally:
         await db.close()
 
 
@@ -353,7 +371,7 @@ async def test_what_changes_is_told_by_polling_too(db: Db, fleet: Fleet) -> None
     await ear.close()
 
 
-async def test_a_listener_is_told_after_a_time_of_silence(moody: tuple[Relay, SupabaseDb]) -> None:
+async def test_a_listener_is_told_after_a_time_of_silence(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """It may have missed something while there was no answer."""
     relay, db = moody
     ear = Ear(db)
@@ -366,9 +384,7 @@ async def test_a_listener_is_told_after_a_time_of_silence(moody: tuple[Relay, Su
 async def test_a_transaction_pooler_is_polled(database: str) -> None:
     """It would accept LISTEN, and never tell anything: its port gives it away."""
     host = "127.65.43.1" if sys.platform == "linux" else "127.0.0.1"  # an address of its own, for the port is fixed
-    async with Relay(
-        "127.0.0.1", int(conninfo_to_dict(database)["port"] or 0), at=(host, TRANSACTION_POOLER_PORT)
-    ) as relay:
+    async with TcpProxy(int(conninfo_to_dict(database)["port"] or 0), at=(host, TRANSACTION_POOLER_PORT)) as relay:
         db = await PostgresDb.open(make_conninfo(database, host=host, port=relay.port), application_name="pooled")
         ear = Ear(db)
         await ear.until(("connected", ""))
@@ -393,7 +409,9 @@ SAID = {
 
 
 @pytest.mark.parametrize("what", SAID)
-async def test_the_hosted_version_is_understood_as_the_embedded_one(moody: tuple[Relay, SupabaseDb], what: str) -> None:
+async def test_the_hosted_version_is_understood_as_the_embedded_one(
+    moody: tuple[TcpProxy, SupabaseDb], what: str
+) -> None:
     """Codes and statuses differ between them; what the caller hears does not."""
     relay, db = moody
     kind, both = SAID[what]

@@ -28,7 +28,7 @@ def policy(**settings: Any) -> Policy:
 
 
 async def bring_up(fleet: Fleet, stage: Stage, **fields: Any) -> str:
-    """A worker that stands at this stage of its climb, its pod two minutes old."""
+    """A worker that stands at this stage of its bring-up, its pod two minutes old."""
     worker = await fleet.spawn(gpu_type=GPU)
     if stage is not Stage.INTENT:
         await fleet.move(worker, State.SPAWNING, stage=Stage.POD_RUNNING, waiting_on="provider", **POD)
@@ -69,7 +69,7 @@ async def attempt(
 
 
 async def give_up(fleet: Fleet, worker: str, code: FailureCode | str) -> None:
-    """The end of a climb, as bring-up ends it."""
+    """The end of a bring-up, as bring-up ends it."""
     fields = {"exit_cause": "spawn_failed", "failure_code": code, "waiting_on": "orchestrator"}
     reason = f"{code}: it did not work"
     await fleet.move(worker, State.SPAWNING, State.TERMINATING, stage=Stage.DRAINING, reason=reason, **fields)
@@ -83,7 +83,7 @@ async def promoted(fleet: Fleet, seconds: float) -> str:
     return worker
 
 
-async def explained(fleet: Fleet, worker: str, **settings: Any) -> workers.Explanation:
+async def explained(fleet: Fleet, worker: str, **settings: Any) -> workers.WorkerExplanation:
     """What is said of a worker now."""
     found = await fleet.call("fleet_explain", p_fleet=FLEET, p_worker_id=worker)
     return workers.explained(found, policy(**settings))
@@ -91,10 +91,10 @@ async def explained(fleet: Fleet, worker: str, **settings: Any) -> workers.Expla
 
 async def shown(fleet: Fleet, worker: str, *, width: int = 400, **settings: Any) -> list[str]:
     """The same as lines on a terminal."""
-    return lines(explain_view.worker(await explained(fleet, worker, **settings), fleet.now), width=width)
+    return lines(*explain_view.worker(await explained(fleet, worker, **settings), fleet.now), width=width)
 
 
-async def told(fleet: Fleet, task: str, **settings: Any) -> tasks.Explanation:
+async def told(fleet: Fleet, task: str, **settings: Any) -> tasks.TaskExplanation:
     """What is said of a task now."""
     return tasks.explained(await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=task), policy(**settings))
 

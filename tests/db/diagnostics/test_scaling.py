@@ -5,17 +5,17 @@ from datetime import timedelta
 
 from orchestrator.cli import explain_view
 from orchestrator.core.actions import PoolDecision
-from orchestrator.core.blocked import WORKERS, Blocked, Kind, text
+from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.diagnostics import scaling
 from tests.db.conformance.builders import FLEET, Fleet
 from tests.db.diagnostics.build import lines, policy
 
-DRY = Blocked(Kind.OFFERS_REFUSED, 2)
-LATER = Blocked(Kind.OFFERS_REFUSED, 1)
-LIMIT = Blocked(Kind.MAX_ACTIVE, 2, WORKERS, {"limit": 2})
+DRY = Blocked(BlockedReason.OFFERS_REFUSED, 2)
+LATER = Blocked(BlockedReason.OFFERS_REFUSED, 1)
+LIMIT = Blocked(BlockedReason.MAX_ACTIVE, 2, WORKERS, {"limit": 2})
 FAILED = {"failed": 5, "ended": 5, "window_min": 5, "code": "NO_RUNTIME"}
-OPEN = Blocked(Kind.BREAKER_OPEN, 4, detail=FAILED)
-CANARY = Blocked(Kind.BREAKER_OPEN, 3, detail=FAILED | {"failed": 6, "ended": 6, "canary": "gpu-1"})
+OPEN = Blocked(BlockedReason.BREAKER_OPEN, 4, detail=FAILED)
+CANARY = Blocked(BlockedReason.BREAKER_OPEN, 3, detail=FAILED | {"failed": 6, "ended": 6, "canary": "gpu-1"})
 
 
 async def decided(fleet: Fleet, *blocked: Blocked | str, pool: str = "default") -> str:

@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.cli import explain_view
-from orchestrator.core.blocked import WORKERS, Blocked, Kind, text
+from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
@@ -19,7 +19,7 @@ from tests.db.diagnostics.build import bring_up, lines, promoted, times, told
 DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
 
 
-DEAR = Blocked(Kind.PRICE_UNKNOWN, 1, detail={"gpu_type": "NVIDIA A40", "cloud": "SECURE"})
+DEAR = Blocked(BlockedReason.PRICE_UNKNOWN, 1, detail={"gpu_type": "NVIDIA A40", "cloud": "SECURE"})
 
 
 async def decided(fleet: Fleet, *blocked: Blocked, **fields: Any) -> None:
@@ -81,11 +81,11 @@ async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("blocked", "who", "fix"),
     [
-        (Blocked(Kind.MAX_ACTIVE, 2, WORKERS, {"limit": 0}), "operator", "MAX_ACTIVE_GPUS"),
-        (Blocked(Kind.OFFERS_REFUSED, 2), "capacity", "RUNPOD_DATA_CENTERS"),
+        (Blocked(BlockedReason.MAX_ACTIVE, 2, WORKERS, {"limit": 0}), "operator", "MAX_ACTIVE_GPUS"),
+        (Blocked(BlockedReason.OFFERS_REFUSED, 2), "capacity", "RUNPOD_DATA_CENTERS"),
         (DEAR, "budget", "DAILY_BUDGET_USD"),
-        (Blocked(Kind.BREAKER_OPEN, 3), "orchestrator", "python -m orchestrator list --all"),
-        (Blocked(Kind.PAUSED, 2, detail={"reason": "budget"}), "operator", "python -m orchestrator resume"),
+        (Blocked(BlockedReason.BREAKER_OPEN, 3), "orchestrator", "python -m orchestrator list --all"),
+        (Blocked(BlockedReason.PAUSED, 2, detail={"reason": "budget"}), "operator", "python -m orchestrator resume"),
     ],
 )
 async def test_without_a_worker_the_decision_says_why_none_comes(
@@ -126,14 +126,14 @@ async def test_a_task_with_workers_says_why_there_will_be_no_more(fleet: Fleet) 
     await promoted(fleet, 10)
     await decided(fleet, DEAR)
     said = await told(fleet, task)
-    assert said.what.endswith(f"; no more workers are started: {text(DEAR)}, 1 worker(s) serve it")
+    assert said.what.endswith(f"; no more workers are started: {text(DEAR)}, 1 worker serves it")
 
 
-async def test_a_pool_with_the_target_zero_shows_the_arithmetic(fleet: Fleet) -> None:
+async def test_a_pool_with_the_target_zero_shows_the_last_decision(fleet: Fleet) -> None:
     """The decision's own."""
     (task,) = await fleet.submit()
     await decided(fleet)
-    assert "target is 0, min(max(…), 0 max) = 0" in (await told(fleet, task)).what
+    assert "did not count this task yet: min(max(…), 0 max) = 0" in (await told(fleet, task)).what
 
 
 async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) -> None:
@@ -147,7 +147,7 @@ async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) ->
     assert (said.who, said.what) == ("provider", "a worker: 1 on the way, 2 tasks of pool default go before it")
     await promoted(fleet, 10)
     said = await told(fleet, task)
-    assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker(s) serve it"
+    assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker serves it"
 
 
 async def test_a_dependency_that_does_not_exist_is_named_and_nobody_is_sent_after_it(
@@ -188,8 +188,28 @@ async def test_a_task_that_a_users_trigger_keeps_as_it_is_names_the_refusal(
     finally:
         await hand.execute("drop function users_own() cascade")
     assert (said.who, said.until is not None) == ("operator", True)
-    assert "refused to change its row 1 time(s)" in said.what
+    assert "refused to change its row 1 time" in said.what
     assert "paid customers only" in said.what
+
+
+async def test_a_result_that_a_users_trigger_refuses_names_the_refusal(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """The worker keeps it, and how long it does is said."""
+    agent = await fleet.agent()
+    (task_id,) = await fleet.submit()
+    (task,) = await agent.claim()
+    body = "begin if new.status = 'Complete' then raise exception 'unpaid'; end if; return new; end"
+    await hand.execute(f"create function users_own() returns trigger language plpgsql as $$ {body} $$".encode())
+    await hand.execute("create trigger users_own before update on tasks for each row execute function users_own()")
+    try:
+        assert await agent.complete(task) == "pending"
+        said = await told(fleet, task_id)
+    finally:
+        await hand.execute("drop function users_own() cascade")
+    assert (said.who, said.until is not None) == ("operator", True)
+    assert "The database refused to complete it: unpaid (P0001)" in said.what
+    assert "keeps the result and tries again" in said.then
 
 
 async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
@@ -336,7 +356,7 @@ async def test_a_stuck_task_says_for_how_long_and_what_to_change(fleet: Fleet) -
     await fleet.fleet("rescue", p_worker_id=agent.id)
     said = await told(fleet, task)
     assert said.code == "TASK_STUCK"
-    assert said.what.endswith(f"It said: No progress for 1205 s; worker {agent.id} was ended for that")
+    assert said.what.endswith(f"It said: No sign of life for 1205 s; worker {agent.id} was ended for that")
     assert said.fix.startswith("report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC; then ")
     (attempt,) = said.attempts
     assert (attempt.code, attempt.exit_class, attempt.worker) == ("TASK_STUCK", "timeout", "task_stuck")

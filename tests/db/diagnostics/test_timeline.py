@@ -74,7 +74,7 @@ async def test_everything_stands_in_order_with_how_long_it_took(fleet: Fleet) ->
 async def test_an_address_that_changed_is_a_line_of_its_own(fleet: Fleet) -> None:
     """Beside the stage that goes on, with from where to where."""
     worker = await fleet.spawn()
-    for port, why in ((4001, "climbing: tcp"), (4002, "SSH moved from 1.2.3.4:4001 to 1.2.3.4:4002")):
+    for port, why in ((4001, "bring-up: tcp"), (4002, "SSH moved from 1.2.3.4:4001 to 1.2.3.4:4002")):
         await fleet.move(worker, State.SPAWNING, reason=why, ssh_host="1.2.3.4", ssh_port=port)
         fleet.wait(10)
     told = entries(await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker))
@@ -114,10 +114,10 @@ async def test_it_can_be_read_at_every_width(fleet: Fleet, width: int) -> None:
         assert words in flat
 
 
-async def test_a_stage_that_is_climbed_is_not_said_twice(fleet: Fleet) -> None:
+async def test_a_stage_that_is_under_way_is_not_said_twice(fleet: Fleet) -> None:
     """Its name stands there already; any other reason is shown."""
     worker = await fleet.spawn()
-    await fleet.move(worker, State.SPAWNING, stage=Stage.TCP, reason="climbing: tcp")
+    await fleet.move(worker, State.SPAWNING, stage=Stage.TCP, reason="bring-up: tcp")
     await fleet.move(worker, State.SPAWNING, stage=Stage.SSH_AUTH, reason="its key is known")
     found = await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker)
     assert [entry.note for entry in entries(found) if entry.kind == "stage"] == ["", "its key is known"]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.worker_rows import waits_for
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
-from orchestrator.core.model import LOGS_LATE
 from orchestrator.core.stages import BRING_UP, STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage, State
+from orchestrator.core.worker_metadata import metadata
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, EARLY_S, STALLED
 from orchestrator.diagnostics.workers import WANTED
@@ -47,7 +48,7 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
         "spent: $0.03",
     ]
     assert proof.startswith(
-        "proof: ssh_auth failed 3 times (AuthFailed): 10.1.2.3:51422 -> 213.173.110.7:12086, it says"
+        "evidence: ssh_auth failed 3 times (AuthFailed): 10.1.2.3:51422 -> 213.173.110.7:12086, it says"
     )
     assert usual.split("   ") == [
         "usual for NVIDIA GeForce RTX 4090: p50 2m40s, p95 5m40s (n=3)",
@@ -56,29 +57,39 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("rung", BRING_UP, ids=lambda rung: rung.stage)
-async def test_a_climbing_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: StageSpec) -> None:
+async def test_a_starting_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: StageSpec) -> None:
     """At each stage, although nothing has gone wrong yet."""
     stage = rung.stage
     worker = await bring_up(fleet, stage)
-    said = await explained(fleet, worker)
-    assert (said.who, said.code) == (STAGE_SPECS[stage].waiting_on, None)
-    assert said.what == WANTED[stage]
-    assert said.then == f"{STAGE_SPECS[stage].overdue}: terminate, respawn"
-    assert said.deadline is not None
-    assert times([said.deadline]) == [fleet.now + timedelta(seconds=STAGE_SPECS[stage].deadline_s)]
+    explanation = await explained(fleet, worker)
+    assert (explanation.who, explanation.code) == (STAGE_SPECS[stage].waiting_on, None)
+    assert explanation.what == WANTED[stage]
+    assert explanation.then == f"{STAGE_SPECS[stage].overdue}: terminate, respawn"
+    assert explanation.deadline is not None
+    assert times([explanation.deadline]) == [fleet.now + timedelta(seconds=STAGE_SPECS[stage].deadline_s)]
+
+
+async def listed(fleet: Fleet) -> list[Any]:
+    """The rows of `list`."""
+    return list((await fleet.call("fleet_workers", p_fleet=FLEET, p_all=False, p_limit=10))["workers"])
 
 
 @pytest.mark.parametrize("code", FailureCode)
 async def test_each_failure_is_named_while_it_holds_a_worker_up(fleet: Fleet, code: FailureCode) -> None:
-    """The code, its sentence, who must act, and the fix."""
+    """The code, its sentence, who must act, and the fix. `list` says the same, until an attempt succeeds."""
     worker = await bring_up(fleet, Stage.TCP)
     await attempt(fleet, worker, Stage.TCP, "lost", code, error="something was seen")
-    said, cause = await explained(fleet, worker), causes.of(code)
+    explanation, cause = await explained(fleet, worker), causes.of(code)
     assert cause is not None
-    assert (said.code, said.who, said.then) == (code, cause.who, cause.then)
-    assert said.what == cause.means.rstrip(".")
-    assert said.fix == cause.about(worker=worker).fix
-    assert said.proof == "tcp lost: something was seen"
+    assert (explanation.code, explanation.who, explanation.then) == (code, cause.who, cause.then)
+    assert explanation.what == cause.means.rstrip(".")
+    assert explanation.fix == cause.about(worker=worker).fix
+    assert explanation.evidence == "tcp lost: something was seen"
+    (row,) = await listed(fleet)
+    assert waits_for(row) == f"{explanation.who}: {code}"
+    await attempt(fleet, worker, Stage.TCP, "ok")
+    (row,) = await listed(fleet)
+    assert (waits_for(row), (await explained(fleet, worker)).code) == (STAGE_SPECS[Stage.TCP].waiting_on, None)
 
 
 @pytest.mark.parametrize("code", [*FailureCode, "XID_79"])
@@ -94,10 +105,10 @@ async def test_each_failure_is_named_once_it_has_ended_a_worker(fleet: Fleet, co
     assert f"{worker}  terminated 1h00m ago  lived 2m02s  last stage gone" in text
     assert "ENDED spawn_failed: Its bring-up did not succeed." in text
     assert f"ENDED {code}: {cause.means}" in text
-    assert f"ENDED said then: {code}: it did not work" in text
+    assert f"ENDED recorded reason: {code}: it did not work" in text
     assert "spent: $0.02 (booting $0.02" in text
     assert f"fix: {cause.about(worker=worker).fix}" in text
-    assert "proof: tcp failed: something was seen" in text
+    assert "evidence: tcp failed: something was seen" in text
 
 
 @pytest.mark.parametrize("cause", ExitCause)
@@ -107,10 +118,10 @@ async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
     await fleet.end(agent.id, State.ACTIVE, cause)
     await fleet.move(agent.id, State.TERMINATING, stage=Stage.DELETING, reason="its logs are safe")
     await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
-    said, meaning = await explained(fleet, agent.id), causes.ending(cause)
+    explanation, meaning = await explained(fleet, agent.id), causes.ending(cause)
     assert meaning is not None
-    assert (said.ended[0], said.ended[-1]) == (f"{cause}: {meaning.means}", "said then: test")
-    assert (said.who, said.then) == ("nobody", meaning.then)
+    assert (explanation.ended[0], explanation.ended[-1]) == (f"{cause}: {meaning.means}", "recorded reason: test")
+    assert (explanation.who, explanation.then) == ("nobody", meaning.then)
 
 
 LOOKED_AT = "2026-11-21T12:00:00+00:00"
@@ -146,15 +157,15 @@ async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet
     await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
     await attempt(fleet, agent.id, Stage.DELETING, "ok", known=True)
     await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
-    said, cause = await explained(fleet, agent.id), causes.silence(subcause)
+    explanation, cause = await explained(fleet, agent.id), causes.silence(subcause)
     code = f"NO_HEARTBEAT/{subcause}".rstrip("/")
-    assert list(said.ended) == [
+    assert list(explanation.ended) == [
         "heartbeat_lost: Its heartbeats stopped.",
         f"{code}: {cause.means}",
-        "said then: no heartbeat for 6 s",
+        "recorded reason: no heartbeat for 6 s",
     ]
-    assert (said.code, said.subcause, said.proof) == ("NO_HEARTBEAT", subcause or None, proof)
-    assert (said.then, said.fix) == (cause.then, cause.about(worker=agent.id).fix)
+    assert (explanation.code, explanation.subcause, explanation.evidence) == ("NO_HEARTBEAT", subcause or None, proof)
+    assert (explanation.then, explanation.fix) == (cause.then, cause.about(worker=agent.id).fix)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +180,7 @@ async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet
 def test_a_look_that_does_not_tell_is_no_cause(look: Any) -> None:
     """Whatever was kept of it."""
     assert heartbeat_loss.subcause(look) is None
-    assert (heartbeat_loss.proof(look) is None) == (not isinstance(look, Mapping) or not look["known"])
+    assert (heartbeat_loss.evidence_line(look) is None) == (not isinstance(look, Mapping) or not look["known"])
 
 
 async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fleet: Fleet) -> None:
@@ -179,17 +190,17 @@ async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fl
     lost["reason"] = "the provider says EXITED"
     await fleet.move(agent.id, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **lost)
     await attempt(fleet, agent.id, Stage.DELETING, "ok", known=True)
-    assert (await explained(fleet, agent.id)).proof == "the provider says EXITED"
+    assert (await explained(fleet, agent.id)).evidence == "the provider says EXITED"
 
 
 async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
     """And not that somebody must mend something."""
     worker = await bring_up(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
     await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", error="no longer any instances available")
-    said = await explained(fleet, worker)
-    assert (said.who, said.code) == ("capacity", "NO_CAPACITY")
-    assert said.proof == "pod_created failed: no longer any instances available"
-    assert "explain scaling" in said.fix
+    explanation = await explained(fleet, worker)
+    assert (explanation.who, explanation.code) == ("capacity", "NO_CAPACITY")
+    assert explanation.evidence == "pod_created failed: no longer any instances available"
+    assert "explain scaling" in explanation.fix
 
 
 @pytest.mark.parametrize("stage", STALLED)
@@ -200,8 +211,11 @@ async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage
     fleet.wait(EARLY_S - 1)
     assert (await explained(fleet, worker)).what == WANTED[stage]
     fleet.wait(2)
-    said = await explained(fleet, worker)
-    assert (said.what, said.code) == (f"{WANTED[stage]}; {STALLED[stage]}, for {EARLY_S + 1:.0f} s now", None)
+    explanation = await explained(fleet, worker)
+    assert (explanation.what, explanation.code) == (
+        f"{WANTED[stage]}; {STALLED[stage]}, for {EARLY_S + 1:.0f} s now",
+        None,
+    )
 
 
 async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> None:
@@ -212,14 +226,14 @@ async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> 
     await fleet.fleet("attempt_note", **note)
     _, waiting, _, proof, _ = await shown(fleet, worker)
     assert waiting == f"WAITING ON provider: {causes.of('TCP_TIMEOUT').means.rstrip('.')} (TCP_TIMEOUT)"  # type: ignore[union-attr]
-    assert proof == "proof: tcp under way: no banner in 3 s"
+    assert proof == "evidence: tcp under way: no banner in 3 s"
     booting = await bring_up(fleet, Stage.POD_RUNNING)
     opened = await fleet.fleet("attempt_open", p_worker_id=booting, p_stage=Stage.POD_RUNNING)
     note = {"p_id": opened["id"], "p_failure_code": None, "p_evidence": {"shown": "RunPod shows it as STARTING"}}
     await fleet.fleet("attempt_note", **note)
     fleet.wait(3)
-    said = await explained(fleet, booting)
-    assert said.what == f"{WANTED[Stage.POD_RUNNING]}; RunPod shows it as STARTING, for 3 s now"
+    explanation = await explained(fleet, booting)
+    assert explanation.what == f"{WANTED[Stage.POD_RUNNING]}; RunPod shows it as STARTING, for 3 s now"
 
 
 async def test_a_silent_worker_is_called_silent_before_it_is_given_up(fleet: Fleet) -> None:
@@ -247,10 +261,10 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     """Its pod's absence from the lists, and logs that do not arrive; then what it does."""
     worker = await promoted(fleet, 10)
     odd: dict[str, Any] = {"waiting_on": "provider", "waiting_for": "its pod, which the lists have not shown"}
-    await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "Refused: nobody there"}, **odd)
-    said = await explained(fleet, worker)
-    assert said.who == "provider"
-    assert said.what == (
+    await fleet.move(worker, State.ACTIVE, metadata=metadata(logs_late="Refused: nobody there"), **odd)
+    explanation = await explained(fleet, worker)
+    assert explanation.who == "provider"
+    assert explanation.what == (
         "its pod, which the lists have not shown; its logs, which are late: Refused: nobody there; to ask for work"
     )
 
@@ -258,31 +272,31 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
 async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
     """With the code, what was shown, and that the work goes on."""
     worker = await promoted(fleet, 10)
-    await fleet.move(worker, State.ACTIVE, metadata={LOGS_LATE: "HostKeyChanged: pod-1 shows another key"})
+    await fleet.move(worker, State.ACTIVE, metadata=metadata(logs_late="HostKeyChanged: pod-1 shows another key"))
     await attempt(fleet, worker, Stage.SSH_AUTH, "failed", "HOST_KEY_CHANGED", error="pod-1 shows another key")
-    said = await explained(fleet, worker)
-    assert (said.code, said.who) == ("HOST_KEY_CHANGED", "worker")
-    assert said.what.startswith("its logs, which are late: HostKeyChanged")
-    assert said.then.startswith("nothing is sent there; the worker goes on")
-    assert said.proof == "ssh_auth failed: pod-1 shows another key"
+    explanation = await explained(fleet, worker)
+    assert (explanation.code, explanation.who) == ("HOST_KEY_CHANGED", "worker")
+    assert explanation.what.startswith("its logs, which are late: HostKeyChanged")
+    assert explanation.then.startswith("nothing is sent there; the worker goes on")
+    assert explanation.evidence == "ssh_auth failed: pod-1 shows another key"
 
 
 async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
-    """The connection broke once, and the climb went on."""
+    """The connection broke once, and the bring-up went on."""
     worker = await bring_up(fleet, Stage.DEPLOY)
     await attempt(fleet, worker, Stage.DEPLOY, "lost", "CONNECTION_LOST")
     await attempt(fleet, worker, Stage.TCP, "ok", banner="SSH-2.0-OpenSSH")
-    said = await explained(fleet, worker)
-    assert (said.code, said.who) == (None, "orchestrator")
-    assert said.proof == "tcp ok: banner SSH-2.0-OpenSSH"
+    explanation = await explained(fleet, worker)
+    assert (explanation.code, explanation.who) == (None, "orchestrator")
+    assert explanation.evidence == "tcp ok: banner SSH-2.0-OpenSSH"
 
 
 async def test_without_a_leader_the_orchestrator_is_waited_for(fleet: Fleet) -> None:
     """Whatever the row says: nobody acts on it."""
     worker = await bring_up(fleet, Stage.TCP)
     fleet.wait(7200)
-    said = await explained(fleet, worker)
-    assert (said.who, said.then, said.fix) == (
+    explanation = await explained(fleet, worker)
+    assert (explanation.who, explanation.then, explanation.fix) == (
         "orchestrator",
         "nothing: no orchestrator leads",
         "python -m orchestrator run",
@@ -295,14 +309,15 @@ async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
     agent = await fleet.agent()
     await agent.claim()
     fleet.wait(30)
-    said = await explained(fleet, agent.id)
+    explanation = await explained(fleet, agent.id)
     silence = "its heartbeat: silent for 30 s (12 beats missed)"
-    assert (said.who, said.what) == ("worker", f"{silence}; to finish t {task} (attempt 1 of 3)")
-    assert said.deadline is not None
-    assert times([said.deadline]) == [fleet.now + timedelta(seconds=30)]
-    assert said.spent_usd == pytest.approx(0.03)
+    assert (explanation.who, explanation.what) == ("worker", f"{silence}; to finish t {task} (attempt 1 of 3)")
+    assert explanation.deadline is not None
+    assert times([explanation.deadline]) == [fleet.now + timedelta(seconds=30)]
+    assert explanation.spent_usd == pytest.approx(0.03)
     text = "\n".join(await shown(fleet, agent.id))
-    assert f"runs t {task} for 30s, no progress told yet" in text
+    assert "evidence: last heartbeat 30s ago" in text
+    assert f"runs t {task} for 30s, last sign of life 30s ago" in text
     assert "tasks: 0 done, 0 failed, 1 running" in text
 
 
@@ -310,11 +325,11 @@ async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:
     """By the pool's idle timeout."""
     agent = await fleet.agent(State.IDLE)
     fleet.wait(50)
-    said = await explained(fleet, agent.id, gpu_idle_timeout_sec=600)
-    assert said.what == "nothing: pool default has no task to claim"
-    assert said.deadline is not None
-    assert times([said.deadline]) == [fleet.now + timedelta(seconds=550)]
-    assert said.then.startswith("idle_timeout: terminate")
+    explanation = await explained(fleet, agent.id, gpu_idle_timeout_sec=600)
+    assert explanation.what == "tasks: pool default has none that is ready"
+    assert explanation.deadline is not None
+    assert times([explanation.deadline]) == [fleet.now + timedelta(seconds=550)]
+    assert explanation.then.startswith("idle_timeout: terminate")
 
 
 async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) -> None:
@@ -331,9 +346,9 @@ async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) 
     assert f"WAITING ON orchestrator: {why}" in text
     assert "worker_sick if another worker completes such a task, release_bad if others fail alike" in text
     assert f"logs {agent.id}" in text
-    said = await explained(fleet, agent.id)
-    assert said.deadline is not None
-    assert times([said.deadline]) == [fleet.now - timedelta(seconds=20) + timedelta(seconds=900)]
+    explanation = await explained(fleet, agent.id)
+    assert explanation.deadline is not None
+    assert times([explanation.deadline]) == [fleet.now - timedelta(seconds=20) + timedelta(seconds=900)]
 
 
 async def test_a_worker_with_a_full_disk_says_so(fleet: Fleet) -> None:
@@ -346,10 +361,21 @@ async def test_a_worker_with_a_full_disk_says_so(fleet: Fleet) -> None:
     assert "worker_sick if that lasts for 30 s: it is replaced" in text
 
 
+async def test_a_worker_says_what_its_agent_found(fleet: Fleet) -> None:
+    """What stops its claims first, with what follows from it."""
+    agent = await fleet.agent()
+    hot = {"code": "GPU_OVERHEATED", "severity": "H", "since": fleet.now.timestamp() - 60, "evidence": "91 °C"}
+    tight = {"code": "DISK_TIGHT", "severity": "M", "since": fleet.now.timestamp(), "evidence": "93 % full"}
+    await agent.beat(p_health={"findings": [hot, tight]})
+    text = "\n".join(await shown(fleet, agent.id))
+    assert "its machine: DISK_TIGHT: 93 % full; its machine, which is not fit to begin a task: GPU_OVERHEATED" in text
+    assert "after ten minutes it finishes its tasks and is replaced" in text
+
+
 @pytest.mark.parametrize(
     ("stage", "what"),
     [
-        (Stage.DRAINING, "1 task(s) to end"),
+        (Stage.DRAINING, "1 task to end"),
         (Stage.FLUSHING, "two complete lists without it"),  # the row knows best, here and below
         (Stage.DELETING, "two complete lists without it"),
     ],
@@ -368,13 +394,13 @@ async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
         "deadline_s": 60,
     }
     await fleet.move(agent.id, State.TERMINATING, stage=stage, **waiting)
-    said = await explained(fleet, agent.id)
-    assert (said.who, said.what) == ("provider", what)
-    assert said.ended[0] == "manual: An operator asked for its end."
+    explanation = await explained(fleet, agent.id)
+    assert (explanation.who, explanation.what) == ("provider", what)
+    assert explanation.ended[0] == "manual: An operator asked for its end."
     assert "ENDING manual" in "\n".join(await shown(fleet, agent.id))
 
 
-async def test_what_is_usual_comes_from_earlier_climbs_of_that_gpu_alone(fleet: Fleet) -> None:
+async def test_what_is_usual_comes_from_earlier_bringups_of_that_gpu_alone(fleet: Fleet) -> None:
     """Half took so long, and nineteen in twenty no longer than that."""
     nothing = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
     assert (nothing["n"], nothing["p50_s"]) == (0, None)
@@ -386,7 +412,7 @@ async def test_what_is_usual_comes_from_earlier_climbs_of_that_gpu_alone(fleet: 
     assert (await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=None))["n"] == 22
 
 
-async def test_what_is_usual_for_a_stage_is_shown_while_it_is_climbed(fleet: Fleet) -> None:
+async def test_what_is_usual_for_a_stage_is_shown_while_it_is_under_way(fleet: Fleet) -> None:
     """Of those who were promoted; a pull that takes longer than ever is seen to."""
     for seconds in (20, 40, 60):
         worker = await fleet.spawn(gpu_type=GPU)
@@ -404,3 +430,13 @@ async def test_a_worker_of_another_fleet_is_not_found(fleet: Fleet) -> None:
     worker = await bring_up(fleet, Stage.TCP)
     assert (await fleet.call("fleet_explain", p_fleet="other", p_worker_id=worker))["worker"] is None
     assert (await fleet.call("fleet_explain", p_fleet=FLEET, p_worker_id="nobody"))["worker"] is None
+
+
+async def test_all_live_workers_are_explained_in_one_call(fleet: Fleet) -> None:
+    """As each alone; without those that have ended, and without those of another fleet."""
+    ended, *live = [await bring_up(fleet, Stage.TCP) for _ in range(3)]
+    await give_up(fleet, ended, "TCP_TIMEOUT")
+    await fleet.move(ended, State.TERMINATING, State.TERMINATED)
+    alone = {one: await fleet.call("fleet_explain", p_fleet=FLEET, p_worker_id=one) for one in live}
+    assert await fleet.call("fleet_explain_workers", p_fleet=FLEET) == {"workers": alone}
+    assert await fleet.call("fleet_explain_workers", p_fleet="other") == {"workers": {}}

@@ -1,4 +1,4 @@
-"""A Supabase-like database with real data in it, behind both doors."""
+"""A Supabase-like database with real data in it, behind both endpoints."""
 
 import asyncio
 import time
@@ -14,47 +14,30 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import State
-from orchestrator.migrate import migrate
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import verifier
-from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.postgrest import EmbeddedPostgrest
-from testbed.services.s3 import EmbeddedS3
-from testbed.services.supabase_roles import create_roles
-from tests.db.privilege.rig import SIGNING_KEY, Doors, Scene, public_jwk
-from tests.process.web.builders import SECRET, Caller, Door, done, serving
+from testbed.shared_services import Database
+from tests.db.privilege.rig import SIGNING_KEY, Actors, Endpoints, public_jwk
+from tests.process.web.builders import SECRET, Caller, ServerUnderTest, done, listen, serving
+from tests.process.web.conftest import blobs, postgres, s3
 
-BUCKET = "tests"
+__all__ = ["blobs", "postgres", "s3"]
+
 CALL_TIMEOUT_S = 40.0
+LIMITS = httpx.Limits(keepalive_expiry=1)  # well before the server closes the connection of a caller without a token
 
 
 @pytest.fixture(scope="session")
-async def postgres(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
-    """A project's database: its roles were there first, with Supabase's default privileges."""
-    async with EmbeddedPostgres(tmp_path_factory.mktemp("doors") / "postgres", durable=False, keep=False) as server:
-        await create_roles(server.url)
-        await migrate(server.url)
-        yield server
-
-
-@pytest.fixture(scope="session")
-async def owner(postgres: EmbeddedPostgres) -> AsyncIterator[psycopg.AsyncConnection[tuple[object, ...]]]:
+async def owner(postgres: Database) -> AsyncIterator[psycopg.AsyncConnection[tuple[object, ...]]]:
     """The owner's connection, for looking."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture(scope="session")
-async def blobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Blobs]:
-    """A bucket, with a prefix."""
-    async with EmbeddedS3(tmp_path_factory.mktemp("doors-s3")) as s3:
-        await s3.create_bucket(BUCKET)
-        yield S3Blobs(s3.endpoint_url, s3.access_key, s3.secret_key, BUCKET, "fleet", "us-east-1")
-
-
-@pytest.fixture(scope="session")
-async def doors(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Doors]:
+async def endpoints(postgres: Database, blobs: S3Blobs) -> AsyncIterator[Endpoints]:
     """Both, over the same rows."""
     async with AsyncExitStack() as stack:
         rest = await stack.enter_async_context(EmbeddedPostgrest(postgres.url, SECRET, jwks=[public_jwk(SIGNING_KEY)]))
@@ -66,46 +49,50 @@ async def doors(postgres: EmbeddedPostgres, blobs: S3Blobs) -> AsyncIterator[Doo
             # Behind a proxy, so that each call may come from an address of its own: one address is refused 40 at once.
             serving(db, blobs, signal, health, unanswered.append, check=verifier(SIGNING_KEY, SECRET), proxy_hops=1)
         )
-        gateway = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=CALL_TIMEOUT_S))
+        gateway = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=url, timeout=CALL_TIMEOUT_S, limits=LIMITS)
+        )
         postgrest = await stack.enter_async_context(
             httpx.AsyncClient(
-                base_url=rest.project_url, timeout=CALL_TIMEOUT_S, headers={"apikey": rest.publishable_key}
+                base_url=rest.project_url,
+                timeout=CALL_TIMEOUT_S,
+                limits=LIMITS,
+                headers={"apikey": rest.publishable_key},
             )
         )
         lease = await store.lead("tests", 3_600)
-        listening = asyncio.create_task(_listen(db, signal))
-        door = Door(gateway, store, signal, health, blobs, lease.term, unanswered)
-        yield Doors(door, rest, {"gateway": gateway, "postgrest": postgrest})
+        listening = asyncio.create_task(listen(db, signal))
+        under_test = ServerUnderTest(gateway, store, signal, health, blobs, lease.term, unanswered)
+        yield Endpoints(under_test, rest, {"gateway": gateway, "postgrest": postgrest})
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
 
 
 @pytest.fixture(scope="session")
-async def scene(doors: Doors) -> Scene:
+async def actors(endpoints: Endpoints) -> Actors:
     """Made once: whatever the tests do to it is refused."""
-    door, secret = doors.door, f"secret-{uuid.uuid4().hex}"
-    me, victim, gone = await door.worker(pool="mine"), await door.worker(pool=f"pool-{secret}"), await door.worker()
-    dep, stranger = [await _finished(door, me, number) for number in (1, 2)]
-    (mine,) = await door.submit(me.pool, depends_on=[dep])
+    under_test, secret = endpoints.gateway, f"secret-{uuid.uuid4().hex}"
+    me, victim, gone = (
+        await under_test.worker(pool="mine"),
+        await under_test.worker(pool=f"pool-{secret}"),
+        await under_test.worker(),
+    )
+    dep, stranger = [await _finished(under_test, me, number) for number in (1, 2)]
+    (mine,) = await under_test.submit(me.pool, depends_on=[dep])
     assert [task["id"] for task in (await me.claim(3))["tasks"]] == [mine]
-    (theirs,) = await door.submit(victim.pool, params={"word": secret})
+    (theirs,) = await under_test.submit(victim.pool, params={"word": secret})
     await victim.claim()
-    (queued,) = await door.submit(victim.pool, params={"word": secret})
-    await door.move(gone, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
-    await door.move(gone, (State.TERMINATING,), State.TERMINATED)
-    return Scene(me, victim, gone, mine, dep, stranger, theirs, queued, secret, door.term)
+    (queued,) = await under_test.submit(victim.pool, params={"word": secret})
+    await under_test.move(gone, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    await under_test.move(gone, (State.TERMINATING,), State.TERMINATED)
+    return Actors(me, victim, gone, mine, dep, stranger, theirs, queued, secret, under_test.term)
 
 
-async def _finished(door: Door, worker: Caller, number: int) -> str:
-    (task_id,) = await door.submit(worker.pool)
+async def _finished(under_test: ServerUnderTest, worker: Caller, number: int) -> str:
+    (task_id,) = await under_test.submit(worker.pool)
     await worker.claim(number)
     key = f"outputs/{task_id}/1/x.txt"
-    await door.blobs.put(key, b"x", content_type="text/plain")
-    reply = await worker.call("worker_complete", **done(task_id, door.blobs.location(key)))
+    await under_test.blobs.put(key, b"x", content_type="text/plain")
+    reply = await worker.call("worker_complete", **done(task_id, under_test.blobs.location(key)))
     assert reply.json() == {"outcome": "ok"}
     return task_id
-
-
-async def _listen(db: PostgresDb, signal: WakeupHub) -> None:
-    async for channel, payload in db.notifications():
-        signal.heard(channel, payload)

@@ -1,4 +1,4 @@
-"""Both doors to one database, and who may try them: our gateway, and a real PostgREST behind Supabase's key check."""
+"""Both endpoints of one database (our gateway, and a real PostgREST behind Supabase's key check), and their callers."""
 
 import json
 import time
@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from orchestrator.worker_tokens import SigningKey, mint
 from testbed.services.postgrest import EmbeddedPostgrest
-from tests.process.web.builders import SECRET, Caller, Door
+from tests.process.web.builders import SECRET, Caller, ServerUnderTest
 
 WRONG_SECRET = "not the project's secret, but as long as one"
 SIGNING_KEY = SigningKey(ec.generate_private_key(ec.SECP256R1()), "imported-key")
 STRANGERS_KEY = SigningKey(ec.generate_private_key(ec.SECP256R1()), "imported-key")
-DOORS = ("gateway", "postgrest")
+ENDPOINTS = ("gateway", "postgrest")
 
 
 def public_jwk(key: SigningKey) -> dict[str, Any]:
@@ -29,20 +29,20 @@ def public_jwk(key: SigningKey) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
-    """The two doors; `door` has the parts behind the gateway, which are the same for both."""
+class Endpoints:
+    """The two endpoints. `gateway` has the parts behind our gateway, which both share."""
 
-    door: Door
+    gateway: ServerUnderTest
     rest: EmbeddedPostgrest
     clients: Mapping[str, httpx.AsyncClient]
 
     def through(self, name: str, caller: Caller) -> Caller:
-        """The same worker, calling through this door."""
+        """Return the same worker with calls through this endpoint."""
         return Caller(caller.id, caller.pool, caller.jti, caller.nonce, self.clients[name])
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Actors:
     """A worker that holds a task with a dependency, and others whose things it must not touch."""
 
     me: Caller
@@ -74,8 +74,8 @@ class Scene:
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def _token(who: str, scene: Scene) -> str | None:
-    me, now = scene.me, int(time.time())
+def _token(who: str, actors: Actors) -> str | None:
+    me, now = actors.me, int(time.time())
     good = {"sub": me.id, "role": "gpu_worker", "jti": me.jti, "iat": now, "exp": now + 600, "iss": "orchestrator"}
     own = jwt.encode(good, SECRET, algorithm="HS256")
 
@@ -98,8 +98,8 @@ def _token(who: str, scene: Scene) -> str | None:
         "no role": lambda: signed(role=None),
         "no such role": lambda: signed(role="nobody_known"),
         "role postgres": lambda: signed(role="postgres"),
-        "the victim's sub": lambda: signed(sub=scene.victim.id),
-        "the terminated": lambda: mint(SECRET, scene.gone.id, scene.gone.jti, now, 600),
+        "the victim's sub": lambda: signed(sub=actors.victim.id),
+        "the terminated": lambda: mint(SECRET, actors.gone.id, actors.gone.jti, now, 600),
         "expired": lambda: signed(iat=now - 7200, exp=now - 3600),
         "not yet": lambda: signed(nbf=now + 3600),
         "unsigned": lambda: jwt.encode(good, "", algorithm="none"),
@@ -110,7 +110,7 @@ def _token(who: str, scene: Scene) -> str | None:
         "service_role, unsigned": lambda: jwt.encode({**good, "role": "service_role"}, "", algorithm="none"),
         "a stranger's ES256 key": lambda: mint(STRANGERS_KEY, me.id, me.jti, now, 600),
         "HS256 by the public key": lambda: _by_hand(good, public_pem),
-        "tampered sub": lambda: _with_claims(own, {**good, "sub": scene.victim.id}),
+        "tampered sub": lambda: _with_claims(own, {**good, "sub": actors.victim.id}),
         "tampered role": lambda: _with_claims(own, {**good, "role": "service_role"}),
         "tampered exp": lambda: _with_claims(signed(exp=now - 3600), good),
         "tampered alg": lambda: _with_header(own, {"alg": "none", "typ": "JWT"}),

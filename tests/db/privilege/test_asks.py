@@ -4,6 +4,8 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -15,8 +17,8 @@ import pytest
 
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
-from orchestrator.outputs import Answers
-from tests.db.privilege.rig import Doors
+from orchestrator.leader_jobs.pod_requests import PodRequests
+from tests.db.privilege.rig import Endpoints
 from tests.process.web.agents import Agents
 from tests.process.web.builders import RENEWALS, Caller, done
 from worker import protocol
@@ -29,23 +31,23 @@ PENDING = {"outcome": protocol.PENDING}
 
 
 @pytest.fixture
-def answers(doors: Doors) -> Answers:
+def requests(endpoints: Endpoints) -> PodRequests:
     """The leader's side."""
-    return Answers(doors.door.store, doors.door.blobs)
+    return PodRequests(endpoints.gateway.store, endpoints.gateway.blobs)
 
 
 @pytest.fixture
-async def agents(doors: Doors, tmp_path: Path) -> AsyncIterator[Agents]:
+async def agents(endpoints: Endpoints, tmp_path: Path) -> AsyncIterator[Agents]:
     """Agents that know PostgREST and a publishable key, and end with the test."""
-    agents = Agents(doors.door, tmp_path, url=doors.rest.project_url, api_key=doors.rest.publishable_key)
+    agents = Agents(endpoints.gateway, tmp_path, url=endpoints.rest.project_url, api_key=endpoints.rest.publishable_key)
     yield agents
     await agents.close()
 
 
-async def _holding(doors: Doors) -> tuple[Caller, Mapping[str, Any]]:
-    """A worker at PostgREST's door with a task."""
-    worker = doors.through("postgrest", await doors.door.worker())
-    await doors.door.submit(worker.pool)
+async def _holding(endpoints: Endpoints) -> tuple[Caller, Mapping[str, Any]]:
+    """A worker that calls PostgREST and holds a task."""
+    worker = endpoints.through("postgrest", await endpoints.gateway.worker())
+    await endpoints.gateway.submit(worker.pool)
     return worker, (await worker.claim())["tasks"][0]
 
 
@@ -53,153 +55,223 @@ async def _grant(worker: Caller, method: str, key: str) -> httpx.Response:
     return await worker.call(protocol.GRANTS, p_items=[{"method": method, "key": key}])
 
 
-async def test_a_url_is_asked_for_signed_and_works(doors: Doors, answers: Answers) -> None:
+async def test_a_url_is_asked_for_signed_and_works(endpoints: Endpoints, requests: PodRequests) -> None:
     """202 until the leader has looked, the same however often it is asked; then a URL that takes the bytes."""
-    worker, task = await _holding(doors)
+    worker, task = await _holding(endpoints)
     key = f"{task['output_prefix']}x.txt"
     for _ in range(3):
         reply = await _grant(worker, "PUT", key)
         assert reply.status_code == 202
         assert reply.json().items() >= {**PENDING, "items": [], "pending": [key]}.items()
-    assert await answers.give(doors.door.term) == 1
+    assert await requests.step(endpoints.gateway.term) == 1
     (item,) = (await _grant(worker, "PUT", key)).json()["items"]
-    assert item["location"] == doors.door.blobs.location(key)
+    assert item["location"] == endpoints.gateway.blobs.location(key)
     async with httpx.AsyncClient() as pod:
         assert (await pod.put(item["url"], content=b"bytes")).status_code == 200
-    assert await doors.door.blobs.get(key) == b"bytes"
+    assert await endpoints.gateway.blobs.get(key) == b"bytes"
 
 
-async def test_a_completion_counts_once_the_leader_has_seen_the_output(doors: Doors, answers: Answers) -> None:
+async def test_a_completion_counts_once_the_leader_has_seen_the_output(
+    endpoints: Endpoints, requests: PodRequests
+) -> None:
     """Pending, then ok; repeated, already."""
-    worker, task = await _holding(doors)
+    worker, task = await _holding(endpoints)
     key = f"{task['output_prefix']}x.txt"
-    await doors.door.blobs.put(key, b"x", content_type="text/plain")
-    completion = done(task["id"], doors.door.blobs.location(key))
+    await endpoints.gateway.blobs.put(key, b"x", content_type="text/plain")
+    completion = done(task["id"], endpoints.gateway.blobs.location(key))
     first = await worker.call(protocol.COMPLETE, **completion)
     assert (first.status_code, first.json()) == (202, PENDING)
-    assert (await doors.door.store.task(task["id"]))["task"]["status"] == "In Progress"
-    await answers.give(doors.door.term)
+    assert (await endpoints.gateway.store.task(task["id"]))["task"]["status"] == "In Progress"
+    await requests.step(endpoints.gateway.term)
     assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "ok"}
     assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "already"}
 
 
-async def test_an_output_that_is_not_there_completes_nothing(doors: Doors, answers: Answers) -> None:
+async def test_an_output_that_is_not_there_completes_nothing(endpoints: Endpoints, requests: PodRequests) -> None:
     """Said as through the gateway."""
-    worker, task = await _holding(doors)
-    completion = done(task["id"], doors.door.blobs.location(f"{task['output_prefix']}x.txt"))
+    worker, task = await _holding(endpoints)
+    completion = done(task["id"], endpoints.gateway.blobs.location(f"{task['output_prefix']}x.txt"))
     await worker.call(protocol.COMPLETE, **completion)
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     said = {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
     assert (await worker.call(protocol.COMPLETE, **completion)).json() == said
 
 
 @pytest.mark.parametrize("location", [None, "https://example.org/x"])
-async def test_what_is_in_no_bucket_needs_no_look(doors: Doors, location: str | None) -> None:
+async def test_what_is_in_no_bucket_needs_no_look(endpoints: Endpoints, location: str | None) -> None:
     """Accepted at once; `s3://` of another bucket is for the leader to tell."""
-    worker, task = await _holding(doors)
+    worker, task = await _holding(endpoints)
     assert (await worker.call(protocol.COMPLETE, **done(task["id"], location))).json() == {"outcome": "ok"}
 
 
-async def test_another_bucket_is_not_looked_for(doors: Doors, answers: Answers) -> None:
+async def test_another_bucket_is_not_looked_for(endpoints: Endpoints, requests: PodRequests) -> None:
     """Its maker alone can see it."""
-    worker, task = await _holding(doors)
+    worker, task = await _holding(endpoints)
     completion = done(task["id"], "s3://elsewhere/x")
     assert (await worker.call(protocol.COMPLETE, **completion)).status_code == 202
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "ok"}
 
 
-async def test_a_bucket_that_is_away_is_no_answer(doors: Doors, answers: Answers) -> None:
+async def test_a_bucket_that_is_away_is_no_answer(endpoints: Endpoints, requests: PodRequests) -> None:
     """The question stays open, and nobody spins on it."""
-    worker, task = await _holding(doors)
-    location = doors.door.blobs.location(f"{task['output_prefix']}x.txt")
+    worker, task = await _holding(endpoints)
+    location = endpoints.gateway.blobs.location(f"{task['output_prefix']}x.txt")
     await worker.call(protocol.COMPLETE, **done(task["id"], location))
     async with asyncio.timeout(30):
-        assert await Answers(doors.door.store, NOWHERE).give(doors.door.term) == 0
+        assert await PodRequests(endpoints.gateway.store, NOWHERE).step(endpoints.gateway.term) == 0
     assert (await worker.call(protocol.COMPLETE, **done(task["id"], location))).status_code == 202
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
 
 
-async def test_an_answer_grows_old(doors: Doors, answers: Answers, owner: psycopg.AsyncConnection[Any]) -> None:
+async def test_an_answer_grows_old(
+    endpoints: Endpoints, requests: PodRequests, owner: psycopg.AsyncConnection[Any]
+) -> None:
     """After five minutes it is asked anew, and what nobody asks again is deleted: a signed URL does not lie about."""
-    worker, task = await _holding(doors)
+    worker, task = await _holding(endpoints)
     key = f"{task['output_prefix']}x.txt"
     await _grant(worker, "PUT", key)
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     age = "update worker_asks set answered_at = answered_at - interval '6 minutes' where worker_id = %s"
     await owner.execute(age.encode(), (worker.id,))
     assert (await _grant(worker, "PUT", key)).status_code == 202
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     await owner.execute(age.encode(), (worker.id,))
-    other, others = await _holding(doors)
+    other, others = await _holding(endpoints)
     await _grant(other, "PUT", f"{others['output_prefix']}x.txt")
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     left = await owner.execute("select count(*) from worker_asks where worker_id = %s", (worker.id,))
     assert await left.fetchone() == (0,)
 
 
-async def test_a_replaced_output_is_not_handed_on_and_a_write_is_bound(doors: Doors, answers: Answers) -> None:
+async def test_a_replaced_output_is_not_handed_on_and_a_write_is_bound(
+    endpoints: Endpoints, requests: PodRequests
+) -> None:
     """As through the gateway: the leader compares what the completion recorded, and signs what the worker named."""
-    worker, task = await _holding(doors)
-    (second,) = await doors.door.submit(worker.pool, depends_on=[task["id"]])
+    worker, task = await _holding(endpoints)
+    (second,) = await endpoints.gateway.submit(worker.pool, depends_on=[task["id"]])
     key = f"{task['output_prefix']}x.txt"
     sha256 = hashlib.sha256(b"good").hexdigest()
     once = [{"method": "PUT", "key": key, "once": True, "bytes": 4, "sha256": sha256}]
     for _ in range(2):
         reply = await worker.call(protocol.GRANTS, p_items=once)
-        await answers.give(doors.door.term)
+        await requests.step(endpoints.gateway.term)
     (item,) = reply.json()["items"]
     async with httpx.AsyncClient() as pod:
         assert (await pod.put(item["url"], content=b"good", headers=item["headers"])).status_code == 200
         assert (await pod.put(item["url"], content=b"evil", headers=item["headers"])).status_code == 412
     completion = done(task["id"], item["location"]) | {"p_output": {"etag": "lie"}}
     await worker.call("worker_complete_output", **completion)
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     assert (await worker.call("worker_complete_output", **completion)).json() == {"outcome": "ok"}
-    assert (await doors.door.store.task(task["id"]))["task"]["output_object"]["sha256"] == sha256
+    assert (await endpoints.gateway.store.task(task["id"]))["task"]["output_object"]["sha256"] == sha256
     assert [held["id"] for held in (await worker.claim(2))["tasks"]] == [second]
-    await doors.door.blobs.put(key, b"evil", content_type="text/plain")
+    await endpoints.gateway.blobs.put(key, b"evil", content_type="text/plain")
     await _grant(worker, "GET", key)
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     answer = (await _grant(worker, "GET", key)).json()
     assert (answer["items"], answer["refused"], answer["replaced"]) == ([], [key], [key])
 
 
-async def test_what_was_answered_is_kept_from_who_may_no_longer_have_it(doors: Doors, answers: Answers) -> None:
+async def test_a_file_is_uploaded_in_parts(endpoints: Endpoints, requests: PodRequests) -> None:
+    """As through the gateway: each step is asked for, signed by the leader, and bound to what the worker named."""
+    worker, task = await _holding(endpoints)
+    film, key = os.urandom(5 << 20) + b"end", f"{task['output_prefix']}film"
+    pieces = [film[: 5 << 20], film[5 << 20 :]]
+    item = {"method": "PUT", "key": key, "verify": True, "once": True, "bytes": len(film)}
+    item["sha256"] = hashlib.sha256(film).hexdigest()
+
+    async def granted(**more: Any) -> dict[str, Any]:
+        for _ in range(2):
+            reply = await worker.call(protocol.GRANTS, p_items=[item | more])
+            await requests.step(endpoints.gateway.term)
+        (answer,) = reply.json()["items"]
+        return dict(answer)
+
+    begin = await granted(multipart=True)
+    async with httpx.AsyncClient() as pod:
+        begun = await pod.post(begin["create"]["url"], headers=begin["create"]["headers"])
+        upload_id = re.findall("<UploadId>(.*)</UploadId>", begun.text)[0]
+        parts = [
+            {"n": number, "bytes": len(piece), "sha256": hashlib.sha256(piece).hexdigest()}
+            for number, piece in enumerate(pieces, 1)
+        ]
+        rest = await granted(upload_id=upload_id, parts=parts)
+        first = rest["parts"][0]
+        assert (await pod.put(first["url"], content=pieces[1], headers=first["headers"])).status_code == 403
+        evil = await pod.put(first["url"], content=bytes(5 << 20), headers=first["headers"])
+        assert evil.status_code == 400
+        body = "<CompleteMultipartUpload>"
+        for number, (one, piece) in enumerate(zip(rest["parts"], pieces, strict=True), 1):
+            sent = await pod.put(one["url"], content=piece, headers=one["headers"])
+            checksum = base64.b64encode(hashlib.sha256(piece).digest()).decode()
+            tags = f"<PartNumber>{number}</PartNumber><ETag>{sent.headers['etag']}</ETag>"
+            body += f"<Part>{tags}<ChecksumSHA256>{checksum}</ChecksumSHA256></Part>"
+        end = rest["complete"]
+        ended = await pod.post(end["url"], headers=end["headers"], content=f"{body}</CompleteMultipartUpload>")
+        assert ended.status_code == 200, ended.text
+        look = rest["check"]
+        assert (await pod.head(look["url"], headers=look["headers"])).headers["content-length"] == str(len(film))
+    assert await endpoints.gateway.blobs.get(key) == film
+    assert (await endpoints.gateway.blobs.look(key))["sha256"] == item["sha256"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"upload_id": ""}, {"upload_id": "a b"}, {"upload_id": "x" * 1025}, {"parts": None}, {"parts": [{}] * 65},
+        {"parts": [{"n": 0, "bytes": 1, "sha256": "0" * 64}]}, {"parts": [{"n": 1, "bytes": -1, "sha256": "0" * 64}]},
+        {"parts": [{"n": 1, "bytes": (5 << 30) + 1, "sha256": "0" * 64}]}, {"parts": [{"n": 1, "bytes": 1}]},
+        {"parts": [{"n": 1, "bytes": 1, "sha256": "x"}]}, {"parts": [1]}, {"parts": ["n"]},
+    ],
+)  # fmt: skip
+async def test_what_is_signed_of_a_part_is_bounded(endpoints: Endpoints, said: dict[str, Any]) -> None:
+    """A malformed request is refused as a whole."""
+    worker, task = await _holding(endpoints)
+    item = {"method": "PUT", "key": f"{task['output_prefix']}x", "once": True, "bytes": 1, "sha256": "0" * 64}
+    reply = await worker.call(protocol.GRANTS, p_items=[item | {"upload_id": "u", "parts": []} | said])
+    assert (reply.status_code, reply.json()["code"]) == (400, protocol.BAD_ARGUMENT)
+
+
+async def test_what_was_answered_is_kept_from_who_may_no_longer_have_it(
+    endpoints: Endpoints, requests: PodRequests
+) -> None:
     """The task is given back between question and answer: the URL stays where it is."""
-    worker, task = await _holding(doors)
+    worker, task = await _holding(endpoints)
     key = f"{task['output_prefix']}x.txt"
     await _grant(worker, "PUT", key)
-    await answers.give(doors.door.term)
+    await requests.step(endpoints.gateway.term)
     given = {"p_task_id": task["id"], "p_attempt": 1, "p_reason": "test"}
     assert (await worker.call(protocol.RELEASE, **given)).json() == {"outcome": "ok"}
     assert (await _grant(worker, "PUT", key)).json()["refused"] == [key]
 
 
 async def test_of_one_worker_only_so_many_questions_are_open(
-    doors: Doors, answers: Answers, owner: psycopg.AsyncConnection[Any]
+    endpoints: Endpoints, requests: PodRequests, owner: psycopg.AsyncConnection[Any]
 ) -> None:
     """The rest is told to ask again, and another worker's question is answered in the first batch all the same."""
-    greedy, task = await _holding(doors)
+    greedy, task = await _holding(endpoints)
     for part in range(2):
         items = [{"method": "PUT", "key": f"{task['output_prefix']}{part}-{n}"} for n in range(900)]
         assert (await greedy.call(protocol.GRANTS, p_items=items)).status_code == 202
     count = await owner.execute("select count(*) from worker_asks where worker_id = %s", (greedy.id,))
     assert await count.fetchone() == (1000,)
-    other, others = await _holding(doors)
+    other, others = await _holding(endpoints)
     await _grant(other, "PUT", f"{others['output_prefix']}x")
-    assert other.id in {ask["worker_id"] for ask in await doors.door.store.asks(100)}
-    await answers.give(doors.door.term)
+    assert other.id in {ask["worker_id"] for ask in await endpoints.gateway.store.asks(100)}
+    await requests.step(endpoints.gateway.term)
 
 
-async def test_the_next_token_is_asked_for_sealed_and_works(doors: Doors, owner: psycopg.AsyncConnection[Any]) -> None:
+async def test_the_next_token_is_asked_for_sealed_and_works(
+    endpoints: Endpoints, owner: psycopg.AsyncConnection[Any]
+) -> None:
     """202 until the leader has answered. What lies in the database opens nothing, and goes when it is read."""
-    worker = doors.through("postgrest", await doors.door.worker())
-    answers = Answers(doors.door.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
+    worker = endpoints.through("postgrest", await endpoints.gateway.worker())
+    requests = PodRequests(endpoints.gateway.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
     for _ in range(2):  # an answer that got lost is asked for again
         reply = await worker.call(protocol.RENEW)
         assert (reply.status_code, reply.json()) == (202, PENDING)
-        assert await answers.give(doors.door.term) == 1
+        assert await requests.step(endpoints.gateway.term) == 1
         kept = await (
             await owner.execute("select answer::text from worker_asks where worker_id = %s", (worker.id,))
         ).fetchone()
@@ -215,22 +287,24 @@ async def test_the_next_token_is_asked_for_sealed_and_works(doors: Doors, owner:
     ).status_code == 200
 
 
-async def test_a_revoked_worker_gets_no_next_token(doors: Doors) -> None:
+async def test_a_revoked_worker_gets_no_next_token(endpoints: Endpoints) -> None:
     """Neither asks for one nor reads one that was answered before."""
-    worker = doors.through("postgrest", await doors.door.worker())
+    worker = endpoints.through("postgrest", await endpoints.gateway.worker())
     await worker.call(protocol.RENEW)
-    sealing = Answers(doors.door.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
-    assert await sealing.give(doors.door.term) == 1
-    await doors.door.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
-    for door in (worker, Caller(worker.id, worker.pool, worker.jti, worker.nonce, doors.door.client)):
-        reply = await door.call(protocol.RENEW)
+    sealing = PodRequests(endpoints.gateway.store, NOWHERE, lambda name, jti: RENEWALS.sealed(name, jti, time.time()))
+    assert await sealing.step(endpoints.gateway.term) == 1
+    await endpoints.gateway.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
+    for endpoint in (worker, Caller(worker.id, worker.pool, worker.jti, worker.nonce, endpoints.gateway.client)):
+        reply = await endpoint.call(protocol.RENEW)
         assert (reply.status_code // 100, reply.json()["code"]) == (4, protocol.BAD_TOKEN)
 
 
-async def test_no_row_is_left_by_a_pod_at_the_gateway(doors: Doors, owner: psycopg.AsyncConnection[Any]) -> None:
+async def test_no_row_is_left_by_a_pod_at_the_gateway(
+    endpoints: Endpoints, owner: psycopg.AsyncConnection[Any]
+) -> None:
     """It signs and looks itself, at once."""
-    worker = await doors.door.worker()
-    await doors.door.submit(worker.pool)
+    worker = await endpoints.gateway.worker()
+    await endpoints.gateway.submit(worker.pool)
     (task,) = (await worker.claim())["tasks"]
     reply = await _grant(worker, "PUT", f"{task['output_prefix']}x")
     assert reply.status_code == 200
@@ -239,23 +313,25 @@ async def test_no_row_is_left_by_a_pod_at_the_gateway(doors: Doors, owner: psyco
     assert await left.fetchone() == (0,)
 
 
-async def test_agents_hand_over_files_through_postgrest_alone(agents: Agents, doors: Doors, answers: Answers) -> None:
+async def test_agents_hand_over_files_through_postgrest_alone(
+    agents: Agents, endpoints: Endpoints, requests: PodRequests
+) -> None:
     """Two leaves and a join, with no gateway and a leader that looks once a second: as fast as that allows."""
     worker = await agents.create()
-    leading = asyncio.create_task(_lead(answers, doors.door.term))
+    leading = asyncio.create_task(_lead(requests, endpoints.gateway.term))
     try:
         pool = {"pool": worker.caller.pool}
-        made = await doors.door.store.submit([
+        made = await endpoints.gateway.store.submit([
             {**pool, "task_type": "leaf", "params": {"says": "a"}},
             {**pool, "task_type": "leaf", "params": {"says": "b"}},
             {**pool, "task_type": "join", "depends_on": ["#1", "#0"]},
         ])  # fmt: skip
         row = await agents.ended(made[2]["id"], 30)
         assert row["status"] == "Complete", row["error_message"]
-        key = doors.door.blobs.key_of(row["output_location"])
+        key = endpoints.gateway.blobs.key_of(row["output_location"])
         assert key is not None
-        assert await doors.door.blobs.get(key) == b"(b+a)"
-        (lied,) = await doors.door.submit(worker.caller.pool, task_type="liar", max_attempts=1)
+        assert await endpoints.gateway.blobs.get(key) == b"(b+a)"
+        (lied,) = await endpoints.gateway.submit(worker.caller.pool, task_type="liar", max_attempts=1)
         row = await agents.ended(lied, 30)
         assert (row["status"], row["failure_code"]) == ("Failed", protocol.OUTPUT_MISSING)
     finally:
@@ -263,11 +339,11 @@ async def test_agents_hand_over_files_through_postgrest_alone(agents: Agents, do
         await asyncio.gather(leading, return_exceptions=True)
 
 
-async def test_an_answer_comes_within_two_seconds_of_the_question(doors: Doors, answers: Answers) -> None:
+async def test_an_answer_comes_within_two_seconds_of_the_question(endpoints: Endpoints, requests: PodRequests) -> None:
     """With the leader's poll alone, and a pod that asks as the agent does."""
-    leading = asyncio.create_task(_lead(answers, doors.door.term))
+    leading = asyncio.create_task(_lead(requests, endpoints.gateway.term))
     try:
-        worker, task = await _holding(doors)
+        worker, task = await _holding(endpoints)
         began, pause_s = time.monotonic(), 0.25
         while (await _grant(worker, "PUT", f"{task['output_prefix']}x")).status_code == 202:
             await asyncio.sleep(pause_s)
@@ -278,7 +354,7 @@ async def test_an_answer_comes_within_two_seconds_of_the_question(doors: Doors, 
         await asyncio.gather(leading, return_exceptions=True)
 
 
-async def _lead(answers: Answers, term: int) -> None:
+async def _lead(requests: PodRequests, term: int) -> None:
     while True:
-        await answers.give(term)
+        await requests.step(term)
         await asyncio.sleep(POLL_S)

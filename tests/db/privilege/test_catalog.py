@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.db.privilege.rig import DOORS, Doors, Scene
+from tests.db.privilege.rig import ENDPOINTS, Actors, Endpoints
 
 OUTSIDERS = ("anon", "authenticated", "gpu_worker")
 CALLERS = ("nobody", "authenticated", "worker")  # who comes with the rights of these
@@ -101,10 +101,10 @@ async def test_a_pod_cannot_become_anybody_else(owner: Owner) -> None:
     assert await _rows(owner, query) == []
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("who", CALLERS)
 async def test_no_function_but_a_pods_own_answers(
-    owner: Owner, doors: Doors, scene: Scene, who: str, door: str
+    owner: Owner, endpoints: Endpoints, actors: Actors, who: str, endpoint: str
 ) -> None:
     """Each tried with all its arguments, so that nothing but the permission can refuse; the gateway knows none."""
     calls = [
@@ -114,39 +114,39 @@ async def test_no_function_but_a_pods_own_answers(
     ]
     assert len(calls) > 50
     # PostgREST does not show trigger functions.
-    allowed = {401, 404} if door == "gateway" else {401, 404} if who == "nobody" else {403, 404}
-    replies = await _all(doors, scene, door, who, [("POST", path, args) for path, args in calls])
+    allowed = {401, 404} if endpoint == "gateway" else {401, 404} if who == "nobody" else {403, 404}
+    replies = await _all(endpoints, actors, endpoint, who, [("POST", path, args) for path, args in calls])
     assert {path: status for path, status in replies if status not in allowed} == {}
-    if door == "postgrest":
+    if endpoint == "postgrest":
         assert sum(status != 404 for _, status in replies) > 40
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("who", CALLERS)
-async def test_no_table_answers(owner: Owner, doors: Doors, scene: Scene, who: str, door: str) -> None:
+async def test_no_table_answers(owner: Owner, endpoints: Endpoints, actors: Actors, who: str, endpoint: str) -> None:
     """Read, insert, change, delete: each of every table. That a view cannot be written comes before who may."""
     relations = {name: kind for name, kind in await _rows(owner, RELATIONS) if kind != "S"}
     calls: list[tuple[str, str, Any]] = []
     for name in relations:
         path = f"/rest/v1/{name}"
         calls += [("GET", path, None), ("POST", path, {}), ("PATCH", path, {}), ("DELETE", path, None)]
-    refused = {404} if door == "gateway" else {401} if who == "nobody" else {403}
+    refused = {404} if endpoint == "gateway" else {401} if who == "nobody" else {403}
     views = {f"{verb} /rest/v1/{name}" for name, kind in relations.items() if kind == "v" for verb in WRITES}
-    replies = await _all(doors, scene, door, who, calls)
+    replies = await _all(endpoints, actors, endpoint, who, calls)
     unwritable = {path for path, status in replies if path in views and status == UNWRITABLE}
     assert {path: status for path, status in replies if status not in refused and path not in unwritable} == {}
 
 
 async def _all(
-    doors: Doors, scene: Scene, door: str, who: str, calls: Sequence[tuple[str, str, Any]]
+    endpoints: Endpoints, actors: Actors, endpoint: str, who: str, calls: Sequence[tuple[str, str, Any]]
 ) -> list[tuple[str, int]]:
     gate, numbers = asyncio.Semaphore(CONCURRENT), itertools.count()
 
     async def one(method: str, path: str, body: Any) -> tuple[str, int]:
-        headers = {**scene.credentials(who), "X-Forwarded-For": f"192.0.2.{next(numbers) % 256}"}
+        headers = {**actors.credentials(who), "X-Forwarded-For": f"192.0.2.{next(numbers) % 256}"}
         async with gate:
-            reply = await doors.clients[door].request(method, path, json=body, headers=headers)
-        assert scene.secret not in reply.text
+            reply = await endpoints.clients[endpoint].request(method, path, json=body, headers=headers)
+        assert actors.secret not in reply.text
         return f"{method} {path}", reply.status_code
 
     return await asyncio.gather(*(one(*call) for call in calls))

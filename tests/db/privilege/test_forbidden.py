@@ -1,4 +1,4 @@
-"""Forbidden acts, each tried at both doors: refused in the words that the table says, and nothing has changed."""
+"""Forbidden acts, each tried at both endpoints: refused in the words that the table says, and nothing has changed."""
 
 import json
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.db.privilege.rig import DOORS, Doors, Scene
+from tests.db.privilege.rig import ENDPOINTS, Actors, Endpoints
 from worker import protocol
 
 RPC = "/rest/v1/rpc/"
@@ -43,7 +43,7 @@ def rpc(
     postgrest: str | dict[str, Any] | None = None,
     **more: Any,
 ) -> Act:
-    """A call of a function; without `postgrest` both doors say the same."""
+    """A call of a function; without `postgrest` both endpoints say the same."""
     return Act(who, what, RPC + function, body, gateway, gateway if postgrest is None else postgrest, **more)
 
 
@@ -145,7 +145,7 @@ ACTS = [
     grant("writes a log", "PUT", "logs/{victim}/boot/agent/00000000-0-9.log.gz"),
     grant("reads a log", "GET", "logs/{victim}/boot/agent/00000000-0-9.log.gz"),
     grant("reads the output of a task it does not depend on", "GET", "outputs/{stranger}/1/x.txt"),
-    grant("reads beside its dependency's output", "GET", "outputs/{dep}/1/y.txt"),
+    grant("reads what another attempt of its dependency left", "GET", "outputs/{dep}/2/y.txt"),
     grant("reads what ends like its dependency's output", "GET", "outputs/x/1/outputs/{dep}/1/x.txt"),
     grant("writes over its dependency's output", "PUT", "outputs/{dep}/1/x.txt"),
     grant("reads back its own", "GET", "outputs/{mine}/1/x"),
@@ -207,32 +207,32 @@ def test_there_are_at_least_sixty() -> None:
     assert len(names) == len(set(names)) >= 60
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("act", ACTS, ids=[f"{act.who}: {act.what}" for act in ACTS])
 async def test_a_forbidden_act_is_refused(
-    doors: Doors, scene: Scene, owner: psycopg.AsyncConnection[Any], act: Act, door: str
+    endpoints: Endpoints, actors: Actors, owner: psycopg.AsyncConnection[Any], act: Act, endpoint: str
 ) -> None:
-    """At this door, in these words; nobody's rows have changed and nothing of the victim's is told."""
-    before = await _rows(owner, scene)
-    body = act.content if act.body is None else json.dumps(scene.fill(act.body)).encode()
-    reply = await doors.clients[door].request(
+    """At this endpoint, with this text; nobody's rows have changed and nothing of the victim's is told."""
+    before = await _rows(owner, actors)
+    body = act.content if act.body is None else json.dumps(actors.fill(act.body)).encode()
+    reply = await endpoints.clients[endpoint].request(
         act.method,
-        scene.fill(act.path),
+        actors.fill(act.path),
         content=body,
-        headers={"Content-Type": "application/json", **scene.credentials(act.who), **act.headers},
+        headers={"Content-Type": "application/json", **actors.credentials(act.who), **act.headers},
     )
-    expected = act.gateway if door == "gateway" else act.postgrest
+    expected = act.gateway if endpoint == "gateway" else act.postgrest
     if isinstance(expected, str):
         code = reply.json()["code"] if reply.content else expected.partition(" ")[2]  # HEAD has no body
         assert f"{reply.status_code} {code}" == expected, reply.text
     else:
         assert reply.status_code == 200, reply.text
-        assert reply.json().items() >= scene.fill(expected).items()
-    assert scene.secret not in reply.text
-    assert await _rows(owner, scene) == before
+        assert reply.json().items() >= actors.fill(expected).items()
+    assert actors.secret not in reply.text
+    assert await _rows(owner, actors) == before
 
 
-async def _rows(owner: psycopg.AsyncConnection[Any], scene: Scene) -> Any:
+async def _rows(owner: psycopg.AsyncConnection[Any], actors: Actors) -> Any:
     """All that an act could have changed, except that I have just been heard."""
     query = """
         select (select array_agg(t order by t.id) from tasks t where t.worker_id is distinct from %(me)s),
@@ -241,4 +241,4 @@ async def _rows(owner: psycopg.AsyncConnection[Any], scene: Scene) -> Any:
                (select array[w.status, w.token_jti, w.nonce, w.reserved_usd::text] from workers w where w.id = %(me)s),
                (select count(*) from worker_asks), (select count(*) from fleet_settings)
     """
-    return await (await owner.execute(query, {"me": scene.me.id})).fetchone()
+    return await (await owner.execute(query, {"me": actors.me.id})).fetchone()

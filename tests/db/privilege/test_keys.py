@@ -1,4 +1,4 @@
-"""Tokens at both doors: two kinds of key, one update that revokes, and an end with the worker's."""
+"""Tokens at both endpoints: two kinds of key, one update that revokes, and an end with the worker's."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from orchestrator.core.states import State
 from orchestrator.worker_tokens import InvalidToken, Key, SigningKey, mint, verifier
-from tests.db.privilege.rig import DOORS, SIGNING_KEY, Doors, public_jwk
+from tests.db.privilege.rig import ENDPOINTS, SIGNING_KEY, Endpoints, public_jwk
 from tests.process.web.builders import SECRET
 from worker import protocol
 
@@ -20,22 +20,22 @@ KEYS: list[Key] = [SECRET, SIGNING_KEY]
 PEM = SIGNING_KEY.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("key", KEYS, ids=["HS256", "ES256"])
-async def test_a_token_of_either_key_opens_until_it_is_revoked(doors: Doors, door: str, key: Key) -> None:
+async def test_a_token_of_either_key_opens_until_it_is_revoked(endpoints: Endpoints, endpoint: str, key: Key) -> None:
     """One update of the row, and the next call is refused; so is every call after the worker's end."""
-    worker = doors.through(door, await doors.door.worker())
+    worker = endpoints.through(endpoint, await endpoints.gateway.worker())
     token = mint(key, worker.id, worker.jti, time.time())
     assert (await worker.call(protocol.HEARTBEAT, token=token, **BEAT)).json()["outcome"] == "ok"
-    await doors.door.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
+    await endpoints.gateway.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
     refused = await worker.call(protocol.HEARTBEAT, token=token, **BEAT)
     assert (refused.status_code, refused.json()["code"]) == (400, protocol.BAD_TOKEN)
 
-    await doors.door.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti=worker.jti)
+    await endpoints.gateway.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti=worker.jti)
     assert (await worker.call(protocol.HEARTBEAT, token=token, **BEAT)).status_code == 200
-    await doors.door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    await endpoints.gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
     assert (await worker.call(protocol.HEARTBEAT, token=token, **BEAT)).json()["wanted"] == "drain"
-    await doors.door.move(worker, (State.TERMINATING,), State.TERMINATED)
+    await endpoints.gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
     refused = await worker.call(protocol.HEARTBEAT, token=token, **BEAT)
     assert (refused.status_code, refused.json()["code"]) == (400, protocol.UNKNOWN_WORKER)
 

@@ -1,4 +1,4 @@
-"""The same request at both doors gets the same answer; where it does not, the difference is in a table with its reason.
+"""The same request at both endpoints gets the same answer. A table has each difference with its reason.
 
 An agent must not be able to tell our gateway from PostgREST by anything it relies on: status, code, form of a refusal.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.db.privilege.rig import Doors, Scene
+from tests.db.privilege.rig import Actors, Endpoints
 from worker import protocol
 
 ME = {"p_worker_id": "{me}", "p_nonce": "{nonce}"}
@@ -129,7 +129,7 @@ ASKS = {
     "another schema": Ask(headers={"Content-Profile": "auth"}),
     "a range": Ask(headers={"Range": "0-0"}),
 }
-BEATEN = "200 cancel fenced heartbeat_s lease_s led outcome wanted"
+BEATEN = "200 cancel fenced heartbeat_s lease_s led outcome stuck wanted"
 BAD_BODY, UNKNOWN = "400 PGRST102", "404 PGRST202"
 ONE_BODY = "the gateway takes one object of named arguments and nothing else"
 ONE_ANSWER = "the gateway has one form of answer, and does not look at what a caller prefers"
@@ -165,9 +165,11 @@ DIFFERENT: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ASKS)
-async def test_both_doors_say_the_same(doors: Doors, scene: Scene, name: str) -> None:
+async def test_both_doors_say_the_same(endpoints: Endpoints, actors: Actors, name: str) -> None:
     """Status, code, the form of a refusal, the keys of an answer; or exactly the difference that is written down."""
-    gateway, postgrest = [await _ask(doors.clients[door], scene, ASKS[name]) for door in ("gateway", "postgrest")]
+    gateway, postgrest = [
+        await _ask(endpoints.clients[endpoint], actors, ASKS[name]) for endpoint in ("gateway", "postgrest")
+    ]
     said = _gist(gateway), _gist(postgrest)
     assert said == DIFFERENT.get(name, (said[0], said[0]))[:2], (gateway.text, postgrest.text)
 
@@ -178,12 +180,12 @@ def test_every_difference_is_one() -> None:
     assert all(ours != theirs and why for ours, theirs, why in DIFFERENT.values())
 
 
-async def _ask(client: httpx.AsyncClient, scene: Scene, ask: Ask) -> httpx.Response:
+async def _ask(client: httpx.AsyncClient, actors: Actors, ask: Ask) -> httpx.Response:
     if isinstance(ask.body, bytes):
-        content = ask.body.replace(b"{me}", scene.me.id.encode()).replace(b"{nonce}", scene.me.nonce.encode())
+        content = ask.body.replace(b"{me}", actors.me.id.encode()).replace(b"{nonce}", actors.me.nonce.encode())
     else:
-        content = json.dumps(scene.fill(ask.body)).encode()
-    headers = {"Content-Type": "application/json", **scene.credentials("worker"), **ask.headers}
+        content = json.dumps(actors.fill(ask.body)).encode()
+    headers = {"Content-Type": "application/json", **actors.credentials("worker"), **ask.headers}
     path = f"/rest/v1/rpc/{ask.path}"
     return await client.request(ask.method, path, content=content, headers={k: v for k, v in headers.items() if v})
 

@@ -1,0 +1,416 @@
+"""Concurrency keys and limits of types: never more valid leases than allowed, and no fewer than there is work for."""
+
+import asyncio
+import random
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.ports import BadArgument
+from tests.db.conformance.builders import Agent, Ear, Fleet
+from tests.db.conformance.consistency import RULES
+
+Hand = AsyncConnection[DictRow]
+LEASE_S = 60
+
+
+async def limit(fleet: Fleet, name: str, most: int | None, scope: str = "key") -> None:
+    """Set or remove one."""
+    await fleet.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
+
+
+async def demand(fleet: Fleet) -> tuple[int, int]:
+    """Ready tasks, and those that wait for a limit."""
+    (row,) = (await fleet.snapshot())["demand"]
+    return row["claimable"], row["blocked"]["concurrency"]
+
+
+async def ids(agent: Agent, batch: int = 100) -> list[str]:
+    """What a claim brings."""
+    return [task["id"] for task in await agent.claim(batch=batch)]
+
+
+async def consistent(hand: Hand) -> None:
+    """No count and no mark is wrong."""
+    for name in ("the counts are those of the rows", "no mark hides a task that can be claimed"):
+        assert await (await hand.execute(RULES[name].encode())).fetchall() == [], name
+
+
+async def test_a_key_runs_once_at_a_time_unless_its_limit_says_otherwise(fleet: Fleet, hand: Hand) -> None:
+    """In the order of priority and age; the others are not demand."""
+    sent = await fleet.submit(count=5, concurrency_key="k")
+    agent = await fleet.agent()
+    assert await demand(fleet) == (1, 4)
+    (first,) = await agent.claim(batch=100)
+    assert first["id"] == sent[0]
+    assert await demand(fleet) == (0, 4)
+    assert await agent.claim(batch=100) == []
+    assert await agent.complete(first) == "ok"
+    assert await demand(fleet) == (1, 3)
+    await limit(fleet, "k", 3)
+    assert await ids(agent) == sent[1:4]
+    await limit(fleet, "k", 0)
+    assert await demand(fleet) == (0, 1)
+    await limit(fleet, "k", None)
+    assert await demand(fleet) == (0, 1)
+    await consistent(hand)
+
+
+async def test_a_type_has_no_limit_until_one_is_set(fleet: Fleet, hand: Hand) -> None:
+    """And it counts all tasks of the type, those with a key as well."""
+    await fleet.submit(count=6)
+    fleet.wait(1)
+    await fleet.submit(count=6, task_type="other", concurrency_key="k")
+    agent = await fleet.agent()
+    running = await agent.claim(batch=2)
+    await limit(fleet, "t", 3, "type")
+    assert await demand(fleet) == (2, 8)
+    assert len(await ids(agent)) == 2
+    await agent.complete(running[0])
+    assert len(await ids(agent)) == 1
+    await limit(fleet, "t", None, "type")
+    assert len(await ids(agent)) == 2
+    await consistent(hand)
+
+
+async def test_a_task_may_have_two_limits(fleet: Fleet, hand: Hand) -> None:
+    """It runs if both allow it, and what waits for one does not stop the others."""
+    await limit(fleet, "t", 2, "type")
+    first = await fleet.submit(count=3, concurrency_key="a")
+    fleet.wait(1)
+    second = await fleet.submit(count=1, concurrency_key="b")
+    agent = await fleet.agent()
+    claimed = await agent.claim(batch=10)
+    assert [task["id"] for task in claimed] == [first[0], second[0]]
+    await agent.complete(claimed[1])
+    assert await ids(agent) == []
+    await agent.complete(claimed[0])
+    assert await ids(agent) == [first[1]]
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "release", "cancel", "delete", "complete_many"])
+async def test_whatever_ends_a_task_lets_in_the_next_one(fleet: Fleet, hand: Hand, end: str) -> None:
+    """In the same transaction."""
+    first, second, *_ = await fleet.submit(count=3, concurrency_key="k", max_attempts=1)
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    if end == "complete":
+        await agent.complete(task)
+    elif end == "fail":
+        await agent.fail(task, code="OOM")
+    elif end == "release":
+        await agent.release(task)
+        second = first
+    elif end == "cancel":
+        await fleet.call("task_cancel", p_id=first)
+        await agent.fail(task, code="CANCELLED")
+    elif end == "delete":
+        await hand.execute("delete from tasks where id = %s", (first,))
+    else:
+        await agent.complete_many({"task_id": first, "attempt": task["attempt"], "result_data": None})
+    assert await ids(agent) == [second]
+    await consistent(hand)
+
+
+async def test_who_waits_for_a_task_is_told_at_once(direct: PostgresDb, fleet: Fleet) -> None:
+    """A key that is free again wakes a pool in which a worker has no task."""
+    ear = Ear(direct)
+    try:
+        await fleet.submit(count=2, concurrency_key="k", pool="quiet")
+        agent, idle = await fleet.agent(pool="quiet"), await fleet.agent(pool="quiet")
+        (task,) = await agent.claim()
+        assert await idle.claim() == []
+        while not ear.heard.empty():
+            ear.heard.get_nowait()
+        await agent.complete(task)
+        await ear.until(("orchestrator_tasks", "quiet"))
+    finally:
+        await ear.close()
+
+
+async def test_an_expired_lease_does_not_count_and_is_not_renewed_beyond_the_limit(fleet: Fleet, hand: Hand) -> None:
+    """Another task runs in its place; and if none does, its worker may go on."""
+    await fleet.submit(count=2, concurrency_key="k")
+    late, other = await fleet.agent(), await fleet.agent()
+    (old,) = await late.claim()
+    fleet.wait(LEASE_S + 1)
+    await late.beat(old)
+    assert (await fleet.task(old["id"]))["lease_expires_at"] > fleet.now.isoformat(), "nobody took its place"
+    fleet.wait(LEASE_S + 1)
+    await fleet.snapshot()
+    (new,) = await other.claim()
+    await late.beat(old)
+    assert (await fleet.task(old["id"]))["lease_expires_at"] <= fleet.now.isoformat(timespec="seconds")
+    assert await leases(hand, fleet) == 1
+    await other.complete(new)
+    assert await late.complete(old) == "ok", "what it did anyway is not lost"
+    await consistent(hand)
+
+
+async def leases(hand: Hand, fleet: Fleet) -> int:
+    """Valid leases now."""
+    query = "select count(*) as n from tasks where status = 'In Progress' and lease_expires_at > %s"
+    (row,) = await (await hand.execute(query, (fleet.now,))).fetchall()
+    return int(row["n"])
+
+
+async def test_dependants_and_later_tasks_wait_for_their_limit_too(fleet: Fleet, hand: Hand) -> None:
+    """When they become ready, not before."""
+    (needed,) = await fleet.submit()
+    waiting = await fleet.submit(count=2, concurrency_key="k", depends_on=[needed])
+    later = (fleet.now + timedelta(seconds=30)).isoformat()
+    await fleet.submit(concurrency_key="k", run_after=later)
+    agent = await fleet.agent()
+    (task,) = await agent.claim(batch=10)
+    await agent.complete(task)
+    fleet.wait(31)
+    await fleet.snapshot()
+    got: list[str] = []
+    while claimed := await agent.claim(batch=10):
+        assert len(claimed) == 1
+        got.append(claimed[0]["id"])
+        await agent.complete(claimed[0])
+    assert len(got) == 3
+    assert set(waiting) <= set(got)
+    await consistent(hand)
+
+
+USERS_WRITES = {
+    "bulk cancel": "update tasks set status = 'Cancelled' where status = 'Queued' and random() < 0.3",
+    "delete": "delete from tasks where random() < 0.2",
+    "another key": "update tasks set concurrency_key = 'b' where status = 'Queued' and random() < 0.5",
+    "no key": "update tasks set concurrency_key = null where status = 'Queued' and random() < 0.3",
+    "started by hand": "update tasks set status = 'In Progress', attempts = attempts + 1 where status = 'Queued' "
+    "and random() < 0.1",
+    "queued again": "update tasks set status = 'Queued', worker_id = null where status = 'In Progress'",
+    "unblocked by hand": "update tasks set blocked = false where status = 'Queued'",
+    "let in by hand": "update tasks set queue_gate = 3, blocked = false where status = 'Queued'",
+    "triggers off": "alter table tasks disable trigger user; "
+    "update tasks set status = 'Cancelled' where random() < 0.3; "
+    "insert into tasks (task_type, concurrency_key, pool, max_attempts) "
+    "select 't', 'k', 'default', 3 from generate_series(1, 5); alter table tasks enable trigger user",
+}
+
+
+@pytest.mark.parametrize("write", USERS_WRITES.values(), ids=USERS_WRITES)
+async def test_writes_of_users_break_no_limit_and_lose_no_task(fleet: Fleet, hand: Hand, write: str) -> None:
+    """The hourly recount repairs what was done without triggers."""
+    await limit(fleet, "k", 2)
+    await fleet.submit(count=20, concurrency_key="k")
+    agent = await fleet.agent()
+    await agent.claim()
+    await hand.execute(write.encode())
+    await fleet.fleet("retention")
+    await consistent(hand)
+    for _ in range(60):
+        await agent.claim(batch=10)
+        query = """select count(*) as n from tasks where status = 'In Progress' and concurrency_key = %s
+                      and worker_id is not null"""
+        for key, most in (("k", 2), ("b", 1)):
+            (row,) = await (await hand.execute(query, (key,))).fetchall()
+            assert row["n"] <= most
+        await hand.execute("update tasks set status = 'Complete' where status = 'In Progress'")
+    (row,) = await (await hand.execute("select count(*) as n from tasks where status = 'Queued'")).fetchall()
+    assert row["n"] == 0
+
+
+async def test_a_task_says_which_limit_it_waits_for(fleet: Fleet) -> None:
+    """Key or type, and how much of it is in use."""
+    await fleet.submit(count=2, concurrency_key="k")
+    agent = await fleet.agent()
+    await agent.claim()
+    found = await fleet.call("task_find", p_filter={"status": ["Queued"]}, p_limit=10, p_full=False)
+    waits = {"kind": "limit", "scope": "key", "name": "k", "most": 1, "running": 1, "next": None}
+    assert found["tasks"][0]["waits"] == waits
+    (row,) = (await fleet.call("task_limits"))["limits"]
+    assert row == {"scope": "key", "name": "k", "most": 1, "is_set": False, "running": 1, "ready": 0, "waiting": 1}
+
+
+async def test_a_task_that_is_not_due_keeps_no_other_one_waiting(fleet: Fleet, hand: Hand) -> None:
+    """Not when it is submitted, and not while it waits for its next attempt."""
+    later = (fleet.now + timedelta(hours=1)).isoformat()
+    (timed,) = await fleet.submit(concurrency_key="k", run_after=later)
+    first, second = await fleet.submit(count=2, concurrency_key="k")
+    assert await demand(fleet) == (1, 1)
+    agent = await fleet.agent()
+    (task,) = await agent.claim(batch=9)
+    assert task["id"] == first
+    await agent.fail(task, code="OOM")
+    assert (await fleet.task(first))["run_after"], "it has another attempt later"
+    assert await ids(agent) == [second]
+    fleet.wait(3601)
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (second,))
+    await fleet.snapshot()
+    assert (await ids(agent))[0] in (first, timed)
+    await consistent(hand)
+
+
+async def test_a_running_task_that_gets_another_key_takes_a_place_of_it(fleet: Fleet, hand: Hand) -> None:
+    """A task that was let in waits again; a running one goes on."""
+    (moved,) = await fleet.submit(concurrency_key="a")
+    agent = await fleet.agent()
+    await agent.claim()
+    (other,) = await fleet.submit(concurrency_key="b")
+    assert await demand(fleet) == (1, 0)
+    await hand.execute(
+        "update tasks set concurrency_key = 'b', lease_expires_at = now() + interval '1 hour' where id = %s", (moved,)
+    )
+    assert await demand(fleet) == (0, 1)
+    assert await ids(agent) == []
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (moved,))
+    assert await ids(agent) == [other]
+    await consistent(hand)
+
+
+async def test_a_killed_session_takes_its_claim_with_it(fleet: Fleet, database: str, hand: Hand) -> None:
+    """The place is free again for the next claim, and nothing else is."""
+    first, _ = await fleet.submit(count=2, concurrency_key="k")
+    dying, agent = await fleet.agent(), await fleet.agent()
+    connection = await _connect(database)
+    await connection.set_autocommit(False)
+    await connection.execute("select worker_claim(%s, %s, 1, 9, 0, %s)", (dying.id, dying.nonce, fleet.now))
+    assert await ids(agent) == []
+    await _kill(database, connection.info.backend_pid)
+    with pytest.raises(psycopg.OperationalError):
+        await connection.execute("select 1")
+    while not (claimed := await ids(agent)):  # until the server has rolled the killed transaction back
+        await asyncio.sleep(0)
+    assert claimed == [first]
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "x" * 2**20, "a\u0001", 5])
+async def test_a_bad_key_is_refused(fleet: Fleet, hand: Hand, key: Any) -> None:
+    """Through the function and through SQL."""
+    with pytest.raises(BadArgument, match="concurrency_key"):
+        await fleet.submit(concurrency_key=key)
+    if isinstance(key, str):
+        with pytest.raises(psycopg.Error, match="concurrency_key"):
+            await hand.execute("insert into tasks (task_type, concurrency_key) values ('t', %s)", (key,))
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "most"),
+    [("pool", "x", 1), ("key", "", 1), ("key", "x" * 201, 1), ("type", "x", -1), ("key", "x", 10**6)],
+)
+async def test_a_bad_limit_is_refused(fleet: Fleet, scope: str, name: str, most: int) -> None:
+    """Before it is in a table."""
+    with pytest.raises(BadArgument):
+        await limit(fleet, name, most, scope)
+
+
+async def test_an_open_transaction_holds_up_nobody_for_long(fleet: Fleet, hand: Hand) -> None:
+    """Who cannot lock a limit leaves a note, and the next snapshot lets the task in."""
+    await fleet.submit(count=2, concurrency_key="k")
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    async with hand.transaction():
+        await hand.execute("select internal_lock_limits('key', array['k'], false)")
+        async with asyncio.timeout(5):
+            assert await agent.complete(task) == "ok"
+    await fleet.snapshot()
+    assert len(await agent.claim()) == 1
+
+
+@pytest.mark.parametrize("types", [False, True])
+async def test_a_waiting_task_that_somebody_has_locked_is_let_in_afterwards(
+    fleet: Fleet, hand: Hand, types: bool
+) -> None:
+    """It cannot be changed when its key becomes free; the next snapshot lets it in."""
+    if types:
+        await limit(fleet, "another", 1, "type")
+    _, second = await fleet.submit(count=2, concurrency_key="k")
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    async with hand.transaction():
+        await hand.execute("select from tasks where id = %s for update", (second,))
+        assert await agent.complete(task) == "ok"
+    assert await agent.claim() == []
+    await fleet.snapshot()
+    assert await ids(agent) == [second]
+
+
+CLAIMERS = 32
+MOST = {"a": 1, "b": 3, "c": 7}
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_32_claimers_never_hold_more_than_the_limits_allow(
+    direct: PostgresDb, database: str, hand: Hand, seed: int
+) -> None:
+    """Connections are killed before the commit of a claim; in the end every task is done."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    for key, most in MOST.items():
+        await limit(fleet, key, most)
+    await limit(fleet, "t", 9, "type")
+    agents = [await fleet.agent() for _ in range(CLAIMERS)]
+    for key in MOST:
+        await fleet.submit(count=60, concurrency_key=key)
+    done = asyncio.Event()
+    worst: list[str] = []
+    watching = asyncio.create_task(_watch(database, fleet, done, worst))
+    await asyncio.gather(*(_work(database, fleet, agent, random.Random(f"{seed} {agent.id}")) for agent in agents))
+    done.set()
+    await watching
+    assert worst == []
+    (row,) = await (await hand.execute("select count(*) as n from tasks where status <> 'Complete'")).fetchall()
+    assert row["n"] == 0
+    await consistent(hand)
+
+
+async def _work(url: str, fleet: Fleet, agent: Agent, draw: random.Random) -> None:
+    """Claim and complete until the queue is empty; now and then the connection is killed before the commit."""
+    number = 0
+    connection = await _connect(url)
+    while True:
+        number += 1
+        try:
+            async with connection.transaction():
+                args = (agent.id, agent.nonce, number, draw.randint(1, 4), fleet.now)
+                query = "select worker_claim(%s, %s, %s, %s, 0, %s) as it"
+                (row,) = await (await connection.execute(query, args)).fetchall()
+                if draw.random() < 0.05:
+                    await _kill(url, connection.info.backend_pid)
+        except psycopg.OperationalError:
+            connection = await _connect(url)
+            continue
+        tasks: Sequence[Any] = row["it"]["tasks"]
+        for task in tasks:
+            result = (agent.id, agent.nonce, uuid.UUID(task["id"]), task["attempt"], fleet.now)
+            await connection.execute("select worker_complete(%s, %s, %s, %s, null, null, %s)", result)
+        if not tasks:
+            await connection.execute("select fleet_snapshot('default', %s)", (fleet.now,))
+            (row,) = await (
+                await connection.execute("select exists (select from tasks where status = 'Queued') as it")
+            ).fetchall()
+            if not row["it"]:
+                await connection.close()
+                return
+
+
+async def _connect(url: str) -> Hand:
+    return await psycopg.AsyncConnection.connect(url, autocommit=True, row_factory=dict_row)
+
+
+async def _kill(url: str, pid: int) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
+        await other.execute("select pg_terminate_backend(%s)", (pid,))
+
+
+async def _watch(url: str, fleet: Fleet, done: asyncio.Event, worst: list[str]) -> None:
+    """Look at the leases of each key and of the type in one snapshot, all the time."""
+    query = "select concurrency_key as key, count(*) as n from tasks where status = 'In Progress' group by 1"
+    async with await _connect(url) as connection:
+        while not done.is_set():
+            rows = await (await connection.execute(query)).fetchall()
+            worst += [f"{row['key']}: {row['n']}" for row in rows if row["n"] > MOST[row["key"]]]
+            worst += [f"all: {rows}"] if sum(row["n"] for row in rows) > 9 else []

@@ -1,0 +1,192 @@
+"""Schedules: each due time has exactly one outcome, whoever leads, and whatever users write."""
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.schedule_store import ScheduleStore
+from orchestrator.leader_jobs.schedules import Schedules
+from orchestrator.ports import BadArgument, Db, NotLeader
+from tests.db.conformance.builders import FLEET, START, Fleet
+
+TASK = {"task_type": "t", "params": {"n": 1}, "labels": {"kind": "report"}}
+
+
+class Clocked:
+    """A database whose calls carry the fleet's time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        return await self._fleet.call(function, **args)
+
+
+@pytest.fixture
+def store(fleet: Fleet) -> ScheduleStore:
+    """The rows, at the fleet's time."""
+    return ScheduleStore(Clocked(fleet), FLEET)  # type: ignore[arg-type]
+
+
+async def step(fleet: Fleet, store: ScheduleStore, seconds: float = 0) -> None:
+    """Let time pass, then serve what is due."""
+    fleet.wait(seconds)
+    await Schedules(store).step(fleet.term)
+
+
+async def runs(hand: AsyncConnection[DictRow]) -> list[tuple[float, str]]:
+    """The due times in seconds since the start, with their outcomes."""
+    rows = await (await hand.execute("select due_at, outcome from schedule_runs order by due_at")).fetchall()
+    return [((row["due_at"] - START).total_seconds(), row["outcome"]) for row in rows]
+
+
+async def add(store: ScheduleStore, **more: Any) -> bool:
+    """A schedule that is due every hundred seconds."""
+    return await store.put({"name": "nightly", "every_s": 100, "task": TASK, **more})
+
+
+async def test_a_due_time_submits_the_task_once(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """However often leaders look."""
+    assert await add(store, overlap="queue")
+    await step(fleet, store)
+    for _ in range(3):
+        await step(fleet, store, 33.5)
+        await step(fleet, store)
+    assert await runs(hand) == [(100, "fired")]
+    (task,) = await (await hand.execute("select task_type, params, labels, status from tasks")).fetchall()
+    assert task == {"task_type": "t", "params": {"n": 1}, "labels": {"kind": "report"}, "status": "Queued"}
+    (row,) = (await store.all())["schedules"]
+    assert datetime.fromisoformat(row["next_at"]) == START + timedelta(seconds=200)
+    assert row["last_run"]["outcome"] == "fired"
+
+
+async def test_the_previous_task_may_have_to_end_first(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """`skip` is the default; the row names the task that has not ended."""
+    await add(store)
+    await step(fleet, store)
+    await step(fleet, store, 100)
+    await step(fleet, store, 100)
+    (row,) = (await store.all())["schedules"]
+    (first,) = await (await hand.execute("select id from tasks")).fetchall()
+    assert row["last_run"]["reason"] == f"the previous task {first['id']} has not ended"
+    await fleet.call("task_cancel", p_id=str(first["id"]))
+    await step(fleet, store, 100)
+    assert await runs(hand) == [(100, "fired"), (200, "skipped"), (300, "fired")]
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "outcomes"),
+    [("none", ["missed", "missed", "missed"]), ("once", ["missed", "missed", "fired"])],
+)
+async def test_what_nobody_served_is_missed(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow], catch_up: str, outcomes: list[str]
+) -> None:
+    """Each due time of an outage has a row."""
+    await add(store, catch_up=catch_up)
+    await step(fleet, store)
+    await step(fleet, store, 399)
+    assert await runs(hand) == list(zip((100, 200, 300), outcomes, strict=True))
+
+
+async def test_two_leaders_serve_a_due_time_once(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Both have read the row before either of them writes. A leader of an earlier term writes nothing."""
+    await add(store, overlap="queue")
+    await step(fleet, store)
+    fleet.wait(100)
+    _, (due,) = await store.due(10)
+    times = {"missed": [], "due_at": START + timedelta(seconds=100), "next_at": START + timedelta(seconds=200)}
+    with pytest.raises(NotLeader):
+        await store.run(fleet.term - 1, "nightly", due["next_at"], **times)  # type: ignore[arg-type]
+    done = await asyncio.gather(
+        *(store.run(fleet.term, "nightly", due["next_at"], **times) for _ in range(4))  # type: ignore[arg-type]
+    )
+    assert sorted(one["outcome"] for one in done) == ["fired", "stale", "stale", "stale"]
+    assert await runs(hand) == [(100, "fired")]
+
+
+async def test_a_task_that_the_database_refuses_is_skipped_with_the_reason(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """A user's constraint harms this schedule alone, and only until it is gone."""
+    await add(store)
+    await add(store, name="other", task={**TASK, "task_type": "u"})
+    await step(fleet, store)
+    await hand.execute("alter table tasks add constraint nobody check (task_type <> 't')")
+    try:
+        await step(fleet, store, 100)
+    finally:
+        await hand.execute("alter table tasks drop constraint nobody")
+    broken, other = (await store.all())["schedules"]
+    assert broken["last_run"]["outcome"] == "skipped"
+    assert "nobody" in broken["last_run"]["reason"]
+    assert other["last_run"]["outcome"] == "fired"
+    await step(fleet, store, 100)
+    assert (await store.all())["schedules"][0]["last_run"]["outcome"] == "fired"
+
+
+async def test_a_row_by_hand_that_is_never_due_is_set_aside_until_it_is_changed(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Others are served."""
+    await hand.execute(
+        """insert into schedules (name, cron, task) values ('bad', '61 * * * *', '{"task_type": "t"}')"""
+    )
+    await add(store)
+    await step(fleet, store)
+    bad, fine = (await store.all())["schedules"]
+    assert bad["problem"] == "Bad minute in '61 * * * *': use minute hour day month weekday"
+    assert fine["next_at"]
+    await hand.execute("update schedules set cron = '1 * * * *' where name = 'bad'")
+    await step(fleet, store)
+    bad, _ = (await store.all())["schedules"]
+    assert (bad["problem"], bad["next_at"] is None) == (None, False)
+
+
+async def test_a_paused_schedule_has_no_due_times(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """After it is resumed, the next one is in the future."""
+    await add(store)
+    await step(fleet, store)
+    assert await store.pause("nightly", paused=True)
+    await step(fleet, store, 1_050)
+    assert await store.pause("nightly", paused=False)
+    await step(fleet, store)
+    await step(fleet, store, 50)
+    assert await runs(hand) == [(1_100, "fired")]
+    assert not await store.pause("unknown", paused=True)
+    assert await store.remove("nightly")
+    assert await runs(hand) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"task": {"params": {}}}, "no task_type"),
+        ({"task": TASK | {"id": "6545cbb7-13ac-42cf-8f81-c2154cbc4659"}}, "again and again"),
+        ({"task": TASK | {"depends_on": []}}, "again and again"),
+        ({"name": "No Name"}, "name"),
+        ({"every_s": 9}, "every_s"),
+        ({"cron": "* * * * *"}, "check"),
+        ({"every_s": None}, "check"),
+        ({"overlap": "both"}, "overlap"),
+        ({"colour": "red"}, "unknown key"),
+    ],
+)
+async def test_what_is_no_schedule_is_refused(
+    fleet: Fleet, store: ScheduleStore, db: Db, wrong: dict[str, Any], why: str
+) -> None:
+    """When it is added, not when it is due."""
+    with pytest.raises(BadArgument, match=why):
+        await add(store, **wrong)
+    assert (await store.all())["schedules"] == []
