@@ -1,4 +1,4 @@
-"""Everything a climb needs, real: database, workers' door, SSH servers in front of directories, the agent itself."""
+"""The real parts of a bring-up: database, gateway, SSH servers in front of directories, the agent itself."""
 
 import asyncio
 import contextlib
@@ -24,6 +24,7 @@ from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pod, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
+from orchestrator.core.worker_metadata import metadata
 from orchestrator.observability.health import Health
 from orchestrator.pods import host_identity
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
@@ -125,7 +126,7 @@ class Rig:
 
     async def created(self, worker_id: str, pod_id: str) -> Worker:
         """The row once its pod was created."""
-        sent = {host_identity.REQUIRED: True}
+        sent = metadata(bootstrap=True)
         fields = {"metadata": sent, "pod_id": pod_id, "waiting_on": WaitingOn.PROVIDER, "deadline_s": 600}
         return await self.move(worker_id, stage=Stage.POD_RUNNING, fields=fields)
 
@@ -192,7 +193,7 @@ class Rig:
 
 
 async def ended(bring_up: asyncio.Task[None]) -> None:
-    """Cancel a climb and see it end; psycopg_pool's asyncio.wait_for may swallow a cancellation before Python 3.12."""
+    """Cancel a bring-up and see it end: asyncio.wait_for of psycopg_pool may swallow one before Python 3.12."""
     async with asyncio.timeout(DEADLINE_S):
         while not bring_up.done():
             bring_up.cancel()
@@ -219,8 +220,8 @@ async def rigged(db: PostgresDb, api_url: str, directory: Path) -> AsyncIterator
 
 
 @asynccontextmanager
-async def door(db: PostgresDb) -> AsyncIterator[str]:
-    """The workers' door; its URL."""
+async def gateway_url(db: PostgresDb) -> AsyncIterator[str]:
+    """The URL of the workers' gateway."""
     blobs = S3Blobs("http://127.0.0.1:9", "nobody", "nothing", "none", "", "us-east-1")  # no test here stores anything
     health = Health(started_at_s=time.monotonic())
     app = build_app(db=db, blobs=blobs, verifier=verifier(SECRET), health=health, wakeups=WakeupHub())

@@ -14,7 +14,7 @@ import asyncssh
 
 @dataclass
 class Sshd:
-    """One pod's door; `commands` and `logins` are what it was asked."""
+    """The SSH server of one pod. `commands` and `logins` record its requests."""
 
     home: Path
     trusted: asyncssh.SSHKey

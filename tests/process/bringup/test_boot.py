@@ -67,7 +67,7 @@ async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> N
     pods = PodView()
     pods.update([a_pod("pod-gpu-1", "gpu-1", 22, **BOOTS)])
     running = asyncio.create_task(
-        boot_stages.Boot(pods, never).pod_running(BringupContext(1, spawning("gpu-1"), NOW, 600))
+        boot_stages.BootStages(pods, never).pod_running(BringupContext(1, spawning("gpu-1"), NOW, 600))
     )
     await asyncio.wait_for(asked.wait(), DEADLINE_S)
     pods.update([a_pod("pod-gpu-1", "gpu-1", 22)])
@@ -90,7 +90,7 @@ async def test_a_wave_of_slow_pods_is_not_asked_all_at_once(quick: None, monkeyp
 
     pods, count = PodView(), 4 * boot_stages.LOOKS_AT_ONCE
     pods.update(a_pod(f"pod-gpu-{n}", f"gpu-{n}", 22, **BOOTS) for n in range(count))
-    booting = boot_stages.Boot(pods, log)
+    booting = boot_stages.BootStages(pods, log)
     ascents = [BringupContext(1, spawning(f"gpu-{n}"), NOW, 600) for n in range(count)]
     bringups = [asyncio.create_task(booting.pod_running(context)) for context in ascents]
     await asyncio.wait_for(enough.wait(), DEADLINE_S)
@@ -114,5 +114,5 @@ async def test_at_the_deadline_an_earlier_look_counts_where_calls_are_short(
     pods, context = PodView(), BringupContext(1, spawning("gpu-1"), NOW, limit_s=1)
     pods.update([a_pod("pod-gpu-1", "gpu-1", 22, **BOOTS)])
     with pytest.raises(TimeoutError):
-        await boot_stages.Boot(pods, log).pod_running(context)
+        await boot_stages.BootStages(pods, log).pod_running(context)
     assert (asked.total(), context.suspect) == (1, FailureCode.IMAGE_PULL_SLOW)

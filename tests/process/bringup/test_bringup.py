@@ -1,4 +1,4 @@
-"""The climb that succeeds, and what it leaves behind."""
+"""The bring-up that succeeds, and what it leaves behind."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from orchestrator.pods.latest import WorkerView
 from orchestrator.ports import LostRace
 from tests.process.bringup.rig import DEADLINE_S, GPU, Rig, ended
 
-CLIMB = [
+STAGES_TO_READY = [
     "pod_running",
     "ssh_details",
     "tcp",
@@ -43,12 +43,12 @@ async def test_a_worker_is_proven_stage_by_stage_and_promoted(rig: Rig) -> None:
     assert (row["ssh_host"], row["ssh_port"]) == ("127.0.0.1", sshd.port)
     assert row["code_sha"] == rig.bundle.agent_sha
     assert (row["machine_id"], float(row["price_usd_per_hour"])) == (f"machine-{worker.pod_id}", 0.69)
-    assert [a["stage"] for a in attempts] == CLIMB
+    assert [a["stage"] for a in attempts] == STAGES_TO_READY
     assert {a["outcome"] for a in attempts} == {"ok"}
     evidence = {a["stage"]: a["evidence"] for a in attempts}
     assert evidence["ssh_auth"]["remote"] == f"127.0.0.1:{sshd.port}"
     assert evidence["ssh_auth"]["key"].startswith("SHA256:")
-    assert evidence["identity"]["said"] == worker.pod_id
+    assert evidence["identity"]["reported"] == worker.pod_id
     assert evidence["platform"]["clock_skew_s"] == pytest.approx(0, abs=3)
     assert evidence["gpu_inventory"]["names"] == [GPU]
     assert evidence["gpu_health"]["driver_cuda"] == "12.8"
@@ -113,7 +113,7 @@ async def test_a_port_that_opens_late_costs_tries_and_not_the_worker(rig: Rig, m
 async def test_a_connection_lost_in_a_stage_is_not_held_against_the_worker(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt is lost, unknown and no verdict; the climb begins again and ends well."""
+    """The attempt is lost, unknown and no verdict; the bring-up begins again and ends well."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker()
     sshd.cut_after = "sha256sum"
@@ -136,7 +136,7 @@ async def test_an_unknown_exit_status_is_neither_good_nor_bad(rig: Rig, monkeypa
     assert (await rig.row(worker.id))["status"] in READY
 
 
-async def test_a_restart_in_mid_climb_finds_the_agent_that_runs(rig: Rig) -> None:
+async def test_a_restart_in_mid_bringup_finds_the_agent_that_runs(rig: Rig) -> None:
     """The row's nonce is proven again; nothing is started twice and the token stays."""
     worker, sshd = await rig.worker()
     blind = rig.bring_up(workers=WorkerView())
@@ -183,7 +183,7 @@ async def test_an_agent_that_died_before_a_restart_is_launched_under_a_new_name(
     (run_dir / "agent.json").unlink()  # it names no process of ours
 
 
-async def test_ten_climb_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Rig) -> None:
+async def test_ten_come_up_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Rig) -> None:
     """Each worker has its own deadline; a silent pod costs the others nothing."""
     pods = [await rig.worker() for _ in range(10)]
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(DEADLINE_S), "127.0.0.1", 0)
@@ -202,8 +202,8 @@ async def test_ten_climb_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Ri
     silent.close()
 
 
-async def test_a_worker_that_somebody_ends_in_mid_climb_keeps_their_reason(rig: Rig) -> None:
-    """The climb finds the row moved and stops; it overwrites nothing."""
+async def test_a_worker_that_somebody_ends_in_mid_bringup_keeps_their_reason(rig: Rig) -> None:
+    """The bring-up finds the row moved and stops; it overwrites nothing."""
     worker, sshd = await rig.worker(server=False)
     bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
     await rig.reaches(worker.id, Stage.TCP)
@@ -216,8 +216,8 @@ async def test_a_worker_that_somebody_ends_in_mid_climb_keeps_their_reason(rig: 
     assert (row["status"], row["exit_cause"], row["failure_code"]) == ("terminating", "manual", None)
 
 
-async def test_the_hard_cap_ends_a_climb_whatever_its_stages_may_take(rig: Rig) -> None:
-    """The row's age counts, not this climb's."""
+async def test_the_hard_cap_ends_a_bringup_whatever_its_stages_may_take(rig: Rig) -> None:
+    """The row's age counts, not this bring-up's."""
     worker, _ = await rig.worker(pod={"ssh_port": None})
     await asyncio.wait_for(rig.bring_up(spawning_timeout_s=0.5).bring_up(rig.term, worker), DEADLINE_S)
     row = await rig.row(worker.id)

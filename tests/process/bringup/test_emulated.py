@@ -1,4 +1,4 @@
-"""Climbs to the emulated provider's pods, seen through its own API."""
+"""Bring-ups of the emulated provider's pods, seen through its own API."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ async def watched(rig: Rig, cloud: RunPodCloud) -> AsyncIterator[Account]:
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_emulated_pods_are_climbed_to_and_unlucky_ones_end_with_their_codes(
+async def test_emulated_pods_are_brought_up_and_unlucky_ones_end_with_their_codes(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same ladder over RunPod's API and its pods' SSH, several at once, each with its own fate."""

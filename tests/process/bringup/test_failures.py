@@ -1,4 +1,4 @@
-"""Every way a climb ends badly: the code in the row, the attempt that says why, and nothing sent that should not be."""
+"""Every bad end of a bring-up: the code in the row, the attempt that says why, and nothing sent that should not be."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: Any) -> Mapping[str, Any]:
-    """Climb; the row must end with the code, and the last attempt at the stage too. That attempt."""
+    """Bring up; the row must end with the code, and the last attempt at the stage too. That attempt."""
     await asyncio.wait_for(rig.bring_up(**given).bring_up(rig.term, worker), DEADLINE_S)
     row, attempts = await rig.row(worker.id), await rig.attempts(worker.id)
     assert (row["status"], row["exit_cause"], row["failure_code"]) == ("terminating", "spawn_failed", code)
@@ -47,7 +47,7 @@ async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: A
     ("status", "code"),
     [(PodStatus.EXITED, "POD_EXITED"), (PodStatus.ERROR, "POD_ERROR"), (PodStatus.TERMINATED, "POD_EXITED")],
 )
-async def test_a_pod_that_the_provider_calls_dead_ends_the_climb_at_once(
+async def test_a_pod_that_the_provider_calls_dead_ends_the_bringup_at_once(
     rig: Rig, status: PodStatus, code: str
 ) -> None:
     """There is nothing to wait for."""
@@ -238,7 +238,7 @@ async def test_a_login_that_fails_names_its_sub_cause(
     assert bool(sshd.logins) is dialled
 
 
-async def test_a_pair_that_fits_lets_the_climb_go_on(rig: Rig) -> None:
+async def test_a_pair_that_fits_lets_the_bringup_go_on(rig: Rig) -> None:
     """One of several lines of authorized_keys is enough, with newlines as environment variables carry them."""
     worker, _ = await rig.worker()
     lines = [key.export_public_key("openssh").decode().strip() for key in (ANOTHER, rig.key)]
@@ -274,7 +274,7 @@ async def test_a_pod_that_is_not_the_rows_is_never_promoted(rig: Rig, said: str 
     worker, sshd = await rig.worker()
     sshd.env["RUNPOD_POD_ID"] = said or ""
     attempt = await fails(rig, worker, code="POD_MISMATCH", stage=Stage.IDENTITY)
-    assert attempt["evidence"] | {"expected": worker.pod_id, "said": said} == attempt["evidence"]
+    assert attempt["evidence"] | {"expected": worker.pod_id, "reported": said} == attempt["evidence"]
     assert rig.tokens == []
 
 
@@ -305,7 +305,7 @@ async def test_a_set_up_command_that_fails(rig: Rig) -> None:
     attempt = await fails(
         rig, worker, code="SETUP_FAILED", stage=Stage.PROCESS, setup_command="echo no such package; exit 3"
     )
-    assert "no such package" in attempt["evidence"]["stdout"]
+    assert attempt["evidence"]["error"].endswith("no such package")
     assert rig.tokens[0] not in json.dumps(attempt, default=str)
 
 

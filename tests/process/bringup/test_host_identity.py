@@ -23,7 +23,7 @@ NONCE = nonce_for("gpu-0123456789ab")
 SHELLS = [name for name in ("sh", "bash", "dash", "busybox") if shutil.which(name)]
 
 
-def said(key: str, mac: str) -> bytes:
+def answer_line(key: str, mac: str) -> bytes:
     return f"host-key {key} {mac}\n".encode()
 
 
@@ -55,7 +55,7 @@ async def test_a_pod_of_an_earlier_release_has_no_nonce_and_is_taken_as_shown(ri
     """Its row says that no nonce was sent with the create call, and its key is pinned as before."""
     worker, sshd = await rig.worker()
     sshd.env.pop(host_identity.VARIABLE)
-    worker = await rig.move(worker.id, fields={"metadata": {host_identity.REQUIRED: False}})
+    worker = await rig.move(worker.id, fields={"metadata": {"bootstrap": False}})
     await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
     row = await rig.row(worker.id)
     assert (row["status"] in READY, row["host_key"]) == (True, sshd.host_key)
@@ -77,7 +77,7 @@ def test_every_shell_computes_the_same_proof_as_we_do(shell: str, tmp_path: Path
         done = subprocess.run(
             program, input=host_identity.SCRIPT.encode(), env=env, capture_output=True, timeout=DEADLINE_S, check=True
         )
-        assert done.stdout == said(OWN, host_identity.proof(nonce, OWN)) + said(
+        assert done.stdout == answer_line(OWN, host_identity.proof(nonce, OWN)) + answer_line(
             OTHER, host_identity.proof(nonce, OTHER)
         )
 
@@ -85,15 +85,21 @@ def test_every_shell_computes_the_same_proof_as_we_do(shell: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        (said(OWN, host_identity.proof(NONCE, OWN)), None),
-        (said(OTHER, host_identity.proof(NONCE, OTHER)) + said(OWN, host_identity.proof(NONCE, OWN)), None),
-        (said(OTHER, host_identity.proof(NONCE, OTHER)), FailureCode.HOST_KEY_RELAYED),
-        (said(OWN, host_identity.proof(NONCE, OTHER)), FailureCode.HOST_KEY_UNPROVEN),
-        (said(OWN, "ö" * 64), FailureCode.HOST_KEY_UNPROVEN),
+        (answer_line(OWN, host_identity.proof(NONCE, OWN)), None),
+        (
+            answer_line(OTHER, host_identity.proof(NONCE, OTHER)) + answer_line(OWN, host_identity.proof(NONCE, OWN)),
+            None,
+        ),
+        (answer_line(OTHER, host_identity.proof(NONCE, OTHER)), FailureCode.HOST_KEY_RELAYED),
+        (answer_line(OWN, host_identity.proof(NONCE, OTHER)), FailureCode.HOST_KEY_UNPROVEN),
+        (answer_line(OWN, "ö" * 64), FailureCode.HOST_KEY_UNPROVEN),
         (b"no-nonce\n", FailureCode.HOST_KEY_UNPROVEN),
         (b"", FailureCode.HOST_KEY_UNPROVEN),
         (b"\xff\x00 host-key" * 4096, FailureCode.HOST_KEY_UNPROVEN),
-        (said(OTHER, "0") * 4096 + said(OWN, host_identity.proof(NONCE, OWN)), FailureCode.HOST_KEY_UNPROVEN),
+        (
+            answer_line(OTHER, "0") * 4096 + answer_line(OWN, host_identity.proof(NONCE, OWN)),
+            FailureCode.HOST_KEY_UNPROVEN,
+        ),
     ],
 )
 def test_only_the_pods_own_word_for_the_key_shown_counts(answer: bytes, code: FailureCode | None) -> None:

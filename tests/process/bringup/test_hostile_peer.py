@@ -7,7 +7,8 @@ from typing import cast
 import asyncssh
 import pytest
 
-from orchestrator.adapters.ssh import OUTPUT_READS, AsyncSshSession, AsyncSshShell, _all_of
+from orchestrator.adapters.ssh import AsyncSshShell
+from orchestrator.adapters.ssh_session import OUTPUT_READS, AsyncSshSession, _all_of
 from orchestrator.ports import Unavailable
 from tests.process.bringup.relay import _LetIn
 from tests.process.bringup.sshd import pem_of

@@ -1,4 +1,4 @@
-"""The SSH adapter and a whole climb against OpenSSH, which is what real pods run."""
+"""The SSH adapter and a whole bring-up against OpenSSH, which is what real pods run."""
 
 import asyncio
 import getpass
@@ -10,7 +10,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
+from orchestrator.adapters.ssh import AsyncSshShell
+from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.pods import agent_commands
 from orchestrator.ports import AuthFailed, HostKeyChanged, PortError, Unavailable
 from testbed.services import debian
@@ -142,7 +143,7 @@ async def test_our_commands_mean_the_same_to_its_shell(openssh: OpenSsh, tmp_pat
     )
     pid = int(started.stdout)
     stat = Path(f"/proc/{pid}/stat").read_text()
-    agent = agent_commands.Agent(pid, stat.rpartition(")")[2].split()[agent_commands.START_TIME], "sha")
+    agent = agent_commands.LaunchedAgent(pid, stat.rpartition(")")[2].split()[agent_commands.START_TIME], "sha")
     shown = (await session.run(agent_commands.alive_command(pid), timeout_s=SOON_S)).stdout
     assert agent_commands.is_alive(shown, agent, "n")
     assert not agent_commands.is_alive(shown, agent, "m")

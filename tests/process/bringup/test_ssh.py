@@ -12,10 +12,11 @@ from typing import Any
 import asyncssh
 import pytest
 
-from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
+from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.ssh_pool import SshPool
+from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.core.model import Worker
-from orchestrator.ports import AuthFailed, HostKeyChanged, NotSsh, Refused, Silent, Unavailable
+from orchestrator.ports import AuthFailed, ConnectionRefused, HostKeyChanged, NoBanner, NotSsh, Unavailable
 from tests.process.bringup.builders import a_worker
 from tests.process.bringup.sshd import Sshd, pem_of, serving
 
@@ -67,9 +68,9 @@ async def test_a_host_that_can_be_no_address_is_unavailable(host: str) -> None:
 
 async def test_nobody_listening_is_refused(unused_tcp_port: int) -> None:
     """A mapped port before sshd is up says so."""
-    with pytest.raises(Refused):
+    with pytest.raises(ConnectionRefused):
         await AsyncSshShell("").banner("127.0.0.1", unused_tcp_port, timeout_s=SOON_S)
-    with pytest.raises(Refused):
+    with pytest.raises(ConnectionRefused):
         await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", unused_tcp_port, pinned=None, timeout_s=SOON_S)
 
 
@@ -101,7 +102,7 @@ async def test_silence_ends_at_the_deadline() -> None:
     async with server:
         before = time.monotonic()
         shell = AsyncSshShell(pem_of(KEY))
-        with pytest.raises(Silent):
+        with pytest.raises(NoBanner):
             await shell.banner("127.0.0.1", port_of(server), timeout_s=0.2)
         with pytest.raises(Unavailable):
             await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
@@ -277,11 +278,11 @@ async def test_a_directory_is_listed_with_sizes(sshd: Sshd, session: AsyncSshSes
 
 async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> None:
     """Shared while it lives, made again when it is gone, hung up when the worker ends."""
-    lines = SshPool(AsyncSshShell(pem_of(KEY)))
+    ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port)
 
     async def ask() -> bytes:
-        async with lines.session(worker, timeout_s=SOON_S) as session:
+        async with ssh_pool.session(worker, timeout_s=SOON_S) as session:
             return (await session.run("echo hi", timeout_s=SOON_S)).stdout
 
     assert await asyncio.gather(*(ask() for _ in range(5))) == [b"hi\n"] * 5
@@ -294,41 +295,41 @@ async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> No
         except Unavailable:
             continue
     assert sshd.handshakes == 2
-    await lines.drop(worker.id)
-    await lines.close()
+    await ssh_pool.drop(worker.id)
+    await ssh_pool.close()
 
 
 async def test_a_process_that_does_not_lead_holds_no_connection(sshd: Sshd) -> None:
     """Losing the lead hangs up everywhere, on connections under way too, and none is made until it leads again."""
-    lines = SshPool(AsyncSshShell(pem_of(KEY)))
+    ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     workers = [a_worker(f"gpu-{n}", ssh_host="127.0.0.1", ssh_port=sshd.port) for n in range(3)]
     held = []
     for worker in workers[:2]:
-        async with lines.session(worker, timeout_s=SOON_S) as session:
+        async with ssh_pool.session(worker, timeout_s=SOON_S) as session:
             held.append(session)
 
     async def connect(worker: Worker) -> None:
-        async with lines.session(worker, timeout_s=SOON_S):
+        async with ssh_pool.session(worker, timeout_s=SOON_S):
             pass
 
     connecting = asyncio.create_task(connect(workers[2]))
     await asyncio.sleep(0)  # it has begun
-    await lines.close()
+    await ssh_pool.close()
     assert all(session.closed for session in held)
     with pytest.raises(Unavailable, match="does not lead"):
         await connecting
     with pytest.raises(Unavailable, match="does not lead"):
         await connect(workers[0])
-    lines.open()
+    ssh_pool.open()
     await connect(workers[0])
-    await lines.close()
+    await ssh_pool.close()
 
 
 async def test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet(sshd: Sshd) -> None:
-    """A row older than the pin does not reopen the door to a stranger."""
-    lines = SshPool(AsyncSshShell(pem_of(KEY)))
+    """A row older than the pin does not let a foreign server in again."""
+    ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port, host_key=None)
-    async with lines.session(worker, timeout_s=SOON_S) as session:
+    async with ssh_pool.session(worker, timeout_s=SOON_S) as session:
         assert session.host_key == sshd.host_key
     await sshd.stop()
     sshd.host_keys = [asyncssh.generate_private_key("ssh-ed25519")]
@@ -337,9 +338,9 @@ async def test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet(sshd: S
         while not session.closed:
             await asyncio.sleep(0.01)
     with pytest.raises(HostKeyChanged):
-        async with lines.session(worker, timeout_s=SOON_S):
+        async with ssh_pool.session(worker, timeout_s=SOON_S):
             pass
-    await lines.close()
+    await ssh_pool.close()
 
 
 async def test_a_worker_without_an_address_has_no_line_yet() -> None:

@@ -12,7 +12,8 @@ import asyncssh
 import pytest
 from asyncssh.packet import Boolean, String, UInt32
 
-from orchestrator.adapters.ssh import AsyncSshSession, AsyncSshShell
+from orchestrator.adapters.ssh import AsyncSshShell
+from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.ports import Unavailable
 from tests.process.bringup.relay import _LetIn
 from tests.process.bringup.sshd import pem_of
@@ -118,7 +119,7 @@ async def test_one_turn_of_the_event_loop_takes_a_bounded_part_of_a_flood(tmp_pa
 
 async def test_what_was_asked_for_comes_at_full_speed(tmp_path: Path) -> None:
     """Logs by the megabyte, and many small operations in a row."""
-    content = os.urandom(1 << 20) * 64
+    content = os.urandom(1 << 20) * 128
     (tmp_path / "log").write_bytes(content)
     async with pod(tmp_path) as session:
         piece = 4 << 20

@@ -18,7 +18,8 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
-from orchestrator.ports import Attempt, LogRange
+from orchestrator.ports import LogRange, StageAttempt
+from tests.process.cli import forked, json_schemas
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 30.0
@@ -53,10 +54,13 @@ async def run(*command: str, stdin: str = "", cwd: Path = ROOT, environment: Map
 
 async def start(*command: str, cwd: Path = ROOT, environment: Mapping[str, str | None]) -> asyncio.subprocess.Process:
     """The same, started; its streams are pipes."""
-    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    env = {**inherited, **{name: value for name, value in environment.items() if value is not None}}
-    pipe = asyncio.subprocess.PIPE
+    pipe, env = asyncio.subprocess.PIPE, _environment(environment)
     return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd)
+
+
+def _environment(wanted: Mapping[str, str | None]) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {**inherited, **{name: value for name, value in wanted.items() if value is not None}}
 
 
 async def ended(process: asyncio.subprocess.Process, stdin: str = "") -> Ran:
@@ -78,8 +82,12 @@ class Cli:
 
     async def __call__(self, *arguments: str, stdin: str = "", **changes: str | None) -> Ran:
         """Run it; `changes` to the environment, None removes."""
-        environment = {**self.environment, **changes}
-        return await run(*PROGRAM, *arguments, stdin=stdin, environment=environment)
+        env = _environment({**self.environment, **changes})
+        words = ("-m", "orchestrator", *arguments)
+        ran = Ran(*await forked.run(words, stdin=stdin, cwd=ROOT, environment=env, timeout_s=TIMEOUT_S))
+        if "--json" in arguments and ran.out.count("\n") == 1:
+            json_schemas.check(arguments, ran.json())
+        return ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class Fleet:
         if upto in {State.TERMINATING, State.TERMINATED}:
             cause: dict[str, Any] = {"exit_cause": "spawn_failed", "failure_code": FailureCode.AUTH_FAILED}
             attempt = await self.store.open_attempt(self.term, worker_id, Stage.SSH_AUTH)
-            result = Attempt("failed", FailureCode.AUTH_FAILED, "PermissionDenied", {"why": "PAIR_MISMATCH"})
+            result = StageAttempt("failed", FailureCode.AUTH_FAILED, "PermissionDenied", {"why": "PAIR_MISMATCH"})
             await self.store.close_attempt(self.term, attempt, result)
             await self.move(worker_id, State.SPAWNING, State.TERMINATING, stage=Stage.DELETING, **cause)
         if upto is State.TERMINATED:

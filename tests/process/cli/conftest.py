@@ -8,29 +8,20 @@ import pytest
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
-from orchestrator.migrate import migrate
-from testbed.services.postgres import EmbeddedPostgres
-from testbed.services.s3 import EmbeddedS3
-from testbed.services.supabase_roles import create_roles
+from testbed.shared_services import Database, SharedServices
 from tests.process.cli.builders import Cli, Fleet
+from tests.process.web.conftest import postgres
+
+__all__ = ["postgres"]
 
 
 @pytest.fixture(scope="session")
-async def postgres(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedPostgres]:
-    """A migrated database."""
-    async with EmbeddedPostgres(tmp_path_factory.mktemp("cli") / "postgres", durable=False, keep=False) as server:
-        await create_roles(server.url)
-        await migrate(server.url)
-        yield server
-
-
-@pytest.fixture(scope="session")
-async def s3_environment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mapping[str, str]]:
+async def s3_environment(shared: SharedServices) -> Mapping[str, str]:
     """A bucket, as the environment names it."""
-    async with EmbeddedS3(tmp_path_factory.mktemp("cli-s3")) as s3:
-        await s3.create_bucket("logs")
-        keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key}
-        yield {"S3_ENDPOINT_URL": s3.endpoint_url, "S3_BUCKET": "logs", "S3_PREFIX": "tests", **keys}
+    s3 = await shared.s3()
+    await s3.create_bucket("logs")
+    keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key}
+    return {"S3_ENDPOINT_URL": s3.endpoint_url, "S3_BUCKET": "logs", "S3_PREFIX": "tests", **keys}
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def fleet_id() -> str:
 
 
 @pytest.fixture
-async def fleet(postgres: EmbeddedPostgres, fleet_id: str) -> AsyncIterator[Fleet]:
+async def fleet(postgres: Database, fleet_id: str) -> AsyncIterator[Fleet]:
     """Its rows, led by the test."""
     db = await PostgresDb.open(postgres.url, pool_size=2)
     store = SqlStore(db, fleet_id)
@@ -58,6 +49,6 @@ def shipping_fleet(fleet: Fleet, s3_environment: Mapping[str, str]) -> Fleet:
 
 
 @pytest.fixture
-def cli(postgres: EmbeddedPostgres, fleet_id: str) -> Cli:
+def cli(postgres: Database, fleet_id: str) -> Cli:
     """The command line on that fleet."""
     return Cli({"DATABASE_URL": postgres.url, "FLEET_ID": fleet_id})

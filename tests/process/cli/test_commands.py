@@ -17,10 +17,12 @@ from pathlib import Path
 import click
 import pytest
 
-from orchestrator.cli.examples import EXAMPLES, PROGRAM
+from orchestrator import errors
+from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.main import COMMANDS, Commands
 from orchestrator.cli.main import EXAMPLES as FIRST
 from orchestrator.cli.output import Output
+from orchestrator.cli.program import PROGRAM
 from orchestrator.core.states import State
 from orchestrator.errors import KINDS
 from tests.process.cli.builders import INHERITED, ROOT, TIMEOUT_S, Cli, Fleet, run
@@ -96,6 +98,8 @@ async def test_every_script_shows_examples_under_its_own_name() -> None:
 
 def test_error_ids_are_unique_and_stable_in_form() -> None:
     """E, three digits; one of the five exit codes."""
+    kinds = [one for one in vars(errors).values() if isinstance(one, errors.ErrorKind)]
+    assert sorted(kind.id for kind in kinds) == sorted(KINDS)
     assert all(name == kind.id and len(name) == 4 and name[1:].isdigit() for name, kind in KINDS.items())
     assert {kind.exit_code for kind in KINDS.values()} <= {1, 2, 3, 4}
 
@@ -116,11 +120,70 @@ async def test_unknown_commands_and_options_are_usage(cli: Cli) -> None:
     assert (wrong.code, wrong.err.splitlines()[-1]) == (2, "fix: python spawn_gpu.py --help")
 
 
+async def test_what_the_database_driver_logs_is_no_line_of_a_command(cli: Cli) -> None:
+    """An error has its three lines alone."""
+    warns = (
+        "import asyncio, logging; from orchestrator.cli.session import opened_store\n"
+        "async def main():\n"
+        "    async with opened_store(): logging.getLogger('psycopg.pool').warning('query cancellation interrupted')\n"
+        "asyncio.run(main())"
+    )
+    ran = await run(sys.executable, "-c", warns, environment=cli.environment)
+    assert (ran.code, ran.err) == (0, "")
+
+
+async def test_a_misspelt_word_is_answered_with_the_similar_one(cli: Cli) -> None:
+    """Commands, options, sections, codes and pools."""
+    asked = {
+        ("lst",): "'list'", ("tasks", "sumbit"): "'submit'", ("list", "--al"): "'--all'",
+        ("doctor", "sttings"): "'settings'", ("explain", "AUTH_FAILD"): "'AUTH_FAILED'",
+        ("spawn", "--pool", "defualt"): "'default'",
+    }  # fmt: skip
+    for arguments, meant in asked.items():
+        ran = await cli(*arguments)
+        assert re.search(rf"Did you mean.* {meant}", ran.err), ran.err
+
+
+async def test_the_fix_of_an_argument_is_the_help_of_its_command(cli: Cli) -> None:
+    """To be pasted, with the group of the command and the program as it was typed."""
+    asked = {("tasks", "show", "zzz"): "./run tasks show", ("efficiency", "--window", "1x"): "./run efficiency"}
+    for arguments, command in asked.items():
+        ran = await cli(*arguments, ORCHESTRATOR_CALLED_AS="./run")
+        assert (ran.code, ran.err.splitlines()[-1]) == (2, f"fix: {command} --help")
+
+
+@pytest.mark.parametrize("called_as", ["./run", "/srv/gpu/run"])
+async def test_help_and_fixes_name_the_program_as_it_was_typed(cli: Cli, called_as: str) -> None:
+    """`./run` sets a variable. A value that cannot be shown is not used."""
+    ran = await cli("list", "--help", ORCHESTRATOR_CALLED_AS=called_as)
+    assert f"Usage: {called_as} list" in ran.out
+    assert f"    {called_as} list --all\n" in ran.out
+    assert PROGRAM not in ran.out
+    for arguments in (("no-such",), ("explain", "E999"), ("doctor", "--repair")):
+        ran = await cli(*arguments, ORCHESTRATOR_CALLED_AS=called_as)
+        assert f"fix: {called_as} " in ran.err
+    assert f"fix: {PROGRAM} " in (await cli("no-such", ORCHESTRATOR_CALLED_AS="\x1b[31m")).err
+
+
+def test_yes_means_force_wherever_a_command_asks() -> None:
+    """Both names, one parameter."""
+    commands = Commands()
+    named = [one for name in commands.list_commands(None) for one in _all(commands.get_command(None, name), name)]  # type: ignore[arg-type]
+    asking = {
+        name: option.opts
+        for name, command in named
+        for option in command.params
+        if "--force" in option.opts or "--yes" in option.opts
+    }
+    assert {"shutdown", "sync", "terminate", "tasks cancel", "tasks retry", "init"} <= set(asking)
+    assert all({"--force", "--yes"} <= set(opts) for opts in asking.values()), asking
+
+
 async def test_help_is_whole_on_a_terminal_of_80_columns(cli: Cli) -> None:
     """Each example on one line with what it does, and no description that breaks off."""
     first, tasks = await asyncio.gather(cli("--help", COLUMNS="80"), cli("tasks", "--help", COLUMNS="80"))
     for line, what in FIRST:
-        assert re.search(rf"^  {re.escape(line)} +{re.escape(what)}$", first.out, re.MULTILINE), line
+        assert re.search(rf"^  {re.escape(f'{PROGRAM} {line}')} +{re.escape(what)}$", first.out, re.MULTILINE), line
     assert "..." not in first.out.partition("Examples:")[2] + tasks.out.partition("Commands:")[2]
 
 
@@ -218,7 +281,7 @@ async def test_the_script_runs_from_anywhere(cli: Cli, fleet: Fleet, tmp_path: P
 
 
 async def test_the_script_has_its_four_commands_and_no_other(cli: Cli) -> None:
-    """It is a door to the same commands, not another program."""
+    """It runs the same commands and is not another program."""
     ran = await run(sys.executable, "scripts/spawn_gpu.py", "--help")
     assert ran.code == 0
     assert all(f"  {name} " in ran.out for name in ("list", "status", "spawn", "terminate"))

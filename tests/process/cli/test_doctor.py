@@ -1,6 +1,7 @@
 """`doctor`: every part asked, real faults named, nothing changed but an object of its own."""
 
 import asyncio
+import io
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -10,18 +11,18 @@ import asyncssh
 import boto3
 import psycopg
 import pytest
+from dotenv import dotenv_values
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.s3 import S3Blobs
-from orchestrator.config.ssh_keys import login_pair
 from orchestrator.diagnostics.doctor import SECTIONS, diagnose
 from orchestrator.diagnostics.doctor.findings import Section, examine
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import verifier
 from testbed.runpod.server import Emulator
-from testbed.services.postgres import EmbeddedPostgres
+from testbed.shared_services import Database
 from tests.db.conformance.test_cloud import spec
 from tests.process.cli.builders import Cli, Fleet, Ran
 from tests.process.web.builders import serving
@@ -39,8 +40,8 @@ async def emulator(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Em
 
 
 @pytest.fixture
-async def gateway(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
-    """The URL of the door for pods, which knows tokens by SECRET."""
+async def gateway(postgres: Database) -> AsyncIterator[str]:
+    """The URL of a gateway for pods, which knows tokens by SECRET."""
     db = await PostgresDb.open(postgres.url, pool_size=2)
     bucket = S3Blobs("http://127.0.0.1:1", "no", "no", "no", "", "us-east-1")
     health = Health(started_at_s=time.monotonic())
@@ -54,8 +55,9 @@ def healthy(cli: Cli, emulator: Emulator, s3_environment: Mapping[str, str], gat
     """A command line whose every part is there."""
     provider = {"RUNPOD_API_BASE_URL": emulator.url, "RUNPOD_API_KEY": emulator.api_key}
     keys = {"RUNPOD_SSH_PRIVATE_KEY": PEM, "RUNPOD_SSH_PUBLIC_KEY": PUB}
-    door = {"WORKER_JWT_SECRET": SECRET, "WORKER_API_URL": gateway}
-    return Cli({**cli.environment, **s3_environment, **provider, **keys, **door})
+    gateway_settings = {"WORKER_JWT_SECRET": SECRET, "WORKER_API_URL": gateway}
+    work = {"WORKER_HANDLERS": "work=cmd:true", "RUNPOD_WORKER_IMAGE": f"runpod/pytorch@sha256:{'0' * 64}"}
+    return Cli({**cli.environment, **s3_environment, **provider, **keys, **gateway_settings, **work})
 
 
 def failed(ran: Ran) -> dict[str, str]:
@@ -65,12 +67,15 @@ def failed(ran: Ran) -> dict[str, str]:
 
 
 async def test_a_healthy_deployment_is_told_so(healthy: Cli, fleet: Fleet, s3_environment: Mapping[str, str]) -> None:
-    """Each part by name, and counts; the bucket is as it was before."""
+    """Each part in one line, and counts. With -v each check. The bucket is as it was before."""
     ran = await healthy("doctor")
     assert ran.code == 0, ran.out + ran.err
-    for section in ("settings", "database", "leader", "runpod", "pods", "ssh", "s3", "clock", "gateway"):
-        assert f"{section}: " in ran.out
-    assert re.search(r"^21 ok, 0 warn, 0 fail, 0 skip$", ran.out, re.MULTILINE), ran.out
+    shown = re.findall(r"^ok   (\w+) +\d checks?: \S", ran.out, re.MULTILINE)
+    assert shown == list(SECTIONS)
+    assert len(ran.out.splitlines()) == len(SECTIONS) + 2
+    verbose = await healthy("doctor", "-v")
+    assert verbose.out.count("  ok   ") == 23
+    assert re.search(r"^23 ok, 0 note, 0 warn, 0 fail, 0 skip$", ran.out, re.MULTILINE), ran.out
     e = s3_environment
     client = boto3.client(
         "s3", endpoint_url=e["S3_ENDPOINT_URL"], aws_access_key_id=e["AWS_ACCESS_KEY_ID"],
@@ -78,6 +83,18 @@ async def test_a_healthy_deployment_is_told_so(healthy: Cli, fleet: Fleet, s3_en
     )  # fmt: skip
     listed = await asyncio.to_thread(client.list_objects_v2, Bucket=e["S3_BUCKET"], Prefix="tests/doctor/")
     assert listed["KeyCount"] == 0
+
+
+async def test_an_image_with_a_tag_is_a_note_of_one_line(healthy: Cli) -> None:
+    """It is no fault. With -v the note has its reason and its fix."""
+    tagged = {"RUNPOD_WORKER_IMAGE": "runpod/pytorch:2.4.0"}
+    ran = await healthy("doctor", "settings", **tagged)
+    assert ran.code == 0
+    note, _, counted = ran.out.splitlines()
+    tag = "its image is named by a tag; name it by digest: image@sha256:…"
+    assert note == f"note settings 3 checks: pool default: {tag}"
+    assert counted == "2 ok, 1 note, 0 warn, 0 fail, 0 skip"
+    assert "may name another image tomorrow" in (await healthy("doctor", "settings", "-v", **tagged)).out
 
 
 async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
@@ -90,6 +107,7 @@ async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
         "WORKER_JWT_SECRET": "tooshort",
         "MAX_ACTIVE_GPUS": "many",
         "RUNPOD_GPU_TIPE": "x",
+        "DAILY_BUDGET": "3",
     }
     ran = await healthy("doctor", "--json", **wrong)
     said = failed(ran)
@@ -101,6 +119,8 @@ async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
     assert "AWS_ACCESS_KEY_ID" in said["s3"]
     assert "shorter than 32 bytes" in said["gateway"]
     assert any("MAX_ACTIVE_GPUS" in finding["what"] for finding in ran.json()["findings"])
+    warned = [finding["fix"] for finding in ran.json()["findings"] if finding["status"] == "warn"]
+    assert any("DAILY_BUDGET_USD" in fix for fix in warned)
     assert ran.json()["counts"]["ok"] >= 4  # the database, the leader, each half of the pair, a clock
     assert "rpa_wrong" not in ran.out + ran.err
 
@@ -114,9 +134,11 @@ async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
         ({"AWS_SECRET_ACCESS_KEY": "wrong-secret-of-no-use"}, "s3", "does not do what is needed"),
         ({"S3_ENDPOINT_URL": "http://127.0.0.1:1"}, "s3", "does not do what is needed"),
         ({"RUNPOD_SSH_PRIVATE_KEY": PEM[:120]}, "ssh", "cut off"),
-        ({"RUNPOD_SSH_PRIVATE_KEY": None}, "ssh", "no private key is configured"),
+        ({"RUNPOD_SSH_PRIVATE_KEY": None}, "ssh", "RUNPOD_SSH_PRIVATE_KEY is missing"),
         ({"RUNPOD_SSH_PUBLIC_KEY": PEM}, "ssh", "must never be here"),
         ({"RUNPOD_GPU_TYPE": "NVIDIA RTX 9999"}, "runpod", "no such GPU type"),
+        ({"RUNPOD_STORAGE_NAME": "nosuch"}, "runpod", "0 network volumes are named 'nosuch'"),
+        ({"WORKER_HANDLERS": "work=nosuch:fn", "WORKER_CODE_DIR": str(Path(__file__).parent)}, "settings", "nosuch.py"),
         ({"WORKER_API_URL": None}, "gateway", "WORKER_API_URL is missing"),
     ],
 )
@@ -186,11 +208,11 @@ async def test_what_answers_something_else_at_the_gateways_address_is_no_gateway
     assert "HTTP 40" in found["why"]
 
 
-async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgres: EmbeddedPostgres) -> None:
+async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgres: Database) -> None:
     """With the command that mends it; a deployment whose last migration is missing too."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create database doctor_empty")
-    ran = await healthy("doctor", "database", "--json", DATABASE_URL=postgres.url_of("doctor_empty"))
+    ran = await healthy("doctor", "database", "--json", DATABASE_URL=postgres.server.url_of("doctor_empty"))
     assert "python -m orchestrator migrate" in failed(ran)["database"]
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create table gone as select * from schema_migrations order by version desc limit 1")
@@ -201,6 +223,27 @@ async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgr
             await sql.execute("insert into schema_migrations select * from gone")
             await sql.execute("drop table gone")
     assert "older than this program" in failed(ran)["database"]
+
+
+async def test_a_role_without_rights_and_a_changed_table_are_told(healthy: Cli, postgres: Database) -> None:
+    """With the right that is missing and how to grant it, and with the column and how to repair it."""
+    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
+        await sql.execute("create role onlooker login; grant select on all tables in schema public to onlooker")
+        url = postgres.url.replace("postgres@", "onlooker@")
+        try:
+            ran = await healthy("doctor", "database", "--json", DATABASE_URL=url)
+        finally:
+            await sql.execute("drop owned by onlooker; drop role onlooker")
+        said = failed(ran)["database"]
+        assert "the role onlooker has no EXECUTE on" in said
+        assert "grant service_role, gpu_worker to onlooker" in said
+        assert "schema is" not in said
+        await sql.execute("alter table tasks rename progress to done")
+        try:
+            ran = await healthy("doctor", "database", "--json")
+        finally:
+            await sql.execute("alter table tasks rename done to progress")
+    assert failed(ran)["database"].startswith("the column tasks.progress is missing")
 
 
 async def test_a_pod_without_a_row_is_told_with_what_it_costs(healthy: Cli, emulator: Emulator, fleet_id: str) -> None:
@@ -218,18 +261,28 @@ async def test_a_pod_without_a_row_is_told_with_what_it_costs(healthy: Cli, emul
 
 async def test_a_mangled_pair_is_a_warning_and_is_repaired(healthy: Cli) -> None:
     """`--repair` prints both halves for pasting, which then pass without a word."""
-    mangled = {"RUNPOD_SSH_PRIVATE_KEY": f'"{PEM}"'.replace("\n", "\\n"), "RUNPOD_SSH_PUBLIC_KEY": f"'{PUB}'"}
+    mangled = {"RUNPOD_SSH_PRIVATE_KEY": PEM.replace("\n", "\r\n"), "RUNPOD_SSH_PUBLIC_KEY": f"\ufeff{PUB}"}
     ran = await healthy("doctor", "ssh", **mangled)
     assert ran.code == 0
-    assert "escaped line breaks" in ran.out
+    assert "CR LF" in ran.out
+    assert "a byte order mark" in ran.out
     assert PEM.splitlines()[1] not in ran.out + ran.err
     ran = await healthy("doctor", "ssh", "--repair", **mangled)
-    assert (ran.code, PEM in ran.out) == (0, True)
+    assert (ran.code, PEM.replace("\n", "\\n") in ran.out) == (0, True)
     assert "nowhere else" in ran.err
     assert PEM.splitlines()[1] not in ran.err
+    ran_out = ran.out
     pasted = dict(re.findall(r"^(RUNPOD_\w+)=(.*)$", ran.out, re.MULTILINE))
-    again = {name: value.strip("\"'") for name, value in pasted.items()}
-    assert login_pair(again["RUNPOD_SSH_PRIVATE_KEY"], again["RUNPOD_SSH_PUBLIC_KEY"]).private.text == PEM
+    for again in (
+        pasted,
+        {name: value.strip("\"'") for name, value in pasted.items()},
+        {"RUNPOD_SSH_PRIVATE_KEY": PEM},
+        dict(dotenv_values(stream=io.StringIO(ran.out))),
+    ):
+        ran = await healthy("doctor", "ssh", "--json", **again)
+        assert {finding["status"] for finding in ran.json()["findings"]} == {"ok"}, ran.out
+    lines = {name: f"{name}={value}" for name, value in pasted.items()}  # a whole line in the field for a value
+    assert (await healthy("doctor", "ssh", "--repair", **lines)).out == ran_out
     ran = await healthy("doctor", "ssh", "--repair", "--json", **mangled)
     assert ran.json()["private_key"] == PEM
 
@@ -243,6 +296,23 @@ async def test_repair_derives_the_public_half_and_refuses_what_is_lost(healthy: 
     assert ran.err.startswith("error[E001]")
 
 
+async def test_without_any_environment_each_missing_value_is_named_once() -> None:
+    """A section that needs what another one has already named is skipped."""
+    nowhere = {"RUNPOD_API_BASE_URL": "http://127.0.0.1:1", "S3_ENDPOINT_URL": "http://127.0.0.1:1"}
+    ran = await Cli(nowhere)("doctor", "--json")
+    missing = [finding["what"] for finding in ran.json()["findings"] if finding["status"] == "fail"]
+    assert sorted(missing) == sorted(
+        [
+            "no database is given", "RUNPOD_API_KEY is missing", "RUNPOD_SSH_PRIVATE_KEY is missing",
+            "RUNPOD_SSH_PUBLIC_KEY is missing", "S3_BUCKET is missing", "AWS_ACCESS_KEY_ID is missing",
+            "AWS_SECRET_ACCESS_KEY is missing", "WORKER_JWT_SECRET is missing", "WORKER_API_URL is missing",
+        ]
+    )  # fmt: skip
+    shown = (await Cli(nowhere)("doctor")).out.splitlines()
+    assert [line for line in shown if line.startswith("skip leader   who leads: no database is given")]
+    assert shown[-1] == "python -m orchestrator init asks for what is missing, checks it and writes .env."
+
+
 async def test_a_section_that_does_not_exist_is_refused(healthy: Cli) -> None:
     """With the list of them."""
     ran = await healthy("doctor", "databse")
@@ -252,7 +322,7 @@ async def test_a_section_that_does_not_exist_is_refused(healthy: Cli) -> None:
 
 async def test_the_answer_is_readable_without_colour_in_80_columns(healthy: Cli) -> None:
     """No escape codes into a pipe; words carry the verdict."""
-    ran = await healthy("doctor", "ssh", "clock", COLUMNS="80", NO_COLOR="1")
+    ran = await healthy("doctor", "ssh", "clock", "-v", COLUMNS="80", NO_COLOR="1")
     assert "\x1b" not in ran.out
     assert re.search(r"^ {2}ok {3}they belong together$", ran.out, re.MULTILINE)
 

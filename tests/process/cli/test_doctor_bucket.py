@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from orchestrator.adapters.s3 import S3Blobs
-from orchestrator.diagnostics.doctor.connectivity import is_written_once
+from orchestrator.diagnostics.doctor.connectivity import is_written_once, uploads_are_aborted
 from orchestrator.diagnostics.doctor.findings import Section
 
 UNKNOWN = b"<Error><Code>NotImplemented</Code><Message>A header is not implemented</Message></Error>"
@@ -24,6 +24,13 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[tuple[int, S3Blobs]]:
             self.rfile.read(int(self.headers["Content-Length"]))
             body = UNKNOWN if request.param == 501 else b""
             self.send_response(request.param)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            body = b"<Error><Code>AccessDenied</Code></Error>"
+            self.send_response(403)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -48,3 +55,14 @@ async def test_a_bucket_that_lets_outputs_be_replaced_is_told(bucket: tuple[int,
     assert finding.status == "warn"
     assert ("knows no" if status == 501 else "ignores") in finding.what
     assert "OUTPUT_REPLACED" in finding.why
+
+
+async def test_a_key_that_may_not_list_uploads_is_told_of_the_lifecycle_rule(bucket: tuple[int, S3Blobs]) -> None:
+    """Parts of a lost pod's upload would stay for ever."""
+    _, blobs = bucket
+    section = Section("s3")
+    await uploads_are_aborted(blobs, section)
+    await blobs.close()
+    (finding,) = section.findings
+    assert finding.status == "warn"
+    assert "AbortIncompleteMultipartUpload" in (finding.fix or "")

@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,20 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
         "deadline ",
         "then: ",
         "spent: $",
-        "proof: ssh_auth failed (PermissionDenied)",
+        "evidence: ssh_auth failed (PermissionDenied)",
         "fix: set ",
     ):
         assert words in text, words
 
 
-async def test_what_was_proven_of_a_worker_is_told_rung_by_rung(cli: Cli, fleet: Fleet) -> None:
-    """The last attempt at each; what is not come so far is neither proven nor failed. Exit 1 until all holds."""
+async def test_the_bring_up_of_a_worker_is_told_stage_by_stage(cli: Cli, fleet: Fleet) -> None:
+    """The last attempt at each; what was not reached yet has neither succeeded nor failed. Exit 1 until all holds."""
     worker = await fleet.worker(upto=State.TERMINATING)
     ran = await cli("verify", worker)
     assert (ran.code, ran.err) == (1, "")
     assert re.search(r"^✗ +ssh_auth +failed at .*: AUTH_FAILED PermissionDenied$", ran.out, re.MULTILINE), ran.out
-    assert re.search(r"^– +deploy +not come so far$", ran.out, re.MULTILINE), ran.out
-    assert ran.out.splitlines()[-1] == f"not proven   fix: python -m orchestrator explain {worker}"
+    assert re.search(r"^– +deploy +not reached yet$", ran.out, re.MULTILINE), ran.out
+    assert ran.out.splitlines()[-1] == f"not ready   fix: python -m orchestrator explain {worker}"
     assert re.search(r"^✓ +intent +recorded at 20", ran.out, re.MULTILINE), ran.out
     assert re.search(r"^– +gpu_fabric +not needed: one GPU$", ran.out, re.MULTILINE), ran.out
     assert (await cli("verify", "gpu-none")).code == 3
@@ -54,10 +55,17 @@ async def test_what_was_proven_of_a_worker_is_told_rung_by_rung(cli: Cli, fleet:
 async def test_a_program_gets_the_same_explanation(cli: Cli, fleet: Fleet) -> None:
     """Every field by name, under a version."""
     worker = await fleet.worker()
-    told = (await cli("explain", worker, "--json")).json()
-    assert (told["kind"], told["worker_id"], told["state"], told["stage"]) == ("worker", worker, "spawning", "ssh_auth")
-    assert told["who"] == "operator"
-    assert {"what", "since", "deadline", "then", "holding_up", "spent_usd", "proof", "usual", "fix"} <= set(told)
+    explanation = (await cli("explain", worker, "--json")).json()
+    assert (explanation["kind"], explanation["worker_id"], explanation["state"], explanation["stage"]) == (
+        "worker",
+        worker,
+        "spawning",
+        "ssh_auth",
+    )
+    assert explanation["who"] == "operator"
+    assert {"what", "since", "deadline", "then", "holding_up", "spent_usd", "evidence", "usual", "fix"} <= set(
+        explanation
+    )
 
 
 async def test_a_task_is_explained_by_its_id(cli: Cli, fleet: Fleet) -> None:
@@ -68,6 +76,45 @@ async def test_a_task_is_explained_by_its_id(cli: Cli, fleet: Fleet) -> None:
     assert f"WAITING ON worker: 1 of 1 dependencies: segment {first['id']} is Queued" in ran.out
     assert f"fix: python -m orchestrator explain {first['id']}" in ran.out
     assert (await cli("explain", str(uuid.uuid4()))).code == 3
+
+
+async def test_a_word_that_is_no_worker_is_looked_up(cli: Cli, fleet: Fleet) -> None:
+    """A single word may be a worker's id."""
+    ran = await cli("explain", "matplotlib")
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "U37: A figure is too large"), ran.err
+
+
+async def test_a_failed_task_quotes_the_knowledge_base(
+    cli: Cli, shipping_fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
+    """What the end of its own log matches; the log of the task before it says nothing about it."""
+    fleet, worker = shipping_fleet, await shipping_fleet.worker(upto=State.ACTIVE)
+    await fleet.store.submit([{"task_type": f"t-{worker}", "priority": 1, "max_attempts": 1}])
+    name = {"p_worker_id": worker, "p_nonce": "boot-1"}
+    await fleet.db.call("worker_register", **name, p_agent={"protocol": 1})
+    [task] = (await fleet.db.call("worker_claim", **name, p_claim_no=1, p_batch=1, p_wait_s=0))["tasks"]
+    failure = {"code": "HANDLER_ERROR", "message": "it failed", "retryable": False}
+    about = {"p_task_id": task["id"], "p_attempt": task["attempt"], "p_failure": failure}
+    await fleet.db.call("worker_fail", **name, **about)
+    before = b"--- task x attempt 1 begins\nRuntimeError: iostream error\n--- task x attempt 1 ends: failed\n"
+    own = f"--- task {task['id']} attempt 1 begins: a:b\nloading\nValueError: must be less than 2^16\n".encode()
+    await fleet.ship(worker, "handler", 0, 0, before + own)
+    ran = await cli("explain", task["id"], **s3_environment)
+    assert ran.code == 0, ran.err
+    assert "KNOWN U37: A figure is too large: ValueError: must be less than 2^16" in ran.out
+    assert "U6" not in ran.out
+    explanation = (await cli("explain", task["id"], "--json", **s3_environment)).json()
+    assert [one["id"] for one in explanation["known"]] == ["U37"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("NO_CAPACITI", "NO_CAPACITY"), ("scalling", "scaling"), ("autoscaling", "scaling")]
+)
+async def test_a_misspelt_subject_gets_the_word_that_was_meant(cli: Cli, typed: str, meant: str) -> None:
+    """The word alone, as it can be typed."""
+    ran = await cli("explain", typed)
+    assert ran.code == 3
+    assert f"Did you mean '{meant}'?" in ran.err
 
 
 async def test_scaling_is_explained_while_runpod_is_away(cli: Cli, fleet: Fleet) -> None:
@@ -85,8 +132,8 @@ async def test_scaling_is_explained_while_runpod_is_away(cli: Cli, fleet: Fleet)
     assert ran.lines_with("last decision ")[0].endswith("the old sum")
     assert "cooling" in ran.lines_with("EU-RO-1|SECURE")[0]
     assert "free" in ran.lines_with("US-KS-2|SECURE")[0]
-    told = (await cli("explain", "scaling", "--json", **where)).json()
-    assert [offer["state"] for offer in told["pools"][0]["offers"]] == ["cooling", "free"]
+    explanation = (await cli("explain", "scaling", "--json", **where)).json()
+    assert [offer["state"] for offer in explanation["pools"][0]["offers"]] == ["cooling", "free"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +143,10 @@ async def test_scaling_is_explained_while_runpod_is_away(cli: Cli, fleet: Fleet)
         ("XID_79", "Xid 79: the GPU has fallen off the bus."),
         ("idle_timeout", "idle_timeout: There was nothing to do for it."),
         ("E010", "E010: the database does not answer (exit status 1)"),
+        ("DISK_TIGHT", "DISK_TIGHT: The pod's disk is 90 % full."),
+        ("U22", "U22: The GPU has failed"),
+        ("U36", "U36: Equal runs give slightly different results"),
+        ("must be less than 2^16", "U37: A figure is too large"),
     ],
 )
 async def test_a_code_is_explained_without_a_database(cli: Cli, word: str, says: str) -> None:
@@ -104,10 +155,13 @@ async def test_a_code_is_explained_without_a_database(cli: Cli, word: str, says:
     assert ran.code == 0
     assert says in ran.out
     assert "fix: " in ran.out
-    assert (await cli("explain", word, "--json", DATABASE_URL=None)).json()["kind"] in {"code", "error"}
+    assert (await cli("explain", word, "--json", DATABASE_URL=None)).json()["kind"] in {"code", "error", "known"}
 
 
-@pytest.mark.parametrize(("word", "error"), [("gpu-none", "E040"), ("E999", "E042"), ("NO_SUCH_CODE", "E042")])
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [("gpu-none", "E040"), ("E999", "E042"), ("NO_SUCH_CODE", "E042"), ("U44", "E042"), ("no such word", "E042")],
+)
 async def test_what_is_not_there_cannot_be_explained(cli: Cli, fleet: Fleet, word: str, error: str) -> None:
     """Exit 3, in three lines."""
     ran = await cli("explain", word)
@@ -121,9 +175,9 @@ async def test_a_timeline_shows_everything_in_order(cli: Cli, fleet: Fleet) -> N
     ran = await cli("timeline", worker)
     order = [ran.out.index(word) for word in ("spawning", "pod_running", "ssh_auth attempt 1", "terminating", "in all")]
     assert (ran.code, order) == (0, sorted(order))
-    told = (await cli("timeline", worker, "--json")).json()
-    assert [entry["what"] for entry in told["entries"]][:3] == ["spawning", "pod_running", "ssh_auth"]
-    assert {state["state"] for state in told["states"]} == {"spawning", "terminating"}
+    explanation = (await cli("timeline", worker, "--json")).json()
+    assert [entry["what"] for entry in explanation["entries"]][:3] == ["spawning", "pod_running", "ssh_auth"]
+    assert {state["state"] for state in explanation["states"]} == {"spawning", "terminating"}
     assert (await cli("timeline", "gpu-none")).code == 3
 
 
@@ -143,17 +197,17 @@ async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_
         await fleet.move(worker, State.TERMINATING, State.TERMINATED, stage=Stage.GONE)
         await api.create("stranger")
         known = {"RUNPOD_API_KEY": api.emulator.api_key, "RUNPOD_API_BASE_URL": api.emulator.url}
-        told = (await cli("cost", "--json", **known)).json()
+        explanation = (await cli("cost", "--json", **known)).json()
         ran = await cli("cost", "--by", "kind", **known)
-    (line,) = told["lines"]
+    (line,) = explanation["lines"]
     assert line["name"] == worker
-    bill = {row["pod_id"]: row for row in told["bill"]["pods"]}
+    bill = {row["pod_id"]: row for row in explanation["bill"]["pods"]}
     assert bill[pod["id"]]["worker_id"] == worker
     assert bill[pod["id"]]["theirs_usd"] > 0
     assert abs(bill[pod["id"]]["difference_usd"]) < 0.1  # a second
     assert ran.lines_with("booting")
     assert ran.lines_with(pod["id"])
-    assert "for 1 pod(s) that no worker in these books names" in ran.err
+    assert "for 1 pod of which the database has no worker" in ran.err
 
 
 async def test_the_cost_is_told_without_runpod_too(cli: Cli, fleet: Fleet) -> None:
@@ -162,8 +216,9 @@ async def test_the_cost_is_told_without_runpod_too(cli: Cli, fleet: Fleet) -> No
     ran = await cli("cost", "--since", "7d")
     assert ran.code == 0
     assert "RunPod's bill: not asked: RUNPOD_API_KEY is not set" in ran.err
-    told = (await cli("cost", "--by", "type", "--json")).json()
-    assert (told["bill"], told["lines"]) == (None, [])
+    explanation = (await cli("cost", "--by", "type", "--json")).json()
+    assert (explanation["bill"], explanation["lines"]) == (None, [])
+    assert "No task ran: workers started, waited or ended." in (await cli("cost", "--by", "type")).out
     assert (await cli("cost", "--since", "soon")).code == 2
 
 

@@ -29,8 +29,11 @@ async def test_they_are_shown_and_ended_only_on_demand(cli: Cli, fleet: Fleet, f
             assert fix in ran.out + ran.err, ran
         assert (shutdown.code, reaped.code, refused.code) == (0, 0, 2)
         assert "Nothing is left" in shutdown.out
-        assert f"belong to another database ($0.69/h), and stay: {theirs.id}" in shutdown.err
-        assert "there are: gone, staging" in refused.err
+        assert f"belongs to another database ($0.69/h); left alone: {theirs.id}" in shutdown.err
+        assert "the databases are: gone, staging" in refused.err
+        planned = await Cli(asked)("plan")
+        assert "2 more of this FLEET_ID belong to another database" in planned.err
+        assert "foreign_pods_found" not in planned.out + planned.err, "a line of the log of a loop that does not run"
         ended = await Cli(asked)(*end, "--database", "gone", "--json")
         assert ended.code == 0, ended.err
         assert [one["database_id"] for one in ended.json()["pods_of_other_databases"]] == ["staging"]

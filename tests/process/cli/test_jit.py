@@ -14,7 +14,7 @@ import pytest
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import State
-from testbed.services.postgres import EmbeddedPostgres
+from testbed.shared_services import Database
 from tests.process.cli.builders import ROOT, Cli, Fleet
 
 # Everything is worth compiling, and each statement, nested ones too, is logged with what was compiled for it.
@@ -29,14 +29,14 @@ COMMANDS = ("health", "list", "cost", "efficiency", "explain scaling", "tasks li
 
 
 @pytest.fixture
-async def compiling(postgres: EmbeddedPostgres, fleet: Fleet) -> AsyncIterator[Path]:
+async def compiling(postgres: Database, fleet: Fleet) -> AsyncIterator[Path]:
     """The log of a server that compiles each statement of a new session that does not forbid it."""
     connection = await psycopg.AsyncConnection.connect(postgres.url, autocommit=True)
     async with connection:
         for name, value in SETTINGS.items():
-            await connection.execute(f"alter database orchestrator set {name} = '{value}'".encode())
-        yield postgres.log_file
-        await connection.execute("alter database orchestrator reset all")
+            await connection.execute(f"alter database {postgres.name} set {name} = '{value}'".encode())
+        yield postgres.server.log_file
+        await connection.execute(f"alter database {postgres.name} reset all".encode())
 
 
 def compiled(log: Path, since: int) -> list[str]:
@@ -66,7 +66,7 @@ async def looked(url: str, fleet_id: str, worker_id: str) -> None:
 
 
 async def test_no_command_that_reads_makes_the_server_compile(
-    compiling: Path, postgres: EmbeddedPostgres, fleet: Fleet, fleet_id: str, cli: Cli
+    compiling: Path, postgres: Database, fleet: Fleet, fleet_id: str, cli: Cli
 ) -> None:
     """A plain statement of a session like theirs is compiled, where the server can: the log would show it."""
     worker_id = await fleet.worker(upto=State.ACTIVE)

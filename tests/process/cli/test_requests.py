@@ -1,6 +1,7 @@
 """`spawn` and `terminate`: rows that the leader acts on; and the loop's own commands."""
 
 import asyncio
+import re
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Pause
 from orchestrator.core.states import Stage, State
 from testbed.runpod.server import Emulator
-from testbed.services.postgres import EmbeddedPostgres
+from testbed.shared_services import Database
 from tests.process.cli.builders import Cli, Fleet
 
 
@@ -25,7 +26,7 @@ async def test_spawn_records_an_intent_and_says_who_leads(cli: Cli, fleet: Fleet
     assert "the test leads" in ran.err
 
 
-async def test_spawn_says_that_nobody_leads(cli: Cli, postgres: EmbeddedPostgres, fleet_id: str) -> None:
+async def test_spawn_says_that_nobody_leads(cli: Cli, postgres: Database, fleet_id: str) -> None:
     """And how to change that; the request stands, and the lead is still free."""
     ran = await cli("spawn", "--worker-id", f"gpu-{uuid.uuid4().hex[:8]}")
     assert ran.code == 0
@@ -44,7 +45,7 @@ async def test_spawn_refuses_what_cannot_be(cli: Cli, fleet: Fleet) -> None:
     assert len(await fleet.store.workers()) == 1
 
 
-async def test_spawn_and_wait_follows_the_climb(cli: Cli, fleet: Fleet) -> None:
+async def test_spawn_and_wait_follows_the_bringup(cli: Cli, fleet: Fleet) -> None:
     """Each stage is told on stderr; a failure is exit code 1 with its cause."""
     good, bad = f"gpu-{uuid.uuid4().hex[:8]}", f"gpu-{uuid.uuid4().hex[:8]}"
     waits = [asyncio.create_task(cli("spawn", "--worker-id", name, "--wait", "--json")) for name in (good, bad)]
@@ -109,16 +110,48 @@ async def test_pause_and_resume(cli: Cli, fleet: Fleet) -> None:
     assert not (await fleet.store.snapshot()).paused
 
 
-async def test_migrate_tells_what_it_did(cli: Cli, postgres: EmbeddedPostgres) -> None:
+async def test_migrate_tells_what_it_did(cli: Cli, postgres: Database) -> None:
     """A second time there is nothing to do."""
     ran, same = await asyncio.gather(cli("migrate"), cli("migrate", "--json"))
-    assert (ran.code, ran.out) == (0, "The schema is up to date.\n"), ran.err
+    version = same.json()["version"]
+    assert (ran.code, ran.out) == (0, f"The schema is up to date ({version}).\n"), ran.err
     assert same.json()["applied"] == []
 
 
-async def test_plan_knows_what_a_leader_has_seen(
-    cli: Cli, fleet: Fleet, postgres: EmbeddedPostgres, tmp_path: Path
+async def test_migrate_shows_first_what_it_would_apply(cli: Cli, postgres: Database) -> None:
+    """Nothing is changed; the last line of a migration says how many files, and the version."""
+    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
+        await sql.execute("create database planned")
+    here = {"DATABASE_URL": postgres.server.url_of("planned")}
+    first = await cli("migrate", "--plan", **here)
+    again = await cli("migrate", "--plan", "--json", **here)
+    assert (first.code, again.code) == (2, 2), first.err
+    number = len(again.json()["would_apply"])
+    assert number > 20
+    assert first.out.endswith(f"migrate would apply {number} files. The schema is now none.\n")
+    each = await cli("migrate", "--plan", "-v", **here)
+    assert each.out.count("would apply ") == number + 1
+    done = await cli("migrate", **here)
+    summary, last = done.out.splitlines()
+    tables, functions = r"\d+ files of tables \(0001 to \d+\)", r"\d+ files of functions"
+    assert re.fullmatch(rf"applied {tables}, {functions}, .*; -v names each", summary)
+    assert last.startswith(f"Applied {number} files. The schema is now ")
+    after = await cli("migrate", "--plan", **here)
+    assert (after.code, after.out.partition(".")[0]) == (0, "migrate would change nothing")
+
+
+async def test_plan_tells_a_refused_key_from_a_provider_that_does_not_answer(
+    cli: Cli, fleet: Fleet, tmp_path: Path
 ) -> None:
+    """The first needs another key, the second needs patience."""
+    async with Emulator(tmp_path) as emulator:
+        refused = await cli("plan", RUNPOD_API_KEY="rpa_wrongwrongwrong", RUNPOD_API_BASE_URL=emulator.url)
+    assert (refused.code, refused.err.partition(":")[0]) == (4, "error[E020]"), refused.err
+    away = await cli("plan", RUNPOD_API_KEY="rpa_wrongwrongwrong", RUNPOD_API_BASE_URL="http://127.0.0.1:1")
+    assert (away.code, away.err.partition(":")[0]) == (1, "error[E021]"), away.err
+
+
+async def test_plan_knows_what_a_leader_has_seen(cli: Cli, fleet: Fleet, postgres: Database, tmp_path: Path) -> None:
     """Who has been silent since the lead began is to end; a pod that is not listed is named, and not yet judged."""
     async with Emulator(tmp_path) as emulator:
         cloud = {"RUNPOD_API_KEY": emulator.api_key, "RUNPOD_API_BASE_URL": emulator.url}

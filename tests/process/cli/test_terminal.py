@@ -59,6 +59,6 @@ def test_json_is_safe_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_traceback_is_safe_to_show() -> None:
     """An exception of a library may quote a pod's words."""
-    said = redaction.last_words(ValueError, ValueError(HOSTILE), None)
+    said = redaction.uncaught_error_text(ValueError, ValueError(HOSTILE), None)
     assert "evil" in said
     assert "\x1b" not in said

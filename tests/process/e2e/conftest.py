@@ -1,4 +1,4 @@
-"""A stack of one's own for each test: Postgres, S3 and the emulator, with the schema in place.
+"""A fleet of its own for each test: a migrated database, a prefix in the bucket, and an emulator.
 
 Each test runs over DATABASE_URL; those marked `both_transports` once more as a Supabase project would have it, pods
 included. `--transport supabase` (`./run soak e2e`) runs all of them that way.
@@ -6,6 +6,7 @@ included. `--transport supabase` (`./run soak e2e`) runs all of them that way.
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
+from testbed.shared_services import SharedServices
 from testbed.stack import Stack, Transport
+from tests.process.cli import forked
 
 POLL_S = 0.1
 HANDLERS = {
@@ -38,11 +41,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, transport: Transport) -> AsyncIterator[Stack]:
+async def stack(shared: SharedServices, tmp_path: Path, transport: Transport) -> AsyncIterator[Stack]:
     """Everything but the orchestrator itself."""
-    async with Stack(tmp_path / "stack", boot_s=(1, 2), transport=transport) as it:
+    directory, servers = tmp_path / "stack", await shared.servers(f"e2e_{uuid.uuid4().hex[:12]}")
+    async with Stack(directory, boot_s=(1, 2), servers=servers, transport=transport, start=forked.start) as it:
         it.environment |= HANDLERS
-        await it.migrate()
         yield it
 
 

@@ -11,6 +11,7 @@ from demo.scenario import submit
 from orchestrator.core.stages import STAGE_SPECS
 from testbed.audit import compare_logs
 from testbed.stack import Stack
+from tests.process.cli.forked import command
 from tests.process.e2e.conftest import Until
 
 ALL_DONE = """
@@ -95,7 +96,7 @@ async def test_a_running_task_is_cancelled(stack: Stack, until: Until) -> None:
     await stack.start_orchestrator({"MAX_ACTIVE_GPUS": "1"})
     [long] = await submit(stack, [work(600)])
     await until("select 1 from tasks where status = 'In Progress' and progress is not null")
-    status, out, err = await stack.run("tasks", "cancel", long, "--force", "--json")
+    status, out, err = await command(stack, "tasks", "cancel", long, "--force", "--json")
     assert status == 0, out + err
     await submit(stack, [work(0.1)])
     await until("select 1 from tasks where id = %s and status = 'Cancelled'", long)
@@ -113,7 +114,7 @@ async def test_an_own_worker_program_is_started_and_its_log_shipped(stack: Stack
     await until("select 1 from workers where status in ('active', 'idle') and own_program")
     await until("select 1 from log_objects where stream = 'handler' and shipped_at is not null")
     [worker] = await until("select id from workers where status <> 'terminated'")
-    status, out, err = await stack.run("logs", worker["id"])
+    status, out, err = await command(stack, "logs", worker["id"])
     assert status == 0, err
     assert f"working for {worker['id']}" in out
 
@@ -123,19 +124,21 @@ async def test_an_operator_spawns_and_terminates(stack: Stack, until: Until) -> 
     """Through the same intent and the same proof as the loop's own decisions."""
     patient = ("GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC")
     await stack.start_orchestrator(dict.fromkeys(patient, "600"))
-    status, out, err = await stack.run("spawn", "--worker-id", "gpu-by-hand", "--json")
+    status, out, err = await command(stack, "spawn", "--worker-id", "gpu-by-hand", "--json")
     assert status == 0, out + err
     await until("select 1 from workers where id = 'gpu-by-hand' and status in ('active', 'idle')")
-    status, out, err = await stack.run("list", "--json")
+    status, out, err = await command(stack, "list", "--json")
     assert status == 0, err
     assert "gpu-by-hand" in json.dumps(json.loads(out))
-    status, out, err = await stack.run("verify", "gpu-by-hand", "--now", "--json")
+    status, out, err = await command(stack, "verify", "gpu-by-hand", "--now", "--json")
     assert status == 0, out + err
-    proofs = {one["what"]: (one["holds"], one["said"]) for one in json.loads(out)["proofs"]}
-    assert set(STAGE_SPECS) | {"heartbeat now", "ssh now", "code now", "process now"} == set(proofs)
-    assert proofs["ssh now"][1].endswith("its host key is the pinned one")
-    assert proofs["process now"][1].startswith("running, process ")
-    status, out, err = await stack.run("terminate", "--worker-id", "gpu-by-hand", "--force")
+    checks = {one["what"]: (one["holds"], one["evidence"]) for one in json.loads(out)["checks"]}
+    repeated = {f"{one} now" for one in ("heartbeat", "findings", "platform", "gpu_inventory", "gpu_health", "deploy")}
+    assert set(STAGE_SPECS) | repeated | {"ssh now", "code now", "process now"} == set(checks)
+    assert checks["deploy now"] == (True, "2 files have their sha256")
+    assert checks["ssh now"][1].endswith("its host key is the pinned one")
+    assert checks["process now"][1].startswith("running, process ")
+    status, out, err = await command(stack, "terminate", "--worker-id", "gpu-by-hand", "--force")
     assert status == 0, out + err
     await until("select 1 from workers where id = 'gpu-by-hand' and status = 'terminated' and exit_cause = 'manual'")
     assert await nothing_left(stack)

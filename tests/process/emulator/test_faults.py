@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,14 +9,9 @@ import asyncssh
 import psutil
 import pytest
 
-from orchestrator.core import gpus, interconnect
-from orchestrator.core.machine_checks import platform, sections
-from orchestrator.pods import probe_scripts
+from testbed.runpod.control import ControlRefused
 from testbed.runpod.faults import KINDS, Call, FaultTable, Moment
-from testbed.runpod.machine_faults import MACHINE_FAULTS
 from tests.process.emulator.build import Api, emulated, request, ssh, until
-
-A100 = "NVIDIA A100-SXM4-80GB"
 
 
 @pytest.fixture(scope="module")
@@ -226,30 +220,6 @@ async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
     assert driver.startswith("470.")
 
 
-# fault -> the code that its pod's own tools come to, on two GPUs of a kind that has links
-MACHINES = {**{kind: fault.code for kind, fault in MACHINE_FAULTS.items()}, "slow_boot": None}
-
-
-@pytest.mark.parametrize(("kind", "code"), MACHINES.items())
-async def test_a_machine_can_be_bad_in_every_way_that_bring_up_looks_for(api: Api, kind: str, code: str | None) -> None:
-    """The pod's own tools say so, and a pod without such a fault is found well."""
-    await inject(api, kind, seconds=0.05)
-    _, port = await api.reachable(gpu={"id": A100, "count": 2})
-    async with ssh(port) as connection:
-        about = await connection.run(probe_scripts.platform_command(9), input=probe_scripts.PLATFORM)
-        smi = await connection.run(
-            probe_scripts.gpus_command(1 if kind == "smi_hangs" else 9, 2), input=probe_scripts.GPUS
-        )
-    now_s, seen = time.time(), sections(smi.stdout.encode())
-    verdicts = (
-        platform(sections(about.stdout.encode()), now_s - 5, now_s),
-        gpus.inventory(seen, A100, 2),
-        gpus.health(seen, (12, 4)),
-        interconnect.judge(seen, A100),
-    )
-    assert next((verdict.fault[0] for verdict in verdicts if verdict.fault), None) == code
-
-
 START = "python3 - start --run-dir d <<'E'\nimport json, sys\n{}\nE"
 
 
@@ -300,21 +270,21 @@ def test_nth_times_probability_and_name_choose_the_calls() -> None:
     """And a seed gives the same choice again."""
     table = FaultTable(1)
     table.inject({"kind": "internal_error", "operation": "list", "nth": [2, 4]})
-    hits = [bool(table.strike(Call("list"), Moment.BEFORE)) for _ in range(5)]
+    hits = [bool(table.applying(Call("list"), Moment.BEFORE)) for _ in range(5)]
     assert hits == [False, True, False, True, False]
     table.clear()
     table.inject({"kind": "no_capacity", "name": "-b$", "times": 1})
-    assert [len(table.strike(Call("create", name), Moment.BEFORE)) for name in ("x-a", "x-b", "x-b")] == [0, 1, 0]
+    assert [len(table.applying(Call("create", name), Moment.BEFORE)) for name in ("x-a", "x-b", "x-b")] == [0, 1, 0]
     chosen = []
     for _ in range(2):
         table = FaultTable(5)
         table.inject({"kind": "commit_then_500", "probability": 0.5})
-        chosen.append([len(table.strike(Call("create"), Moment.AFTER)) for _ in range(40)])
+        chosen.append([len(table.applying(Call("create"), Moment.AFTER)) for _ in range(40)])
     assert chosen[0] == chosen[1]
     assert 5 < sum(chosen[0]) < 35
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "none"}, {"kind": "quota", "often": 1}, {"kind": "quota", "struck": 3}])
+@pytest.mark.parametrize("wrong", [{"kind": "none"}, {"kind": "quota", "often": 1}, {"kind": "quota", "applied": 3}])
 def test_a_fault_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     """Rather than never striking."""
     with pytest.raises(ValueError, match="unknown fault"):
@@ -327,3 +297,26 @@ def test_every_kind_can_be_injected() -> None:
     for kind in KINDS:
         table.inject({"kind": kind})
     assert len(table.faults) == len(KINDS)
+
+
+async def test_the_machine_of_a_running_pod_can_become_sick(api: Api) -> None:
+    """Its tools show it from then on, and the agent that is started there reads it where they do."""
+    port = await booted(api)
+    pod = next(iter(api.emulator.core.world.live()))
+    ask = "nvidia-smi --query-gpu=temperature.gpu --format=csv,noheader; dmesg; cat $EMULATED_POD/root/*/*/*/*.events"
+    async with ssh(port) as connection:
+        await connection.run("cat > echo.py", input="import os, sys; print(os.statvfs('/').f_bavail, sys.stdin.read())")
+        before = await connection.run(ask)
+        change = {"faults": {"xid": "63", "oom_kills": "3", "disk_full": ""}, "gpus": {"temperature.gpu": "91"}}
+        await api.emulator.control("POST", f"/pods/{pod.id}/machine", change)
+        after = await connection.run(ask)
+        started = await connection.run("python3 echo.py start --run-dir d", input='{"token": "t"}')
+    assert "Xid" not in str(before.stdout)
+    for said in ("91\n", "NVRM: Xid (PCI:0000:01:00): 63,", "oom_kill 3"):
+        assert said in str(after.stdout)
+    free, _, config = str(started.stdout).partition(" ")
+    assert int(free) < 100_000
+    assert json.loads(config)["system_root"] == f"{pod.home.parent}/root"
+    for wrong in ({"faults": {"plague": ""}}, {"gpus": {"mood": "91"}}):
+        with pytest.raises(ControlRefused):
+            await api.emulator.control("POST", f"/pods/{pod.id}/machine", wrong)

@@ -1,12 +1,14 @@
 """The pods: real processes behind SSH, and nothing of them left when they end."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,27 @@ async def test_the_environment_is_the_pods_and_nothing_of_ours(api: Api) -> None
     assert where.stdout.strip() == str(home)
     assert "EMULATOR_TEST_SECRET" not in shown
     assert "TERM" not in shown
+
+
+async def test_pip_installs_into_the_pod_alone(api: Api) -> None:
+    """`pip install` works on every machine, and changes neither its Python nor another pod's."""
+    pod, port = await api.reachable()
+    _, other = await api.reachable("gpu-2")
+    wheel = api.emulator.state_dir / "pods" / pod["id"] / "home" / "emulated_only-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        info = "emulated_only-1.0.dist-info"
+        archive.writestr("emulated_only.py", "here = True\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: emulated-only\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    async with ssh(port) as connection:
+        installed = await connection.run(f"pip install --no-index {wheel.name}")
+        assert installed.exit_status == 0, installed.stderr
+        used = await connection.run("python3 -c 'import emulated_only; print(emulated_only.__file__)'")
+        assert str(wheel.parents[1]) in str(used.stdout)
+    async with ssh(other) as connection:
+        assert (await connection.run("python3 -c 'import emulated_only'")).exit_status == 1
+    assert importlib.util.find_spec("emulated_only") is None
 
 
 async def test_files_over_sftp_lie_below_home(api: Api) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -20,8 +19,9 @@ from psycopg.types.json import Jsonb
 from testbed.services.free_port import free_port
 from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.services.processes import Child
-from testbed.services.supabase_roles import create_roles
+from testbed.shared_services import SharedServices
 from testbed.stack import ROOT, Stack
+from tests.process.cli import forked
 from tests.process.cli.builders import Ran
 
 POLL_S = 0.1
@@ -47,7 +47,8 @@ class Fleet:
 
     async def script(self, *command: str, cwd: Path = ROOT / "scripts", **changes: str | None) -> Ran:
         """`python <command>` as the guide has it; `changes` to the environment, None removes."""
-        return await self.program(sys.executable, *command, cwd=cwd, **changes)
+        env = {k: v for k, v in {**self.environment, **changes}.items() if v is not None}
+        return Ran(*await forked.run(command, stdin="", cwd=cwd, environment=env, timeout_s=SCRIPT_TIMEOUT_S))
 
     async def program(self, *command: str, cwd: Path, **changes: str | None) -> Ran:
         """Any program, in the operator's environment."""
@@ -129,12 +130,11 @@ Told = dict[str, asyncio.Task[None]]
 
 
 @pytest.fixture(scope="session")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def stack(shared: SharedServices, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Everything but an orchestrator; its database is a Supabase project's."""
-    async with Stack(tmp_path_factory.mktemp("guide") / "stack", boot_s=(0.5, 1)) as it:
+    directory, servers = tmp_path_factory.mktemp("guide") / "stack", await shared.servers("guide")
+    async with Stack(directory, boot_s=(0.5, 1), servers=servers, start=forked.start) as it:
         it.environment |= SETTINGS
-        await create_roles(it.database_url)
-        await it.migrate()
         yield it
 
 
@@ -154,7 +154,8 @@ async def steady(stack: Stack) -> AsyncIterator[Fleet]:
         await fleet.submit({"task_type": "work", "params": {"seconds": 0.1}})
         worker = await fleet.active()
         await fleet.until("select 1 from tasks where status = 'Complete'")
-        await fleet.until("select 1 from log_objects where worker_id = %s and shipped_at is not null", worker["id"])
+        shipped = "select 1 from log_objects where worker_id = %s and shipped_at is not null and stream = 'handler'"
+        await fleet.until(shipped, worker["id"])
         await fleet.until("select 1 from workers where id = %s and status = 'idle'", worker["id"])
         yield fleet
 

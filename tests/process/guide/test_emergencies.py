@@ -74,7 +74,7 @@ async def a_database_that_does_not_agree_with_runpod(guided: Fleet, _: Path) -> 
     clean = await guided.script("sync_runpod_database.py")
     assert (clean.code, clean.out) == (
         0,
-        "RunPod and the database agree: 1 pod(s) of this fleet, each named by its worker.\n",
+        "RunPod and the database agree: 1 pod of this fleet, each named by its worker.\n",
     ), clean.err
     stray = await guided.stray_pod()
     found = await guided.script("sync_runpod_database.py", "analyze", "--json")
@@ -85,7 +85,7 @@ async def a_database_that_does_not_agree_with_runpod(guided: Fleet, _: Path) -> 
     assert (await guided.script("sync_runpod_database.py", "terminate_orphaned")).code == 2
     ran = await guided.script("sync_runpod_database.py", "terminate_orphaned", "--force")
     assert ran.code == 0, ran.err
-    assert ran.err.count("pod_reaped") <= 2, "a pod that a list still shows is not deleted at every tick"
+    assert ran.err.count("orphan_deleted") <= 2, "a pod that a list still shows is not deleted at every tick"
     assert [pod["id"] for pod in await guided.pods()] == [worker["pod_id"]]
     await guided.stack.control("POST", f"pods/{worker['pod_id']}/kill", {"how": "vanish"})
     await guided.until(

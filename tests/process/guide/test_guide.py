@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.process.guide.conftest import Fleet
 COMMANDS = Path(__file__).with_name("commands.txt").read_text().rstrip().split("\n---\n")
 SETTING = re.compile(r"([A-Z_]+)=[^(]*")
 RAILWAY = "Railway's own program, on an account that a test has not got; docs/railway.md has these commands"
+LOGGED = (r"^\d\d:\d\d:\d\d[ ~] handler \| ",)  # a clock time and the stream, before each line
 KEY_FILE = "shows the operator's own file; that such keys are accepted is tested by ssh-keygen's line"
 
 
@@ -63,10 +66,10 @@ TABLE = (
     Row('railway variables --set "RUNPOD_SSH_PUBLIC_KEY=$(cat ~/.ssh/id_ed25519.pub)"', exempt=RAILWAY),
     Row("railway variables", exempt=RAILWAY),
     Row("railway up --detach", exempt=RAILWAY),
-    Row("python fetch_worker_logs.py <worker_id> --lines 200", (r"^agent   \| ",), ("<worker_id>: from S3",)),
-    Row("python fetch_worker_logs.py <worker_id> --lines 500", (r"^agent   \| ",), ("<worker_id>: from S3",)),
-    Row("python fetch_worker_logs.py --lines 200", (r"^agent   \| ",), ("<worker_id>: from S3",)),
-    Row("python fetch_worker_logs.py <worker_id>", (r"^agent   \| ",), ("<worker_id>: from S3",)),
+    Row("python fetch_worker_logs.py <worker_id> --lines 200", LOGGED, ("<worker_id>: from S3",)),
+    Row("python fetch_worker_logs.py <worker_id> --lines 500", LOGGED, ("<worker_id>: from S3",)),
+    Row("python fetch_worker_logs.py --lines 200", LOGGED, ("<worker_id>: from S3",)),
+    Row("python fetch_worker_logs.py <worker_id>", LOGGED, ("<worker_id>: from S3",)),
     Row("python scripts/shutdown_all_workers.py", err=(r"error\[E050\]", "repeat it with --force"), code=2, place="."),
     Row("python spawn_gpu.py list", ("<worker_id> +idle",)),
     Row("ssh-keygen -t ed25519 -f ~/.ssh/id_ed25519 -N ''", exempt="run by a test of its own, in a home of its own"),
@@ -101,15 +104,27 @@ def test_every_command_of_the_guide_is_in_the_table() -> None:
     assert len(settings) == 12
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What came of a command, and the reports that it saved."""
+
+    ran: Ran
+    reports: Sequence[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-async def answers(steady: Fleet) -> Mapping[str, Ran]:
+async def answers(steady: Fleet) -> Mapping[str, Answer]:
     """What came of each command: those that save a report one after another, beside them the rest."""
     worker, found = (await steady.active())["id"], {}
 
     async def typed(rows: Iterable[Row]) -> None:
         for row in rows:
             line = row.command.replace("<worker_id>", worker)
-            found[row.command] = await steady.program("bash", "-c", line, cwd=ROOT / row.place, **_path())
+            ran = await _typed(steady, line, cwd=ROOT / row.place)
+            paths = [Path(path) for path in re.findall(r"saved: (\S+)", ran.err)]
+            found[row.command] = Answer(ran, [json.loads(path.read_text()) for path in paths])
+            for path in paths:
+                path.unlink()  # the next one may come within the second of its name
 
     saving = [row for row in TABLE if "--save-report" in row.command]
     await asyncio.gather(typed(saving), typed(row for row in TABLE if row not in saving and not row.exempt))
@@ -117,31 +132,31 @@ async def answers(steady: Fleet) -> Mapping[str, Ran]:
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if not row.exempt], ids=lambda row: row.command)
-async def test_the_commands_do_what_the_guide_says(steady: Fleet, answers: Mapping[str, Ran], row: Row) -> None:
+async def test_the_commands_do_what_the_guide_says(steady: Fleet, answers: Mapping[str, Answer], row: Row) -> None:
     """As typed, from where the guide stands."""
     worker = (await steady.active())["id"]
-    ran = answers[row.command]
+    ran = answers[row.command].ran
     assert ran.code == row.code, ran.out + ran.err
     for pattern in row.out:
         assert re.search(pattern.replace("<worker_id>", worker), ran.out, re.MULTILINE), ran.out
     for pattern in row.err:
         assert re.search(pattern.replace("<worker_id>", worker), ran.err, re.MULTILINE), ran.err
-    for report in re.findall(r"saved: (\S+)", ran.err):
-        assert json.loads(Path(report).read_text())["workers"][worker]["log_analysis"]["s3_logs_available"] is True
-        Path(report).unlink()
+    assert len(answers[row.command].reports) == row.command.count("--save-report")
+    for report in answers[row.command].reports:
+        assert report["workers"][worker]["log_analysis"]["s3_logs_available"] is True
 
 
 async def test_the_snippets_print_what_the_guide_says(steady: Fleet) -> None:
-    """Over the synchronous Supabase client, on a real PostgREST."""
+    """Over the synchronous Supabase client, on a real PostgREST, under the package name that the guide uses."""
     await steady.sql.execute(SEGMENT)
     worker = await steady.active()
     typed = {
-        words: command.replace("<pod_id>", worker["pod_id"])
+        words: command.replace("<pod_id>", worker["pod_id"]).replace("from orchestrator.", "from gpu_orchestrator.")
         for words in SNIPPETS
         for command in COMMANDS
         if command.startswith("python -c") and words in command
     }
-    programs = (steady.program("bash", "-c", command, cwd=ROOT / "scripts", **_path()) for command in typed.values())
+    programs = (_typed(steady, command, cwd=ROOT / "scripts") for command in typed.values())
     for words, ran in zip(typed, await asyncio.gather(*programs), strict=True):
         assert ran.code == 0, ran.err
         for pattern in SNIPPETS[words]:
@@ -174,11 +189,11 @@ async def test_a_healthy_log_has_the_healthy_patterns_and_no_other(steady: Fleet
 async def test_logs_are_found_where_they_still_are(steady: Fleet) -> None:
     """S3 first; without it the pod itself; after the pod's end the database. Which, is said."""
     worker = await steady.active()
-    shipped = await steady.script("fetch_worker_logs.py", worker["id"], "--lines", "200")
+    shipped = await steady.script("fetch_worker_logs.py", worker["id"], "--lines", "200", "--stream", "agent")
     assert shipped.code == 0, shipped.err
     assert f"{worker['id']}: from S3" in shipped.err
     assert shipped.out
-    live = await steady.script("fetch_worker_logs.py", worker["id"], S3_BUCKET=None)
+    live = await steady.script("fetch_worker_logs.py", worker["id"], "--stream", "agent", S3_BUCKET=None)
     assert live.code == 0, live.err
     assert "live over SSH from its pod" in live.err
     assert live.lines_with("agent   | ")
@@ -188,6 +203,10 @@ async def test_logs_are_found_where_they_still_are(steady: Fleet) -> None:
     assert kept.lines_with("spawning -> active")
 
 
-def _path() -> dict[str, str]:
-    """`python` is ours, and the package is installed."""
-    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+async def _typed(fleet: Fleet, line: str, cwd: Path) -> Ran:
+    """What comes of a line in a shell. `python …` alone is run as a fork, because most of its time is imports."""
+    words = shlex.split(line)
+    if words[0] == "python":
+        return await fleet.script(*words[1:], cwd=cwd)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is ours
+    return await fleet.program("bash", "-c", line, cwd=cwd, PATH=path, PYTHONPATH=str(ROOT))

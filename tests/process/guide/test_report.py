@@ -122,6 +122,7 @@ def _no_secret_in(text: str, guided: Fleet, *, every: bool) -> None:
 
 async def a_system_that_is_completely_down(guided: Fleet, tmp_path: Path) -> None:
     """The first command says what it is: settings, the database, the process; started again, all is well."""
+    await guided.submit({"task_type": "work", "params": {"seconds": 0.1}})
     missing, away, stopped = await asyncio.gather(
         guided.script(DIAGNOSE, "--json", cwd=tmp_path, RUNPOD_SSH_PRIVATE_KEY=None),
         guided.script(DIAGNOSE, cwd=tmp_path, DATABASE_URL="postgresql://nobody@127.0.0.1:9/none"),
@@ -165,6 +166,7 @@ async def tasks_that_are_backed_up(guided: Fleet, tmp_path: Path) -> None:
 
 async def a_key_that_runpod_refuses(guided: Fleet, tmp_path: Path) -> None:
     """The log has the phrase that operators search for, and the report says whose key it is."""
+    await guided.submit({"task_type": "work", "params": {"seconds": 0.1}})
     await guided.orchestrator(RUNPOD_API_KEY="rpa_of_somebody_else")
     log = guided.stack.directory / "orchestrator.log"
     began = log.stat().st_size

@@ -10,6 +10,7 @@ import pytest
 
 from testbed.services.processes import Child
 from testbed.stack import ROOT, Stack
+from tests.process.cli import forked
 from tests.process.cli.builders import Ran
 from tests.process.guide.conftest import Fleet, fleet_of
 
@@ -66,7 +67,7 @@ class Scene:
 
     async def forget_failures(self) -> None:
         """Let five minutes pass for the rule that spaces spawns after a failure."""
-        await self.sql("update workers set climb_ended_at = climb_ended_at - interval '6 minutes'")
+        await self.sql("update workers set bringup_ended_at = bringup_ended_at - interval '6 minutes'")
 
     async def sql(self, query: str, *values: object) -> None:
         """A change by hand."""
@@ -80,7 +81,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
     (directory / "handlers").mkdir()
     for path in HANDLERS:
         shutil.copy(path, directory / "handlers")
-    async with Stack(directory / "stack", boot_s=(0.2, 0.4), transport="supabase") as it:
+    async with Stack(directory / "stack", boot_s=(0.2, 0.4), transport="supabase", start=forked.start) as it:
         it.environment |= SETTINGS | {"WORKER_CODE_DIR": str(directory / "handlers")}
         await it.migrate()
         yield it

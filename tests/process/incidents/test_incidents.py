@@ -81,7 +81,7 @@ async def test_a_stitch_that_fails(scene: Scene) -> None:
     [task] = await scene.fleet.submit(STITCH)
     await scene.fleet.until("select 1 from tasks where id = %s and status = 'Failed'", task)
     head, detail, fix = advice(await scene.diagnose(), "travel_stitch")
-    assert head.endswith("[HIGH] Tasks: 1 travel_stitch task(s) failed: ValueError: No valid segment videos found")
+    assert head.endswith("Tasks: 1 task of type travel_stitch failed: ValueError: No valid segment videos found")
     assert "HANDLER_ERROR" in detail
     assert "Submit stitch tasks with depends_on" in fix
     assert f"explain {task}" in fix
@@ -92,7 +92,7 @@ async def test_tasks_that_are_all_blocked(scene: Scene) -> None:
     await scene.led()
     await scene.sql("insert into tasks (task_type, depends_on) values ('work', array[gen_random_uuid()])")
     head, detail, fix = advice(await scene.diagnose(), "All 1 queued tasks are blocked")
-    assert "[HIGH] Tasks" in head
+    assert "[MEDIUM] Tasks" in head  # nothing that is ready waits
     assert "1 by dependencies" in detail
     assert fix == "fix: python -m orchestrator tasks list --status Queued, then explain one of them"
 
@@ -135,7 +135,7 @@ async def test_tasks_that_are_not_processed(scene: Scene) -> None:
     await scene.sql("grant execute on function worker_claim to service_role")
     head, detail, fix = advice(stopped, "not running")
     assert head.endswith("[HIGH] Orchestrator: The orchestrator process is not running")
-    assert detail == "1 queued task(s), 1 live worker(s) and nobody who leads"
+    assert detail == "queued tasks: 1, live workers: 1, leader: none"
     assert fix == "fix: Start it: python -m orchestrator run (on Railway: restart the service)"
     head, detail, fix = advice(stopped, "Tasks cannot be claimed")
     assert "permission denied for function worker_claim" in detail
@@ -154,8 +154,8 @@ async def test_orphan_pods(scene: Scene) -> None:
     assert ran.out.startswith("Pods without rows: 1, $0.69/h")
     assert ran.lines_with(stray)
     assert ran.err.splitlines() == ["fix: python -m orchestrator sync terminate_orphaned"]
-    head, detail, fix = advice(await scene.diagnose(), "orphaned pod(s)")
-    assert head.endswith("[HIGH] RunPod: 1 orphaned pod(s) cost $0.69/h and no worker names them")
+    head, detail, fix = advice(await scene.diagnose(), "orphaned pod")
+    assert head.endswith("[HIGH] RunPod: 1 orphaned pod costs $0.69/h and no worker names them")
     assert detail == stray
     assert fix == "fix: python -m orchestrator sync terminate_orphaned"
     await scene.fleet.stack.control("POST", f"pods/{stray}/kill", {"how": "vanish"})
@@ -206,7 +206,7 @@ async def test_looking_changes_nothing(scene: Scene, tmp_path: Path) -> None:
 
 
 async def test_ssh_authentication(scene: Scene) -> None:
-    """The pods refuse the key: whose half is wrong, and how to set it; once it works again it is not urgent."""
+    """New pods refuse the key: whose half is wrong, and how to set it; once it works again it is a remark."""
     fleet = scene.fleet
     await scene.fault("ssh_auth_refused")
     await scene.led(MAX_ACTIVE_GPUS="2")
@@ -215,7 +215,7 @@ async def test_ssh_authentication(scene: Scene) -> None:
     ran = await scene.diagnose()
     head, detail, fix = advice(ran, "SSH authentication fails")
     assert head.endswith("The pod refuses our key: it was given the public half of another.")
-    assert re.search(r"\b[1-9]\d* attempt\(s\) within a day", detail)
+    assert re.search(r"\b[1-9]\d* attempts? within a day", detail)
     assert fix == 'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
     await fleet.stack.control("DELETE", "faults")
     await scene.forget_failures()
@@ -227,7 +227,7 @@ async def test_ssh_authentication(scene: Scene) -> None:
     head, detail, fix = advice(later, "SSH authentication failed within a day, and works again")
     assert "[LOW]" in head
     assert "a later one succeeded" in detail
-    assert (ran.code, later.code) == (1, 0), later.out
+    assert (ran.code, later.code) == (0, 0), later.out  # the pool's first worker goes on
 
 
 async def test_workers_stuck_in_their_stages(scene: Scene) -> None:
@@ -247,7 +247,7 @@ async def test_workers_stuck_in_their_stages(scene: Scene) -> None:
     await scene.sql("update workers set state_since = now() - interval '6 minutes' where status = 'spawning'")
     report, one = await asyncio.gather(scene.diagnose(), fleet.script("spawn_gpu.py", "status", slow["id"]))
     for stage, cause, fix in STUCK.values():
-        head, detail, said = advice(report, f"1 worker(s) stuck in spawning, stage {stage}: ")
+        head, detail, said = advice(report, f"1 worker stuck in spawning, stage {stage}: ")
         assert cause in head
         assert fix in said
         assert "terminate, respawn" in detail
@@ -268,7 +268,7 @@ async def test_stale_rows(scene: Scene) -> None:
     assert ran.out.startswith("Rows without pods: 1")
     assert re.search(rf"^{worker['id']} +(active|idle) +{worker['pod_id']} +not listed$", ran.out, re.MULTILINE)
     assert ran.err.splitlines() == ["fix: python -m orchestrator sync update_database"]
-    head, detail, fix = advice(await scene.diagnose(), "stale worker row(s)")
-    assert head.endswith("[HIGH] Database: 1 stale worker row(s): their pods are gone")
+    head, detail, fix = advice(await scene.diagnose(), "stale worker row")
+    assert head.endswith("[HIGH] Database: 1 stale worker row: its pod is gone")
     assert detail == f"{worker['id']} (not listed)"
     assert fix == "fix: python -m orchestrator sync update_database"

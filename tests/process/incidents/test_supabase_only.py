@@ -28,9 +28,9 @@ async def test_with_an_orchestrator(busy: Fleet) -> None:
     looks = {
         ("spawn_gpu.py", "list"): worker["id"],
         ("spawn_gpu.py", "status", worker["id"]): f"SSH: {worker['ssh_host']}:{worker['ssh_port']}",
-        ("fetch_worker_logs.py", worker["id"]): "agent   | ",
+        ("fetch_worker_logs.py", worker["id"], "--stream", "agent"): "agent   | ",
         ("shutdown_all_workers.py", "--status"): worker["id"],
-        ("sync_runpod_database.py",): "RunPod and the database agree: 1 pod(s) of this fleet",
+        ("sync_runpod_database.py",): "RunPod and the database agree: 1 pod of this fleet",
     }
     for (command, words), ran in zip(
         looks.items(), await asyncio.gather(*(busy.script(*command) for command in looks)), strict=True

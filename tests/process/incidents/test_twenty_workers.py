@@ -14,7 +14,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.cli.output import Output
 from orchestrator.cli.report_builder import gathered
 from orchestrator.core.states import State
-from orchestrator.diagnostics.collect import Limits
+from orchestrator.diagnostics.collect import ReportLimits
 from testbed.runpod.in_process_pod import LightSshd
 from testbed.runpod.sshd import Mode
 from testbed.stack import Stack
@@ -59,7 +59,7 @@ async def test_twenty_workers_of_which_five_hang(twenty: tuple[Fleet, Mapping[st
         silent = f"❌ Unavailable: no SSH session with 127.0.0.1:{pod.port} within 5 s"
         assert seen[name] == (silent if number < HANGING else "✅ Connected")
     [advice] = [one for one in report["recommendations"] if one["category"] == "SSH"]
-    assert advice["issue"] == "5 worker(s) work, but cannot be reached over SSH: their logs wait on their pods"
+    assert advice["issue"] == "5 workers work, but cannot be reached over SSH: the logs wait on the pods"
     assert ran.err.splitlines() == ["asking every part of the fleet, for at most 27 s"]
 
 
@@ -73,11 +73,11 @@ async def test_nothing_that_hangs_holds_the_report(
     day_s = 86_400.0
     output, shown = Output(), io.StringIO()
     output.err = Console(file=shown, force_terminal=True, width=120)
-    report = await gathered(output, limits=Limits(whole_s=10, part_s=10, connect_s=day_s, pod_s=day_s))
+    report = await gathered(output, limits=ReportLimits(whole_s=10, part_s=10, connect_s=day_s, pod_s=day_s))
     hung = sorted(pods)[:HANGING]
     for name in hung:
         assert report["workers"][name]["error"].startswith("no answer within ")
-    [unseen] = [one for one in report["recommendations"] if one["issue"].startswith("Of ")]
+    [unseen] = [one for one in report["recommendations"] if one["kind"] == "workers_unknown"]
     assert all(name in unseen["detail"] for name in hung)
     assert "of at most 10 s" in shown.getvalue()
     assert f"{ALL + 4 - HANGING}/{ALL + 4}" in shown.getvalue()  # database, RunPod, network, code; then who hangs

@@ -1,4 +1,4 @@
-"""`./run soak secrets`: canaries through every trial of `./run faults`, and through a set-up that fails."""
+"""`./run soak secrets`: canaries through every case of `./run faults`, and through a set-up that fails."""
 
 import asyncio
 import sys
@@ -8,26 +8,26 @@ from pathlib import Path
 
 import click
 
+from testbed.shared_services import SharedServices
 from tests.process.secrets.canaries import SECRETS, SETUP_FAILS, over_supabase, searched
-from tests.proofs.fault_matrix.__main__ import SIDE_BY_SIDE, TRIALS
+from tests.proofs.fault_matrix.__main__ import CASES, SIDE_BY_SIDE
 from tests.proofs.fault_matrix.runner import Case
-from tests.proofs.fault_matrix.shared_services import SharedServices
 
 OVER_SUPABASE = ("agent_killed", "unauthorized", "ssh_refused")
-AGAIN = (over_supabase(case) for case in TRIALS if case.name in OVER_SUPABASE)
-EVERY = {case.name: case for case in (SETUP_FAILS, *TRIALS, *AGAIN)}
+AGAIN = (over_supabase(case) for case in CASES if case.name in OVER_SUPABASE)
+EVERY = {case.name: case for case in (SETUP_FAILS, *CASES, *AGAIN)}
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(sorted(EVERY)), help="This trial alone; repeatable.")
+@click.option("--only", multiple=True, type=click.Choice(sorted(EVERY)), help="This case alone; repeatable.")
 @click.option("--at-once", default=SIDE_BY_SIDE, show_default=True, type=click.IntRange(min=1), help="Side by side.")
 def main(only: tuple[str, ...], at_once: int) -> None:
-    """Secrets that are looked for in everything that a trial leaves; exit 1 if one is found anywhere."""
+    """Secrets that are looked for in everything that a case leaves; exit 1 if one is found anywhere."""
     began = time.monotonic()
     wrong = asyncio.run(_all([EVERY[name] for name in only or EVERY], at_once))
     took_s = time.monotonic() - began
     bad = sum(1 for found in wrong.values() if found)
-    sys.stdout.write(f"{len(wrong)} trials with {SECRETS} secrets each: {bad} leaked or unsearched, {took_s:.0f} s\n")
+    sys.stdout.write(f"{len(wrong)} cases with {SECRETS} secrets each: {bad} leaked or unsearched, {took_s:.0f} s\n")
     sys.exit(1 if bad else 0)
 
 
@@ -38,7 +38,7 @@ async def _all(cases: list[Case], at_once: int) -> dict[str, list[str]]:
         async with gate:
             try:
                 found = await searched(case, shared, Path(directory) / case.name)
-            except Exception as error:  # noqa: BLE001  whatever it is, the other trials have nothing to do with it
+            except Exception as error:  # noqa: BLE001  whatever it is, the other cases have nothing to do with it
                 found = [f"{type(error).__name__}: {error}"]
             wrong[case.name] = found
         sys.stdout.write(f"{'BAD ' if found else 'ok  '} {case.name:24} {'; '.join(found)}\n")

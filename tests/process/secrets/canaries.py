@@ -1,4 +1,4 @@
-"""Twelve secrets given to a running stack; what passes by and what stays is searched for them (trials/canaries.py)."""
+"""Twelve secrets given to a running stack; what passes by and what stays is searched for them (canaries.py)."""
 
 import asyncio
 import base64
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from testbed.shared_services import SharedServices
+from tests.process.cli.forked import command
 from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.runner import Case, run
 from tests.proofs.fault_matrix.secret_scan import (
@@ -27,7 +29,6 @@ from tests.proofs.fault_matrix.secret_scan import (
     of_stack,
     search_what_stayed,
 )
-from tests.proofs.fault_matrix.shared_services import SharedServices
 
 LOOK_EVERY_S = 0.3
 SECRETS = 12
@@ -41,7 +42,7 @@ EXIT_3 = "echo fetching https://user:CANARY@packages.example/simple; env; cat ~/
 async def setup_failed(fleet_env: Environment) -> None:
     """Wait until a worker ended because its set-up command did."""
     await fleet_env.until("select 1 from workers where failure_code = 'SETUP_FAILED' or exit_cause = 'spawn_failed'")
-    fleet_env.strike()
+    fleet_env.mark_fault()
     await fleet_env.rows("update tasks set status = 'Cancelled' where status = 'Queued' returning 1")
 
 
@@ -57,7 +58,7 @@ def over_supabase(case: Case) -> Case:
 
 
 async def searched(case: Case, shared: SharedServices, directory: Path) -> list[str]:
-    """Run a trial with secrets in it; what leaked, and what was not looked at or would not have been found.
+    """Run a case with secrets in it; what leaked, and what was not looked at or would not have been found.
 
     Output, rows, objects, command lines, pods, commands and HTTP are searched; then one is planted in each sink, to be
     found.
@@ -75,7 +76,7 @@ async def searched(case: Case, shared: SharedServices, directory: Path) -> list[
 
     result = await run(replace(case, name=f"canary_{case.name}"), shared, directory, around)
     if leaks is None or result.recovered_s is None:
-        return ["the harm never struck", *result.wrong]
+        return ["the fault was not injected", *result.wrong]
     wrong = [f"{name} is in {sink}" for name, sink in leaks]
     wrong += [f"{name} was given to nobody" for name in sorted({KEY, TOKEN, SETUP} - set(canaries.known))]
     wrong += [f"{sink} was empty" for sink in SINKS if not canaries.searched[sink]]
@@ -107,7 +108,7 @@ def give(fleet_env: Environment, canaries: SecretScan) -> None:
     env, mark = fleet_env.stack.environment, secrets.token_hex(4)
     made = {
         name: f"canary/{name[:6]}+{mark}={secrets.token_hex(12)}"
-        for name in ("SUPABASE_SERVICE_ROLE_KEY", "ADMIN_TOKEN", "AWS_SESSION_TOKEN", "RAILWAY_TOKEN", "GITHUB_TOKEN")
+        for name in ("SUPABASE_SERVICE_ROLE_KEY", "METRICS_TOKEN", "AWS_SESSION_TOKEN", "RAILWAY_TOKEN", "GITHUB_TOKEN")
     }
     # The store in these tests refuses a session token that it did not give: what the process inherits is enough.
     made["ORIGINAL_AWS_SESSION_TOKEN"] = made.pop("AWS_SESSION_TOKEN")
@@ -152,13 +153,13 @@ async def _ask(fleet_env: Environment, canaries: SecretScan) -> None:
     """What commands and HTTP answer, to those who may ask and to those who may not."""
     workers = await fleet_env.rows("select id from workers order by created_at limit 1")
     told = [f"{verb} {row['id']}" for row in workers for verb in ("explain", "timeline", "status --json")]
-    for ended in await asyncio.gather(*(fleet_env.stack.run(*command.split()) for command in (*ASKED, *told))):
+    for ended in await asyncio.gather(*(command(fleet_env.stack, *words.split()) for words in (*ASKED, *told))):
         canaries.search("commands", f"{ended[1]}\n{ended[2]}")
     wrong = {"RUNPOD_API_KEY": "rpa_" + "x" * 20, "AWS_SECRET_ACCESS_KEY": "y" * 40}
     where = "DATABASE_URL" if fleet_env.stack.transport == "direct" else "SUPABASE_URL"
     elsewhere = fleet_env.stack.environment[where].replace("127.0.0.1", "nowhere.invalid")
     for changes in (wrong, {where: elsewhere}):
-        _, out, err = await fleet_env.stack.run("doctor", overrides=changes)
+        _, out, err = await command(fleet_env.stack, "doctor", overrides=changes)
         canaries.search("commands", f"{out}\n{err}")
     token = next(iter(canaries.known.get(TOKEN, {"none"})))
     address = f"http://127.0.0.1:{fleet_env.ports[0]}"

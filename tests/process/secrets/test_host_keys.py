@@ -11,8 +11,9 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from orchestrator.adapters.ssh import KEEPALIVE_S, KEEPALIVES_MISSED, AsyncSshShell
+from orchestrator.adapters.ssh import KEEPALIVES_MISSED, AsyncSshShell
 from orchestrator.adapters.ssh_pool import SshPool
+from orchestrator.adapters.ssh_session import KEEPALIVE_S
 from orchestrator.pods import agent_control
 from orchestrator.ports import Completed, HostKeyChanged, Session, Unavailable
 from tests.process.bringup.builders import a_worker
@@ -24,11 +25,11 @@ NOTICED_S = 30.0  # the longest that a frozen peer may pass for a living one
 # A server in a process of its own, which can be stopped like a machine that hangs.
 SERVER = """
 import asyncio, sys, asyncssh
-class Door(asyncssh.SSHServer):
+class AcceptingServer(asyncssh.SSHServer):
     def begin_auth(self, username): return False
 async def main():
     key = asyncssh.generate_private_key("ssh-ed25519")
-    server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[key], server_factory=Door,
+    server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[key], server_factory=AcceptingServer,
                                    process_factory=lambda process: process.stdin.read())
     print(server.get_port(), flush=True)
     await asyncio.Event().wait()
@@ -57,7 +58,7 @@ async def test_a_frozen_peer_is_noticed(
     one, so that the same count of misses takes a tenth. At rest the interval is the real one.
     """
     assert KEEPALIVE_S * (KEEPALIVES_MISSED + 1) <= 0.9 * NOTICED_S
-    monkeypatch.setattr("orchestrator.adapters.ssh.KEEPALIVE_S", KEEPALIVE_S / 10)
+    monkeypatch.setattr("orchestrator.adapters.ssh_session.KEEPALIVE_S", KEEPALIVE_S / 10)
     port, process = frozen_soon
     session = await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", port, pinned=None, timeout_s=SOON_S)
     if rests:
@@ -104,11 +105,11 @@ async def sshd(tmp_path: Path) -> AsyncIterator[Sshd]:
 async def test_a_stranger_on_the_address_of_a_promoted_worker_learns_nothing(sshd: Sshd) -> None:
     """Shipping and last looks go over the same lines: the row's pin holds there too, before any login."""
     stranger = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
-    lines = SshPool(AsyncSshShell(pem_of(KEY)))
+    ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port, host_key=" ".join(stranger.split()[:2]))
     for _ in range(3):
         with pytest.raises(HostKeyChanged):
-            async with lines.session(worker, timeout_s=SOON_S):
+            async with ssh_pool.session(worker, timeout_s=SOON_S):
                 pass
     assert (sshd.logins, sshd.commands) == ([], [])
-    await lines.close()
+    await ssh_pool.close()

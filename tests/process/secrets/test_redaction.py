@@ -258,12 +258,12 @@ def test_importing_the_sdk_leaves_the_root_logger_alone(imports: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_python_s_last_words_are_redacted() -> None:
+def test_what_python_itself_prints_at_an_error_is_redacted() -> None:
     """A bug in a command shows a traceback; the settings' secrets are not in it."""
     script = f"""
-from orchestrator.observability.redaction import guard_last_words, hide
+from orchestrator.observability.redaction import hide, redact_uncaught_errors
 import logging, threading, warnings
-guard_last_words(); hide([{CANARY!r}])
+redact_uncaught_errors(); hide([{CANARY!r}])
 logging.getLogger("x").warning("said %s", {CANARY!r})
 warnings.warn({CANARY!r})
 def fail(): raise ValueError({CANARY!r})

@@ -10,7 +10,9 @@ import pytest
 
 from demo.scenario import submit
 from testbed.services.free_port import free_port
+from testbed.shared_services import SharedServices
 from testbed.stack import Stack
+from tests.process.cli import forked
 
 LEADER, STANDBY = 7, 1
 HELD = """
@@ -22,11 +24,11 @@ DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def stack(shared: SharedServices, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Light pods that stay."""
-    async with Stack(tmp_path_factory.mktemp("connections") / "stack", boot_s=(0.5, 1), light=True) as it:
+    directory, servers = tmp_path_factory.mktemp("connections") / "stack", await shared.servers("connections")
+    async with Stack(directory, boot_s=(0.5, 1), servers=servers, light=True, start=forked.start) as it:
         it.environment |= {"MIN_ACTIVE_GPUS": "4", "MAX_ACTIVE_GPUS": "6", "TASKS_PER_GPU_THRESHOLD": "1"}
-        await it.migrate()
         yield it
 
 

@@ -1,4 +1,4 @@
-"""Real agents, each with a pod that is a directory, behind the real door."""
+"""Real agents, each with a pod that is a directory, behind the real gateway."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.process.web.builders import Caller, Door
+from tests.process.web.builders import Caller, ServerUnderTest
 from tests.process.worker.scripted import Pod
 
 CODE = """
@@ -68,16 +68,18 @@ class Rented:
 
 
 class Agents:
-    """Starts agents behind a door, and ends every one of them with the test."""
+    """Starts agents of a gateway, and ends all of them with the test."""
 
-    def __init__(self, door: Door, directory: Path, *, url: str | None = None, api_key: str | None = None) -> None:
-        self.door, self._directory = door, directory
-        self._url, self._api_key = url or str(door.client.base_url).rstrip("/"), api_key
+    def __init__(
+        self, gateway: ServerUnderTest, directory: Path, *, url: str | None = None, api_key: str | None = None
+    ) -> None:
+        self.gateway, self._directory = gateway, directory
+        self._url, self._api_key = url or str(gateway.client.base_url).rstrip("/"), api_key
         self._pods: list[Pod] = []
 
     async def create(self, pool: str | None = None, *, heartbeat_s: float = 20, lease_s: float = 60) -> Rented:
         """A worker with an agent that runs the handlers above."""
-        caller = await self.door.worker(pool=pool, heartbeat_s=heartbeat_s, lease_s=lease_s)
+        caller = await self.gateway.worker(pool=pool, heartbeat_s=heartbeat_s, lease_s=lease_s)
         home = self._directory / caller.id
         pod = await asyncio.to_thread(Pod, home, _Url(self._url), {"work.py": CODE}, caller.nonce)
         self._pods.append(pod)
@@ -88,7 +90,7 @@ class Agents:
     async def close(self) -> None:
         """Nothing of them runs any more."""
         for pod in self._pods:
-            assert await asyncio.to_thread(pod.stop, 0) == {"stopped": True}
+            assert (await asyncio.to_thread(pod.stop, 0))["stopped"]  # besides, how an agent ended that was killed
 
     async def ended(self, task_id: str, timeout_s: float = WAIT_S) -> Mapping[str, Any]:
         """A task's row, once it has ended."""
@@ -98,14 +100,14 @@ class Agents:
         """A task's row, once it has one of these statuses."""
         async with asyncio.timeout(timeout_s):
             while True:
-                row: Mapping[str, Any] = (await self.door.store.task(task_id))["task"]
+                row: Mapping[str, Any] = (await self.gateway.store.task(task_id))["task"]
                 if row["status"] in statuses:
                     return row
                 await asyncio.sleep(0.02)
 
     async def attempts(self, task_id: str) -> list[tuple[str | None, str | None, str | None]]:
         """(outcome, failure code, exit class) of each attempt at a task."""
-        rows = (await self.door.store.task(task_id))["attempts"]
+        rows = (await self.gateway.store.task(task_id))["attempts"]
         return [(row["outcome"], row["failure_code"], row["exit_class"]) for row in rows]
 
 

@@ -16,6 +16,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.states import Stage, State
 from orchestrator.observability.health import Health
+from orchestrator.web.api.operations import Api
 from orchestrator.web.app import build_app
 from orchestrator.web.limits import bounded
 from orchestrator.web.token_renewal import Renewals
@@ -34,7 +35,7 @@ def done(task_id: str, location: str | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One worker's side of the door."""
+    """One worker's side of the gateway."""
 
     id: str
     pool: str
@@ -62,7 +63,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ServerUnderTest:
     """The server under test, and the parts behind it."""
 
     client: httpx.AsyncClient
@@ -130,6 +131,7 @@ async def serving(
     on_unanswered: Callable[[str], None] = lambda _: None,
     check: Callable[[str], Claims] | None = None,
     proxy_hops: int = 0,
+    api: Api | None = None,
 ) -> AsyncIterator[str]:
     """The application behind uvicorn on a free port; its URL."""
     app = build_app(
@@ -139,9 +141,10 @@ async def serving(
         health=health,
         wakeups=signal,
         on_unanswered=on_unanswered,
-        metrics_tokens=(SECRET,),
+        metrics_token=SECRET,
         proxy_hops=proxy_hops,
         sealed=lambda worker_id, jti: RENEWALS.sealed(worker_id, jti, time.time()),
+        api=api,
     )
     server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
     running = asyncio.create_task(server.serve())
@@ -157,3 +160,9 @@ async def serving(
         signal.close()
         server.should_exit = server.force_exit = True
         await running
+
+
+async def listen(db: PostgresDb, signal: WakeupHub) -> None:
+    """Pass the database's notifications on, as the daemon does it."""
+    async for channel, payload in db.notifications():
+        signal.heard(channel, payload)

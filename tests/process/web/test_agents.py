@@ -1,4 +1,4 @@
-"""Tasks from submission to their end: the real agent, the real door, a real database and bucket."""
+"""Tasks from submission to their end: the real agent, the real gateway, a real database and bucket."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.web.agents import Agents, Gate
-from tests.process.web.builders import Door
+from tests.process.web.builders import ServerUnderTest
 from tests.process.worker.scripted import live
 from worker import protocol
 
@@ -20,9 +20,9 @@ CANCELLED_WITHIN_S = 5.0
 
 
 @pytest.fixture
-async def agents(door: Door, tmp_path: Path) -> AsyncIterator[Agents]:
+async def agents(gateway: ServerUnderTest, tmp_path: Path) -> AsyncIterator[Agents]:
     """Agents that end with the test."""
-    agents = Agents(door, tmp_path)
+    agents = Agents(gateway, tmp_path)
     yield agents
     await agents.close()
 
@@ -31,15 +31,15 @@ async def test_a_running_task_is_cancelled_within_five_seconds(agents: Agents, t
     """With the default heartbeat of 20 s and a handler that will not end: all of it is gone, and the slot works on."""
     gate = Gate(tmp_path)
     worker = await agents.create()
-    (task_id,) = await agents.door.submit(worker.caller.pool, task_type="gated", params=gate.params)
+    (task_id,) = await agents.gateway.submit(worker.caller.pool, task_type="gated", params=gate.params)
     pids = await gate.begun()
     began = time.monotonic()
-    assert (await agents.door.store.cancel(task_id))["outcome"] == "cancelling"
+    assert (await agents.gateway.store.cancel(task_id))["outcome"] == "cancelling"
     row = await agents.ended(task_id)
     assert time.monotonic() - began < CANCELLED_WITHIN_S
     assert (row["status"], live(pids)) == ("Cancelled", [])
     assert await agents.attempts(task_id) == [("cancelled", "CANCELLED", "cancelled")]
-    (after,) = await agents.door.submit(worker.caller.pool, task_type="quick")
+    (after,) = await agents.gateway.submit(worker.caller.pool, task_type="quick")
     assert (await agents.ended(after))["status"] == "Complete"
     assert live([worker.pid]) == [worker.pid]
 
@@ -49,16 +49,16 @@ async def test_three_levels_hand_over_what_they_made(agents: Agents) -> None:
     worker = await agents.create()
     leaf = {"task_type": "leaf", "pool": worker.caller.pool}
     join = {"task_type": "join", "pool": worker.caller.pool}
-    made = await agents.door.store.submit([
+    made = await agents.gateway.store.submit([
         {**leaf, "params": {"says": "a"}}, {**leaf, "params": {"says": "b"}},
         {**join, "depends_on": ["#1", "#0"]}, {**join, "depends_on": ["#2", "#0"]},
     ])  # fmt: skip
     row = await agents.ended(made[3]["id"])
     assert row["status"] == "Complete", row["error_message"]
-    key = agents.door.blobs.key_of(row["output_location"])
+    key = agents.gateway.blobs.key_of(row["output_location"])
     assert key is not None
     assert re.fullmatch(rf"outputs/{made[3]['id']}/1-[0-9a-f]{{11}}/note\.txt", key)
-    assert await agents.door.blobs.get(key) == b"((b+a)+a)"
+    assert await agents.gateway.blobs.get(key) == b"((b+a)+a)"
 
 
 async def test_a_failed_dependency_fails_the_rest_with_its_cause(agents: Agents) -> None:
@@ -67,7 +67,7 @@ async def test_a_failed_dependency_fails_the_rest_with_its_cause(agents: Agents)
     pool = worker.caller.pool
     first, second, third = [
         made["id"]
-        for made in await agents.door.store.submit(
+        for made in await agents.gateway.store.submit(
             [
                 {"task_type": "bad", "pool": pool, "max_attempts": 1},
                 *({"task_type": "join", "pool": pool, "depends_on": [on]} for on in ("#0", "#1")),
@@ -82,10 +82,10 @@ async def test_a_failed_dependency_fails_the_rest_with_its_cause(agents: Agents)
 
 async def test_a_poison_task_ends_after_its_attempts(agents: Agents) -> None:
     """It kills each agent that takes it; the workers are given up one by one, and with the last attempt it fails."""
-    door, pool = agents.door, "poison"
+    gateway, pool = agents.gateway, "poison"
     poison, waiting = [
         made["id"]
-        for made in await door.store.submit(
+        for made in await gateway.store.submit(
             [
                 {"task_type": "poison", "pool": pool, "max_attempts": 2},
                 {"task_type": "quick", "pool": pool, "depends_on": ["#0"]},
@@ -95,8 +95,10 @@ async def test_a_poison_task_ends_after_its_attempts(agents: Agents) -> None:
     for outcome in ("requeued", "failed"):
         worker = await agents.create(pool)
         await agents.shows(poison, {"In Progress"})
-        await door.until(lambda pid=worker.pid: not live([pid]))  # type: ignore[misc]  # the loop's own
-        assert [task["outcome"] for task in await door.store.rescue(door.term, worker_id=worker.caller.id)] == [outcome]
+        await gateway.until(lambda pid=worker.pid: not live([pid]))  # type: ignore[misc]  # the loop's own
+        assert [task["outcome"] for task in await gateway.store.rescue(gateway.term, worker_id=worker.caller.id)] == [
+            outcome
+        ]
     row = await agents.ended(poison)
     assert (row["status"], row["failure_code"]) == ("Failed", "WORKER_LOST")
     assert await agents.attempts(poison) == [("lost", "WORKER_LOST", "lost")] * 2
@@ -108,14 +110,14 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
     gate = Gate(tmp_path)
     worker = await agents.create()
     limits = {"timeout_s": 2.5, "max_attempts": 1}
-    made = await agents.door.store.submit([
+    made = await agents.gateway.store.submit([
         {"task_type": "gated", "pool": worker.caller.pool, "params": gate.params, **limits}
     ])  # fmt: skip
     task_id = made[0]["id"]
     row = await agents.ended(task_id)
     assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "TIMEOUT", "Processing")
     gate.open()
-    assert (await agents.door.store.retry(task_id))["outcome"] == "requeued"
+    assert (await agents.gateway.store.retry(task_id))["outcome"] == "requeued"
     assert (await agents.ended(task_id))["status"] == "Complete"
     assert await agents.attempts(task_id) == [("failed", "TIMEOUT", "timeout"), ("complete", None, None)]
 
@@ -123,7 +125,7 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
 async def test_an_output_that_was_never_stored_fails_the_attempt(agents: Agents) -> None:
     """At Completion, with a code of its own; it may be tried again."""
     worker = await agents.create()
-    (task_id,) = await agents.door.submit(worker.caller.pool, task_type="liar", max_attempts=1)
+    (task_id,) = await agents.gateway.submit(worker.caller.pool, task_type="liar", max_attempts=1)
     row = await agents.ended(task_id)
     assert (row["status"], row["failure_code"], row["failed_at_point"]) == (
         "Failed", protocol.OUTPUT_MISSING, "Completion",
@@ -133,15 +135,15 @@ async def test_an_output_that_was_never_stored_fails_the_attempt(agents: Agents)
 
 async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tmp_path: Path) -> None:
     """Frozen past its lease while another did the work, it comes back, is told, drops its result and works on."""
-    door, pool = agents.door, "zombie"
-    (task_id,) = await door.submit(pool, task_type="gated", params={**Gate(tmp_path, "a").params, "says": "late"})
+    gateway, pool = agents.gateway, "zombie"
+    (task_id,) = await gateway.submit(pool, task_type="gated", params={**Gate(tmp_path, "a").params, "says": "late"})
     frozen = await agents.create(pool, heartbeat_s=0.5, lease_s=2)
     handler, helper = await Gate(tmp_path, "a").begun()
     everything = (helper, handler, frozen.pid)  # each goes on before who may end it
     _signal(signal.SIGSTOP, everything)
     try:
         async with asyncio.timeout(10):
-            while not await door.store.rescue(door.term):
+            while not await gateway.store.rescue(gateway.term):
                 await asyncio.sleep(0.1)
         Gate(tmp_path, "a").open()
         other = await agents.create(pool)
@@ -150,12 +152,12 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
         assert await asyncio.to_thread(other.pod.stop, 2) == {"stopped": True}
     finally:
         _signal(signal.SIGCONT, everything)
-    (fresh,) = await door.submit(pool, task_type="quick")
+    (fresh,) = await gateway.submit(pool, task_type="quick")
     assert (await agents.ended(fresh))["worker_id"] == frozen.caller.id
     assert await agents.ended(task_id) == row
     assert await agents.attempts(task_id) == [("lost", "LEASE_EXPIRED", "lost"), ("complete", None, None)]
     launch = hashlib.md5(frozen.caller.nonce.encode(), usedforsecurity=False).hexdigest()[:11]
-    assert await door.blobs.get(f"outputs/{task_id}/1-{launch}/note.txt") == b"late"
+    assert await gateway.blobs.get(f"outputs/{task_id}/1-{launch}/note.txt") == b"late"
     ends = frozen.pod.events("task_reported") + frozen.pod.events("task_dropped")
     assert [(end["task"], end.get("outcome", "fenced")) for end in ends if end["task"] == task_id] == [
         (task_id, "fenced")

@@ -1,4 +1,4 @@
-"""The probes over HTTP, and the door while the database is away."""
+"""The probes over HTTP, and the gateway while the database is away."""
 
 import asyncio
 import time
@@ -14,6 +14,7 @@ from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint
 from testbed.services.postgres import EmbeddedPostgres
+from testbed.shared_services import Database
 from tests.process.web.builders import DEADLINE_S, SECRET, serving
 from worker import protocol
 
@@ -24,7 +25,7 @@ CANCEL_WHO_WAITS = """
 BEAT = {"p_worker_id": "gpu-1", "p_nonce": "n", "p_tasks": [], "p_health": {}, "p_logs": {}}
 
 
-async def test_the_probes_follow_the_daemons_record(postgres: EmbeddedPostgres, blobs: S3Blobs) -> None:
+async def test_the_probes_follow_the_daemons_record(postgres: Database, blobs: S3Blobs) -> None:
     """Starting: alive, not ready. Leading or standing by: both. A dead loop: neither."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     health = Health(started_at_s=time.monotonic(), dead_after_s=60)
@@ -43,6 +44,11 @@ async def test_the_probes_follow_the_daemons_record(postgres: EmbeddedPostgres, 
         assert (reply.status_code, reply.json()["reason"]) == (200, "Unavailable: nobody answers")
         for path in ("/healthz", "/readyz"):  # a stranger learns nothing about hosts, versions and errors
             assert (await stranger.get(path)).json() == {"status": "degraded"}
+        page = await stranger.get("/")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "<strong>degraded</strong>" in page.text
+        assert "us:1" not in page.text
+        assert "default-src 'none'" in page.headers["content-security-policy"]
         health.ticked(time.monotonic() - 61)
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz")] == [503, 503]
         assert (await client.head("/healthz")).status_code == 503
@@ -75,7 +81,7 @@ async def test_while_the_database_is_away_the_door_says_so_and_comes_back(tmp_pa
         await db.close()
 
 
-async def test_a_call_that_takes_too_long_is_a_statement_timeout(postgres: EmbeddedPostgres, blobs: S3Blobs) -> None:
+async def test_a_call_that_takes_too_long_is_a_statement_timeout(postgres: Database, blobs: S3Blobs) -> None:
     """500 with 57014, as PostgREST gives it; the agent tries again."""
     db = await PostgresDb.open(postgres.url, pool_size=1, application_name="blocked")
     headers = {"Authorization": f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time(), 60)}"}

@@ -1,4 +1,4 @@
-"""The calls of an agent of protocol 1, as one of commit a07c2d37 made them, against the schema and the door of today.
+"""The calls of an agent of protocol 1, as commit a07c2d37 made them, against the present schema and gateway.
 
 A written copy and not the agent itself: a clone without history has no earlier files, and this must hold there too.
 `./run soak rolling_upgrade` runs the whole earlier version, as processes on one database with this one. Nothing in here
@@ -7,7 +7,7 @@ changes with the project: an agent that was deployed is not deployed again.
 
 from typing import Any
 
-from tests.process.web.builders import Caller, Door
+from tests.process.web.builders import Caller, ServerUnderTest
 from worker import protocol
 
 AGENT = {
@@ -38,10 +38,10 @@ async def claimed(caller: Caller, number: int) -> dict[str, Any]:
     return dict(task)
 
 
-async def test_an_earlier_agent_registers_works_and_hears(door: Door) -> None:
+async def test_an_earlier_agent_registers_works_and_hears(gateway: ServerUnderTest) -> None:
     """Every call of its life, with the arguments it gave and the names it reads in the answers."""
-    caller = await door.worker()
-    ids = set(await door.submit(caller.pool, 3))
+    caller = await gateway.worker()
+    ids = set(await gateway.submit(caller.pool, 3))
     hello = await said(caller, "worker_register", p_agent=AGENT)
     assert hello["wanted"] == "run"
     assert float(hello["heartbeat_s"]) > 0
@@ -54,7 +54,7 @@ async def test_an_earlier_agent_registers_works_and_hears(door: Door) -> None:
     granted = await said(caller, "worker_grants", p_items=[{"method": "PUT", "key": key}])
     assert granted["refused"] == []
     assert granted["items"][0].keys() >= {"method", "key", "url", "location"}
-    await door.blobs.put(key, b"film", content_type="video/mp4")
+    await gateway.blobs.put(key, b"film", content_type="video/mp4")
     fence = {"p_task_id": task["id"], "p_attempt": task["attempt"]}
     result = {"p_output_location": granted["items"][0]["location"], "p_result_data": {"frames": 24}}
     assert (await said(caller, "worker_complete", **fence, **result))["outcome"] == "ok"
@@ -69,9 +69,9 @@ async def test_an_earlier_agent_registers_works_and_hears(door: Door) -> None:
     assert {task["id"], second["id"], third["id"]} == ids
 
 
-async def test_an_earlier_agent_understands_a_refusal(door: Door) -> None:
+async def test_an_earlier_agent_understands_a_refusal(gateway: ServerUnderTest) -> None:
     """It stops for codes that it knows, in a form that it knows."""
-    caller = await door.worker()
+    caller = await gateway.worker()
     reply = await caller.call("worker_heartbeat", token="no.token.atall", p_tasks=[], p_health={}, p_logs={})
     assert reply.status_code == 401
     assert reply.json().keys() >= {"code", "message", "details", "hint"}

@@ -1,4 +1,4 @@
-"""The workers' door over real HTTP: what it lets through, and in which words it refuses."""
+"""The workers' gateway over real HTTP: the calls that it accepts, and the text of its refusals."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ from orchestrator.observability.redaction import HIDDEN, hide
 from orchestrator.web.gateway import FUNCTIONS
 from orchestrator.web.request_bodies import MAX_BODY_BYTES
 from orchestrator.worker_tokens import mint
-from tests.process.web.builders import SECRET, Caller, Door, done
+from tests.process.web.builders import SECRET, Caller, ServerUnderTest, done
 from worker import protocol
 
 TASK = str(uuid.uuid4())
@@ -41,19 +41,19 @@ def _is_refusal(body: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-async def test_every_open_function_answers(door: Door, function: str) -> None:
+async def test_every_open_function_answers(gateway: ServerUnderTest, function: str) -> None:
     """Called as the agent calls it, with its own token, each answers with an object that has an outcome."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     reply = await worker.call(function, **ARGS[function])
     assert reply.status_code == 200, reply.text
     assert reply.json()["outcome"] in {"ok", "fenced"}
     assert reply.headers["cache-control"] == "no-store"
 
 
-async def test_a_task_goes_through_the_door_and_back(door: Door) -> None:
+async def test_a_task_goes_through_the_door_and_back(gateway: ServerUnderTest) -> None:
     """Claimed, kept alive, completed; and a repeated completion is told so."""
-    worker = await door.worker()
-    (task_id,) = await door.submit(worker.pool)
+    worker = await gateway.worker()
+    (task_id,) = await gateway.submit(worker.pool)
     (task,) = (await worker.claim())["tasks"]
     assert set(protocol.CLAIMED) <= set(task)
     assert task["id"] == task_id
@@ -64,12 +64,12 @@ async def test_a_task_goes_through_the_door_and_back(door: Door) -> None:
     assert (await worker.call(protocol.COMPLETE, **done(task_id, "s3://x/y"))).json() == {"outcome": "already"}
 
 
-async def test_what_a_pod_quotes_of_our_secrets_is_not_stored(door: Door) -> None:
+async def test_what_a_pod_quotes_of_our_secrets_is_not_stored(gateway: ServerUnderTest) -> None:
     """Whatever it says, and in a result what we know to be secret alone: the rest of that is the user's."""
     ours, theirs = f"rp+{uuid.uuid4().hex}/x", mint("x" * 32, "their-worker", "j", time.time())
     hide([ours])
-    worker = await door.worker()
-    await door.submit(worker.pool, 2)
+    worker = await gateway.worker()
+    await gateway.submit(worker.pool, 2)
     first, second = (await worker.claim(1, batch=2))["tasks"]
     said = f"env: A={ours}, Bearer {theirs}"
     held = {"id": first["id"], "attempt": 1, "progress": {"message": said}}
@@ -80,8 +80,8 @@ async def test_what_a_pod_quotes_of_our_secrets_is_not_stored(door: Door) -> Non
     await worker.call(protocol.FAIL, p_task_id=first["id"], p_attempt=1, p_failure=failure)
     told = done(second["id"], None) | {"p_result_data": {"said": said}}
     assert (await worker.call(protocol.COMPLETE, **told)).json() == {"outcome": "ok"}
-    failed, complete = [await door.store.task(task["id"]) for task in (first, second)]
-    rows = json.dumps([failed, await door.store.worker(worker.id)], default=str)
+    failed, complete = [await gateway.store.task(task["id"]) for task in (first, second)]
+    rows = json.dumps([failed, await gateway.store.worker(worker.id)], default=str)
     assert rows.count(HIDDEN) >= 4
     assert ours not in rows
     assert detail["log"][0] not in rows
@@ -90,29 +90,29 @@ async def test_what_a_pod_quotes_of_our_secrets_is_not_stored(door: Door) -> Non
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-async def test_another_workers_token_opens_nothing(door: Door, function: str) -> None:
+async def test_another_workers_token_opens_nothing(gateway: ServerUnderTest, function: str) -> None:
     """The subject must be the worker that is named."""
-    worker, other = await door.worker(), await door.worker()
+    worker, other = await gateway.worker(), await gateway.worker()
     reply = await worker.call(function, token=other.token, **ARGS[function])
     assert (reply.status_code, reply.json()["code"]) == (400, protocol.BAD_TOKEN), reply.text
     assert _is_refusal(reply.json())
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-async def test_a_revoked_token_opens_nothing(door: Door, function: str) -> None:
+async def test_a_revoked_token_opens_nothing(gateway: ServerUnderTest, function: str) -> None:
     """A jti that is no longer the row's."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     old = mint(SECRET, worker.id, "an older one", time.time(), 60)
     reply = await worker.call(function, token=old, **ARGS[function])
     assert (reply.status_code, reply.json()["code"]) == (400, protocol.BAD_TOKEN), reply.text
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-async def test_a_terminated_worker_is_told_to_stop(door: Door, function: str) -> None:
+async def test_a_terminated_worker_is_told_to_stop(gateway: ServerUnderTest, function: str) -> None:
     """Its token ended with it."""
-    worker = await door.worker()
-    await door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
-    await door.move(worker, (State.TERMINATING,), State.TERMINATED)
+    worker = await gateway.worker()
+    await gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    await gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
     reply = await worker.call(function, **ARGS[function])
     assert (reply.status_code, reply.json()["code"]) == (400, protocol.UNKNOWN_WORKER), reply.text
 
@@ -130,11 +130,13 @@ async def test_a_terminated_worker_is_told_to_stop(door: Door, function: str) ->
         (f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time() - 600, 60)}", "PGRST301"),
     ],
 )
-async def test_without_a_token_of_ours_nothing_opens(door: Door, authorization: str | None, code: str) -> None:
+async def test_without_a_token_of_ours_nothing_opens(
+    gateway: ServerUnderTest, authorization: str | None, code: str
+) -> None:
     """401 before the function's name or the body are looked at."""
     headers = {} if authorization is None else {"Authorization": authorization}
     for function in (protocol.CLAIM, "fleet_spawn"):
-        reply = await door.client.post(f"/rest/v1/rpc/{function}", headers=headers, content=b"{")
+        reply = await gateway.client.post(f"/rest/v1/rpc/{function}", headers=headers, content=b"{")
         assert (reply.status_code, reply.json()["code"]) == (401, code)
         assert reply.headers["www-authenticate"] == "Bearer"
         assert _is_refusal(reply.json())
@@ -149,9 +151,9 @@ async def test_without_a_token_of_ours_nothing_opens(door: Door, authorization: 
         *("worker_claim%27--", "..%2fworker_claim", "public.worker_claim", "\N{SNOWMAN}", "x" * 2_000),
     ],
 )
-async def test_no_other_function_exists_at_this_door(door: Door, function: str) -> None:
+async def test_no_other_function_exists_at_this_door(gateway: ServerUnderTest, function: str) -> None:
     """A valid token makes no difference."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     reply = await worker.call(function)
     assert reply.status_code == 404, reply.text
     assert _is_refusal(reply.json())
@@ -160,7 +162,7 @@ async def test_no_other_function_exists_at_this_door(door: Door, function: str) 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/nothing", 404),
         ("GET", "/rest/v1/", 404),
         ("GET", "/rest/v1/tasks", 404),
         ("POST", "/rest/v1/workers", 404),
@@ -173,10 +175,10 @@ async def test_no_other_function_exists_at_this_door(door: Door, function: str) 
         ("GET", "/openapi.json", 404),
     ],
 )
-async def test_no_other_path_exists(door: Door, method: str, path: str, status: int) -> None:
+async def test_no_other_path_exists(gateway: ServerUnderTest, method: str, path: str, status: int) -> None:
     """Only the two probes and the calls are there, with their one method."""
-    worker = await door.worker()
-    reply = await door.client.request(method, path, headers={"Authorization": f"Bearer {worker.token}"})
+    worker = await gateway.worker()
+    reply = await gateway.client.request(method, path, headers={"Authorization": f"Bearer {worker.token}"})
     assert reply.status_code == status
     assert _is_refusal(reply.json())
 
@@ -207,19 +209,19 @@ async def test_no_other_path_exists(door: Door, method: str, path: str, status: 
     ],
 )
 async def test_a_body_that_is_no_object_of_known_arguments_is_refused(
-    door: Door, body: bytes, status: int, code: str
+    gateway: ServerUnderTest, body: bytes, status: int, code: str
 ) -> None:
     """Before the database sees any of it, or with the database's own word."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     headers = {"Authorization": f"Bearer {worker.token}"}
-    reply = await door.client.post(f"/rest/v1/rpc/{protocol.REGISTER}", content=body, headers=headers)
+    reply = await gateway.client.post(f"/rest/v1/rpc/{protocol.REGISTER}", content=body, headers=headers)
     assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
     assert _is_refusal(reply.json())
 
 
-async def test_a_body_without_a_declared_length_is_cut_off_too(door: Door) -> None:
+async def test_a_body_without_a_declared_length_is_cut_off_too(gateway: ServerUnderTest) -> None:
     """A chunked body is counted as it comes."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     sent = 0
 
     async def endless() -> Any:
@@ -229,7 +231,7 @@ async def test_a_body_without_a_declared_length_is_cut_off_too(door: Door) -> No
             yield b" " * (1 << 16)
 
     headers = {"Authorization": f"Bearer {worker.token}"}
-    reply = await door.client.post(f"/rest/v1/rpc/{protocol.REGISTER}", content=endless(), headers=headers)
+    reply = await gateway.client.post(f"/rest/v1/rpc/{protocol.REGISTER}", content=endless(), headers=headers)
     assert reply.status_code == 413
 
 
@@ -250,48 +252,48 @@ async def test_a_body_without_a_declared_length_is_cut_off_too(door: Door) -> No
     ],
 )
 async def test_a_wrong_argument_is_the_callers_fault(
-    door: Door, function: str, changed: dict[str, Any], status: int, code: str | None
+    gateway: ServerUnderTest, function: str, changed: dict[str, Any], status: int, code: str | None
 ) -> None:
     """400 with the database's SQLSTATE and its words, never a 5xx that an agent would repeat."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     reply = await worker.call(function, **(ARGS[function] | changed))
     assert reply.status_code == status, reply.text
     assert code is None or reply.json()["code"] == code, reply.text
     assert _is_refusal(reply.json())
 
 
-async def test_a_refusal_says_what_why_and_how_to_mend_it(door: Door) -> None:
+async def test_a_refusal_says_what_why_and_how_to_mend_it(gateway: ServerUnderTest) -> None:
     """PostgREST's `message`, `details` and `hint` carry the database's."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     body = (await worker.call(protocol.CLAIM, p_claim_no=0, p_batch=1, p_wait_s=0)).json()
     assert "p_claim_no" in body["message"]
     assert "got p_claim_no 0" in body["details"]
 
 
-async def test_the_door_survives_many_callers_at_once(door: Door) -> None:
+async def test_the_door_survives_many_callers_at_once(gateway: ServerUnderTest) -> None:
     """Fifty workers on a pool of four connections: every one is answered."""
-    workers: list[Caller] = [await door.worker() for _ in range(10)]
+    workers: list[Caller] = [await gateway.worker() for _ in range(10)]
     beats = [w.call(protocol.HEARTBEAT, **ARGS[protocol.HEARTBEAT]) for w in workers for _ in range(5)]
     replies = await asyncio.gather(*beats)
     assert {reply.status_code for reply in replies} == {200}
 
 
-async def test_answers_are_json(door: Door) -> None:
+async def test_answers_are_json(gateway: ServerUnderTest) -> None:
     """With the content type that says so."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     reply = await worker.call(protocol.CLAIM, **ARGS[protocol.CLAIM])
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.content)["tasks"] == []
 
 
 @pytest.mark.parametrize("code", ["\x1b[31mred", "x" * 200, "lower", "A B", ""])
-async def test_a_code_that_is_none_is_stored_as_invalid(door: Door, code: str) -> None:
+async def test_a_code_that_is_none_is_stored_as_invalid(gateway: ServerUnderTest, code: str) -> None:
     """The call succeeds: an agent that is refused reports the same failure again and again."""
-    worker = await door.worker()
-    (task_id,) = await door.submit(worker.pool)
+    worker = await gateway.worker()
+    (task_id,) = await gateway.submit(worker.pool)
     await worker.claim()
     failure = {"code": code, "message": "m", "point": "Processing", "retryable": False}
     reply = await worker.call(protocol.FAIL, p_task_id=task_id, p_attempt=1, p_failure=failure)
     assert (reply.status_code, reply.json()["outcome"]) == (200, "failed"), reply.text
-    found = await door.store.task(uuid.UUID(task_id))
+    found = await gateway.store.task(uuid.UUID(task_id))
     assert found["task"]["failure_code"] == found["attempts"][0]["failure_code"] == "INVALID_CODE"

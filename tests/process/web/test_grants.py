@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from orchestrator.core.states import State
-from tests.process.web.builders import Caller, Door, done
+from tests.process.web.builders import Caller, ServerUnderTest, done
 from worker import protocol
 
 CONTENT = b"frames \x00\xff" * 1_000
@@ -19,18 +19,18 @@ async def _grants(worker: Caller, *items: tuple[str, str]) -> dict[str, Any]:
     return answer
 
 
-async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(door: Door) -> None:
+async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(gateway: ServerUnderTest) -> None:
     """Signed PUT, completion with the location, signed GET by the dependant: the bytes are the same."""
-    worker = await door.worker()
-    (first,) = await door.submit(worker.pool)
-    (second,) = await door.submit(worker.pool, depends_on=[first])
+    worker = await gateway.worker()
+    (first,) = await gateway.submit(worker.pool)
+    (second,) = await gateway.submit(worker.pool, depends_on=[first])
     (task,) = (await worker.claim(1))["tasks"]
     key = f"{task['output_prefix']}segment 1 \N{SNOWMAN}.mp4"
     (put,) = (await _grants(worker, ("PUT", key)))["items"]
     assert put["location"] == f"s3://tests/fleet/{key}"
     async with httpx.AsyncClient() as pod:
         assert (await pod.put(put["url"], content=CONTENT)).status_code == 200
-    assert await door.blobs.size(key) == len(CONTENT)
+    assert await gateway.blobs.size(key) == len(CONTENT)
     assert (await worker.call(protocol.COMPLETE, **done(first, put["location"]))).json() == {"outcome": "ok"}
 
     (task,) = (await worker.claim(2))["tasks"]
@@ -41,11 +41,11 @@ async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(door: Door)
         assert (await pod.get(get["url"])).content == CONTENT
 
 
-async def test_nothing_else_is_signed(door: Door) -> None:
+async def test_nothing_else_is_signed(gateway: ServerUnderTest) -> None:
     """Not another task's prefix, another attempt's, a log, a path that climbs, or a method beyond the two."""
-    worker, other = await door.worker(), await door.worker()
-    (mine,) = await door.submit(worker.pool)
-    (theirs,) = await door.submit(other.pool)
+    worker, other = await gateway.worker(), await gateway.worker()
+    (mine,) = await gateway.submit(worker.pool)
+    (theirs,) = await gateway.submit(other.pool)
     await worker.claim()
     await other.claim()
     items = [
@@ -69,10 +69,10 @@ async def test_nothing_else_is_signed(door: Door) -> None:
     assert answer["refused"] == [key for _, key in items]
 
 
-async def test_a_signature_is_for_one_key_and_one_method(door: Door) -> None:
+async def test_a_signature_is_for_one_key_and_one_method(gateway: ServerUnderTest) -> None:
     """The bucket itself refuses anything else."""
-    worker = await door.worker()
-    await door.submit(worker.pool)
+    worker = await gateway.worker()
+    await gateway.submit(worker.pool)
     (task,) = (await worker.claim())["tasks"]
     (put,) = (await _grants(worker, ("PUT", task["output_prefix"] + "a")))["items"]
     async with httpx.AsyncClient() as pod:
@@ -82,17 +82,17 @@ async def test_a_signature_is_for_one_key_and_one_method(door: Door) -> None:
 
 
 @pytest.mark.parametrize("ended", ["completed", "worker gone"])
-async def test_no_grant_outlives_the_attempt(door: Door, ended: str) -> None:
+async def test_no_grant_outlives_the_attempt(gateway: ServerUnderTest, ended: str) -> None:
     """After the task is over, or taken away, its prefix is closed."""
-    worker = await door.worker()
-    (task_id,) = await door.submit(worker.pool)
+    worker = await gateway.worker()
+    (task_id,) = await gateway.submit(worker.pool)
     (task,) = (await worker.claim())["tasks"]
     item = {"method": "PUT", "key": task["output_prefix"] + "late"}
     if ended == "completed":
         await worker.call(protocol.COMPLETE, **done(task_id))
         assert (await _grants(worker, ("PUT", item["key"])))["refused"] == [item["key"]]
         return
-    await door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="pod_lost")
-    await door.move(worker, (State.TERMINATING,), State.TERMINATED)
+    await gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="pod_lost")
+    await gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
     reply = await worker.call(protocol.GRANTS, p_items=[item])
     assert (reply.status_code, reply.json()["code"]) == (400, protocol.UNKNOWN_WORKER)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator import service
 from orchestrator.config.environment import load
 from orchestrator.observability.health import Health
 from orchestrator.observability.metrics import Metrics
+from orchestrator.service.control_loop import health_of
 
 START_S = 1_000.0
 
@@ -71,7 +71,7 @@ def test_a_loop_that_no_longer_turns_is_dead() -> None:
 def test_a_loop_that_is_to_look_seldom_is_not_dead_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A platform that kills it for that would never let it look at all."""
     monkeypatch.setenv("ORCHESTRATOR_POLL_SEC", "600")
-    health = service._health(load(), Metrics(), "20261123000401")
+    health = health_of(load(), Metrics(), "20261123000401")
     health.ticked(START_S)
     assert health.alive(START_S + 610)
     assert not health.alive(START_S + 730)

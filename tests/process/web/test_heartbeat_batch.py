@@ -14,8 +14,8 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
-from testbed.services.postgres import EmbeddedPostgres
-from tests.process.web.builders import Caller, Door, serving
+from testbed.shared_services import Database
+from tests.process.web.builders import Caller, ServerUnderTest, serving
 from worker import protocol
 
 BEAT: dict[str, Any] = {"p_tasks": [], "p_health": {"gpus": 1}, "p_logs": {"agent": 7}}
@@ -34,7 +34,7 @@ class Noted(PostgresDb):
 
 
 @pytest.fixture
-async def db(postgres: EmbeddedPostgres) -> AsyncIterator[Noted]:
+async def db(postgres: Database) -> AsyncIterator[Noted]:
     """A transport of the test's own."""
     async with asyncio.timeout(SOON_S):
         opened = await Noted.open(postgres.url)
@@ -43,13 +43,13 @@ async def db(postgres: EmbeddedPostgres) -> AsyncIterator[Noted]:
 
 
 @pytest.fixture
-async def callers(door: Door, db: Noted, blobs: S3Blobs) -> AsyncIterator[list[Caller]]:
-    """Four workers, and a door without any other traffic."""
+async def callers(gateway: ServerUnderTest, db: Noted, blobs: S3Blobs) -> AsyncIterator[list[Caller]]:
+    """Four workers, and a gateway without other traffic."""
     async with (
         serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, timeout=40) as client,
     ):
-        yield [replace(await door.worker(), client=client) for _ in range(4)]
+        yield [replace(await gateway.worker(), client=client) for _ in range(4)]
 
 
 async def beat(callers: Sequence[Caller], **changed: Any) -> list[httpx.Response]:
@@ -59,15 +59,15 @@ async def beat(callers: Sequence[Caller], **changed: Any) -> list[httpx.Response
     return list(await asyncio.gather(*beats))
 
 
-async def test_all_are_heard_in_one_statement(door: Door, db: Noted, callers: list[Caller]) -> None:
+async def test_all_are_heard_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
     """With what each says of itself, and what is wanted of each."""
-    await door.store.request_termination(callers[0].id, "test", now_not_drain=False)
+    await gateway.store.request_termination(callers[0].id, "test", now_not_drain=False)
     answers = [reply.json() for reply in await beat(callers)]
     assert db.together == [{caller.id for caller in callers}]
     assert [answer["wanted"] for answer in answers] == [protocol.DRAIN, *[protocol.RUN] * 3]
     assert all(answer["outcome"] == protocol.OK and answer["heartbeat_s"] == 20 for answer in answers)
     for caller in callers:
-        row = (await door.store.worker(caller.id))["worker"]
+        row = (await gateway.store.worker(caller.id))["worker"]
         assert row["last_heartbeat"] is not None
         assert (row["health"], row["log_bytes"][caller.nonce]) == (BEAT["p_health"], BEAT["p_logs"])
 
@@ -81,7 +81,20 @@ async def test_a_beat_without_company_is_an_ordinary_call(db: Noted, callers: li
     assert db.together == [{caller.id for caller in callers[1:]}]
 
 
-async def test_who_is_not_who_it_says_hears_why(door: Door, callers: list[Caller]) -> None:
+async def test_beats_whose_health_is_unchanged_go_together_and_keep_it(
+    gateway: ServerUnderTest, db: Noted, callers: list[Caller]
+) -> None:
+    """Null leaves the health of the worker as it is."""
+    await beat(callers)
+    answers = [reply.json() for reply in await beat(callers, p_health=None)]
+    assert [answer["outcome"] for answer in answers] == [protocol.OK] * 4
+    assert db.together == [{caller.id for caller in callers}] * 2
+    assert (await gateway.store.worker(callers[0].id))["worker"]["health"] == BEAT["p_health"]
+    assert (await callers[0].call(protocol.HEARTBEAT, **BEAT | {"p_health": None})).json()["outcome"] == protocol.OK
+    assert (await gateway.store.worker(callers[0].id))["worker"]["health"] == BEAT["p_health"]
+
+
+async def test_who_is_not_who_it_says_hears_why(gateway: ServerUnderTest, callers: list[Caller]) -> None:
     """A former launch, a revoked token and a worker that has gone are refused as ever, the others heard."""
     callers[0] = replace(callers[0], nonce="of an earlier launch")
     callers[1] = replace(callers[1], jti="revoked")
@@ -124,7 +137,7 @@ async def test_a_beat_that_names_no_launch_is_refused(callers: list[Caller]) -> 
     assert [one.json()["outcome"] for one in heard] == [protocol.OK] * 3
 
 
-async def test_a_locked_row_keeps_nobody_else_waiting(callers: list[Caller], postgres: EmbeddedPostgres) -> None:
+async def test_a_locked_row_keeps_nobody_else_waiting(callers: list[Caller], postgres: Database) -> None:
     """Somebody forgot a transaction in the SQL editor: only that worker's beat waits for its end."""
     async with await psycopg.AsyncConnection.connect(postgres.url) as editor:
         await editor.execute("select from workers where id = %s for update", (callers[0].id,))

@@ -1,4 +1,4 @@
-"""What one caller may cost before the door knows who it is."""
+"""What one caller may cost before the gateway knows who it is."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ from orchestrator.web import connections, limits
 from orchestrator.web.token_buckets import Rate
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint
-from testbed.services.postgres import EmbeddedPostgres
-from tests.process.web.builders import DEADLINE_S, SECRET, Door, serving
+from testbed.shared_services import Database
+from tests.process.web.builders import DEADLINE_S, SECRET, ServerUnderTest, serving
 from worker import protocol
 
 REQUEST = b"POST /rest/v1/rpc/worker_claim HTTP/1.1\r\nHost: x\r\n"
@@ -40,9 +40,9 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-async def test_a_head_without_end_is_cut_off(door: Door) -> None:
+async def test_a_head_without_end_is_cut_off(gateway: ServerUnderTest) -> None:
     """431, and the connection is gone; others are served."""
-    reader, writer = await _connect(str(door.client.base_url))
+    reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(REQUEST)
     try:
         for number in range(limits.MAX_HEAD_BYTES // 1_000 + 2):
@@ -52,16 +52,16 @@ async def test_a_head_without_end_is_cut_off(door: Door) -> None:
         pass
     assert (await _all(reader)).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))  # 400: another parser's own limit
     writer.close()
-    assert (await door.client.get("/healthz")).status_code in {200, 503}
+    assert (await gateway.client.get("/healthz")).status_code in {200, 503}
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST], ids=["nothing", "half a head"])
 async def test_who_does_not_finish_its_head_is_hung_up_on(
-    door: Door, monkeypatch: pytest.MonkeyPatch, sent: bytes
+    gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """A drop now and then buys no more time."""
     monkeypatch.setattr(limits, "HEAD_TIMEOUT_S", 0.3)
-    reader, writer = await _connect(str(door.client.base_url))
+    reader, writer = await _connect(str(gateway.client.base_url))
     began = time.monotonic()
     writer.write(sent)
     gone = asyncio.create_task(_all(reader))
@@ -73,10 +73,10 @@ async def test_who_does_not_finish_its_head_is_hung_up_on(
     writer.close()
 
 
-async def test_a_body_goes_on_for_ever_for_nobody(door: Door) -> None:
+async def test_a_body_goes_on_for_ever_for_nobody(gateway: ServerUnderTest) -> None:
     """After the refusal what still comes is not read for long."""
-    worker = await door.worker()
-    reader, writer = await _connect(str(door.client.base_url))
+    worker = await gateway.worker()
+    reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(REQUEST + f"Authorization: Bearer {worker.token}\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
     gone = asyncio.create_task(_all(reader))
     sent = 0
@@ -92,10 +92,10 @@ async def test_a_body_goes_on_for_ever_for_nobody(door: Door) -> None:
 
 
 async def test_idle_strangers_keep_nobody_out(
-    postgres: EmbeddedPostgres, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The house is full: the stranger that has been idle longest goes, and a worker's connections stay."""
-    monkeypatch.setattr(connections, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(connections, "MAX_ANONYMOUS", 4)
     db = await PostgresDb.open(postgres.url, pool_size=1)
     headers = {"Authorization": f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time(), 60)}"}
     path = f"/rest/v1/rpc/{protocol.CLAIM}"
@@ -119,7 +119,7 @@ async def test_idle_strangers_keep_nobody_out(
 
 @pytest.mark.parametrize(("hops", "left"), [(0, 2), (1, 6)])
 async def test_an_address_has_its_share_unless_it_is_a_proxys(
-    postgres: EmbeddedPostgres, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch, hops: int, left: int
+    postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch, hops: int, left: int
 ) -> None:
     """Behind a proxy everybody comes from one address."""
     monkeypatch.setattr(connections, "MAX_PER_ADDRESS", 2)
@@ -180,25 +180,25 @@ def test_a_spoofed_address_does_not_help(hops: int, forwarded: str, address: str
     assert connections.Connections(hops).address(Request(scope)) == address
 
 
-async def test_a_stranger_that_keeps_asking_is_told_to_stop(door: Door) -> None:
+async def test_a_stranger_that_keeps_asking_is_told_to_stop(gateway: ServerUnderTest) -> None:
     """429 for its address, while a worker at the same address is served."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     path, statuses = f"/rest/v1/rpc/{protocol.CLAIM}", []
-    replies = await asyncio.gather(*(door.client.post(path, headers={"Authorization": "x"}) for _ in range(200)))
+    replies = await asyncio.gather(*(gateway.client.post(path, headers={"Authorization": "x"}) for _ in range(200)))
     statuses = [reply.status_code for reply in replies]
     assert set(statuses) == {401, 429}
     assert (await worker.call(protocol.HEARTBEAT, p_tasks=[], p_health={}, p_logs={})).status_code == 200
 
 
-async def test_a_strangers_connection_closes_soon(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_strangers_connection_closes_soon(gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer; a worker's stays for its next heartbeat."""
-    monkeypatch.setattr(limits, "STRANGER_KEEP_ALIVE_S", 0.2)
-    worker = await door.worker()
-    reader, writer = await _connect(str(door.client.base_url))
+    monkeypatch.setattr(limits, "ANONYMOUS_KEEP_ALIVE_S", 0.2)
+    worker = await gateway.worker()
+    reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await _all(reader)).startswith(b"HTTP/1.1 ")
     writer.close()
-    reader, writer = await _connect(str(door.client.base_url))
+    reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(REQUEST + f"Authorization: Bearer {worker.token}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
     await reader.readuntil(b"\r\n\r\n")
     ended = asyncio.create_task(_all(reader))
@@ -233,16 +233,16 @@ async def test_one_request_of_a_read_is_answered_and_the_connection_closes() -> 
     writer.close()
 
 
-async def test_a_request_before_the_answer_to_the_last_one_is_not_read(door: Door) -> None:
+async def test_a_request_before_the_answer_to_the_last_one_is_not_read(gateway: ServerUnderTest) -> None:
     """Also in a read of its own: the claim waits, is answered, and the connection closes."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     body = b'{"p_worker_id":"%s","p_nonce":"%s","p_claim_no":1,"p_batch":1,"p_wait_s":0.3}' % (
         worker.id.encode(), worker.nonce.encode(),
     )  # fmt: skip
-    reader, writer = await _connect(str(door.client.base_url))
+    reader, writer = await _connect(str(gateway.client.base_url))
     head = f"Authorization: Bearer {worker.token}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     writer.write(REQUEST + head + body)
-    await door.until(lambda: door.signal.waiting > 0)
+    await gateway.until(lambda: gateway.signal.waiting > 0)
     writer.write(REQUEST + head + body)
     answers = await _all(reader)
     assert answers.count(b"HTTP/1.1 200") == answers.count(b"HTTP/1.1") == 1
@@ -257,25 +257,27 @@ async def test_a_request_before_the_answer_to_the_last_one_is_not_read(door: Doo
     ],
     ids=["lines", "path"],
 )
-async def test_a_head_in_one_read_is_bounded_too(door: Door, sent: bytes) -> None:
+async def test_a_head_in_one_read_is_bounded_too(gateway: ServerUnderTest, sent: bytes) -> None:
     """By its bytes and its lines, also when it is complete: each line costs a call."""
-    reader, writer = await _connect(str(door.client.base_url))
+    reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(sent)
     assert (await _all(reader)).startswith(b"HTTP/1.1 431")
     writer.close()
 
 
-async def test_a_body_in_pieces_of_a_byte_is_cut_off(door: Door) -> None:
+async def test_a_body_in_pieces_of_a_byte_is_cut_off(gateway: ServerUnderTest) -> None:
     """43,000 chunks fit into one read."""
-    worker = await door.worker()
-    reader, writer = await _connect(str(door.client.base_url))
+    worker = await gateway.worker()
+    reader, writer = await _connect(str(gateway.client.base_url))
     head = REQUEST + f"Authorization: Bearer {worker.token}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     writer.write(head + b"1\r\n \r\n" * 5_000 + b"0\r\n\r\n")
     assert b"HTTP/1.1 200" not in await _all(reader)
     writer.close()
 
 
-async def test_who_does_not_read_its_answers_is_hung_up_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_read_its_answers_is_hung_up_on(
+    gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answers wait in a buffer of fixed size, and not for ever."""
     monkeypatch.setattr(limits, "ANSWER_TIMEOUT_S", 0.2)
     lost = asyncio.Event()
@@ -303,10 +305,10 @@ async def test_who_does_not_read_its_answers_is_hung_up_on(door: Door, monkeypat
 
 @pytest.mark.parametrize("path", ["/nowhere", "/metrics", "/rest/v1/rpc/worker_claim"])
 async def test_every_refusal_of_a_stranger_counts(
-    postgres: EmbeddedPostgres, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch, path: str
+    postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """429 and the end of its connection, whatever it asked for; a probe from the same address is answered."""
-    monkeypatch.setattr(connections, "STRANGER_REQUESTS", Rate(burst=4, per_s=0))
+    monkeypatch.setattr(connections, "ANONYMOUS_REQUESTS", Rate(burst=4, per_s=0))
     monkeypatch.setattr(connections, "PROBE_REQUESTS", Rate(burst=4, per_s=0))
     db = await PostgresDb.open(postgres.url, pool_size=1)
     async with (

@@ -15,8 +15,8 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
 from orchestrator.web.log_sampling import EVERY_S, SampledWarnings, Sampler
 from orchestrator.web.wakeups import WakeupHub
-from testbed.services.postgres import EmbeddedPostgres
-from tests.process.web.builders import DEADLINE_S, Door, done, serving
+from testbed.shared_services import Database
+from tests.process.web.builders import DEADLINE_S, ServerUnderTest, done, serving
 from tests.process.web.test_outputs import NOWHERE, _claimed
 from worker import protocol
 
@@ -31,7 +31,7 @@ def test_the_first_line_comes_at_once_and_then_one_a_minute_with_the_count() -> 
     assert lines == [1, EVERY_S / 2, EVERY_S / 2, EVERY_S / 2]
 
 
-async def test_refused_strangers_make_one_line_together(postgres: EmbeddedPostgres, blobs: S3Blobs) -> None:
+async def test_refused_strangers_make_one_line_together(postgres: Database, blobs: S3Blobs) -> None:
     """Without a token, with a wrong one, and with a body."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     headers: list[dict[str, str]] = [{}, {"Authorization": "Bearer x.y.z"}, {"Authorization": "Basic eDp5"}]
@@ -49,7 +49,7 @@ async def test_refused_strangers_make_one_line_together(postgres: EmbeddedPostgr
     [b"no http at all\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"],
 )
 async def test_malformed_requests_make_one_line_together(
-    postgres: EmbeddedPostgres, blobs: S3Blobs, caplog: pytest.LogCaptureFixture, request_: bytes
+    postgres: Database, blobs: S3Blobs, caplog: pytest.LogCaptureFixture, request_: bytes
 ) -> None:
     """The HTTP server would write one or two for each."""
     server = logging.getLogger("uvicorn.error")
@@ -70,12 +70,12 @@ async def test_malformed_requests_make_one_line_together(
 
 
 async def test_a_refused_call_of_a_worker_makes_one_line(
-    door: Door, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+    gateway: ServerUnderTest, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which says why, with the bucket's own words."""
     monkeypatch.setattr(outputs, "LOOK_TIMEOUT_S", 0.5)
-    worker, key = await _claimed(door)
-    location = door.blobs.location(key)
+    worker, key = await _claimed(gateway)
+    location = gateway.blobs.location(key)
     result = {"p_worker_id": worker.id, "p_nonce": worker.nonce, **done(key.split("/")[1], location)}
     calls = [(protocol.COMPLETE, result), (protocol.COMPLETE, {"p_nothing": 1}), ("worker_nothing", {})]
     db = await PostgresDb.open(postgres.url, pool_size=1)

@@ -14,29 +14,29 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
-from testbed.services.postgres import EmbeddedPostgres
-from tests.process.web.builders import Door, serving
+from testbed.shared_services import Database
+from tests.process.web.builders import ServerUnderTest, serving
 from worker import protocol
 
 WAIT_S = 20.0
 SOON_S = 5.0  # a wake-up takes milliseconds; a lost one would take WAIT_S
 
 
-async def test_a_task_wakes_the_claim_that_waits_for_it(door: Door) -> None:
+async def test_a_task_wakes_the_claim_that_waits_for_it(gateway: ServerUnderTest) -> None:
     """Submitted into an empty queue, it is in the worker's hands at once."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     waiting = asyncio.create_task(worker.claim(wait_s=WAIT_S))
-    await door.until(lambda: door.signal.waiting == 1)
+    await gateway.until(lambda: gateway.signal.waiting == 1)
     began = time.monotonic()
-    (task_id,) = await door.submit(worker.pool)
+    (task_id,) = await gateway.submit(worker.pool)
     (task,) = (await waiting)["tasks"]
     assert time.monotonic() - began < SOON_S
     assert task["id"] == task_id
 
 
-async def test_a_wait_ends_in_time_with_nothing(door: Door) -> None:
+async def test_a_wait_ends_in_time_with_nothing(gateway: ServerUnderTest) -> None:
     """The answer is an ordinary empty one."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     began = time.monotonic()
     answer = await worker.claim(wait_s=0.3)
     assert answer["tasks"] == []
@@ -45,63 +45,63 @@ async def test_a_wait_ends_in_time_with_nothing(door: Door) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0, -1, None, "nonsense"])
-async def test_who_does_not_wish_to_wait_is_answered_at_once(door: Door, wait_s: object) -> None:
+async def test_who_does_not_wish_to_wait_is_answered_at_once(gateway: ServerUnderTest, wait_s: object) -> None:
     """Zero, or nonsense that the database may judge."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     began = time.monotonic()
     await worker.call(protocol.CLAIM, p_claim_no=1, p_batch=1, p_wait_s=wait_s)
     assert time.monotonic() - began < SOON_S
 
 
-async def test_a_burst_of_tasks_is_met_by_as_many_workers(door: Door) -> None:
+async def test_a_burst_of_tasks_is_met_by_as_many_workers(gateway: ServerUnderTest) -> None:
     """Thirty waiters of one pool, thirty tasks in one insert: each gets one, none twice."""
-    workers = [await door.worker(pool="burst") for _ in range(30)]
+    workers = [await gateway.worker(pool="burst") for _ in range(30)]
     claims = [asyncio.create_task(worker.claim(wait_s=WAIT_S)) for worker in workers]
-    await door.until(lambda: door.signal.waiting == 30)
+    await gateway.until(lambda: gateway.signal.waiting == 30)
     began = time.monotonic()
-    submitted = await door.submit("burst", 30)
+    submitted = await gateway.submit("burst", 30)
     answers = await asyncio.gather(*claims)
     took_s = time.monotonic() - began
     assert sorted(task["id"] for answer in answers for task in answer["tasks"]) == sorted(submitted)
     assert took_s < SOON_S
 
 
-async def test_waiting_holds_no_connection(door: Door) -> None:
+async def test_waiting_holds_no_connection(gateway: ServerUnderTest) -> None:
     """Forty sleepers on a pool of four connections leave room for everybody else."""
-    workers = [await door.worker(pool="sleepers") for _ in range(40)]
+    workers = [await gateway.worker(pool="sleepers") for _ in range(40)]
     claims = [asyncio.create_task(worker.claim(wait_s=WAIT_S)) for worker in workers]
-    await door.until(lambda: door.signal.waiting == 40)
-    other = await door.worker()
+    await gateway.until(lambda: gateway.signal.waiting == 40)
+    other = await gateway.worker()
     began = time.monotonic()
     assert (await other.claim())["tasks"] == []
     assert time.monotonic() - began < SOON_S
-    await door.submit("sleepers", 40)
+    await gateway.submit("sleepers", 40)
     assert all(answer["tasks"] for answer in await asyncio.gather(*claims))
 
 
-async def test_a_promotion_wakes_the_worker_that_waited_for_it(door: Door) -> None:
+async def test_a_promotion_wakes_the_worker_that_waited_for_it(gateway: ServerUnderTest) -> None:
     """Its tasks were queued before it could claim, and nobody will notify about them again."""
-    worker = await door.worker(state=State.SPAWNING)
-    (task_id,) = await door.submit(worker.pool)
+    worker = await gateway.worker(state=State.SPAWNING)
+    (task_id,) = await gateway.submit(worker.pool)
     waiting = asyncio.create_task(worker.claim(wait_s=WAIT_S))
-    await door.until(lambda: door.signal.waiting == 1)
+    await gateway.until(lambda: gateway.signal.waiting == 1)
     began = time.monotonic()
-    await door.move(worker, (State.SPAWNING,), State.ACTIVE)
+    await gateway.move(worker, (State.SPAWNING,), State.ACTIVE)
     (task,) = (await waiting)["tasks"]
     assert time.monotonic() - began < SOON_S
     assert task["id"] == task_id
 
 
-async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(door: Door) -> None:
-    """However many are still climbing, the one that is ready gets the task at once."""
-    bringing_up = [await door.worker(state=State.SPAWNING, pool="mixed") for _ in range(5)]
+async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(gateway: ServerUnderTest) -> None:
+    """However many still start, the one that is ready gets the task at once."""
+    bringing_up = [await gateway.worker(state=State.SPAWNING, pool="mixed") for _ in range(5)]
     sleepers = [asyncio.create_task(worker.claim(wait_s=1)) for worker in bringing_up]
-    await door.until(lambda: door.signal.waiting == 5)
-    ready = await door.worker(pool="mixed")
+    await gateway.until(lambda: gateway.signal.waiting == 5)
+    ready = await gateway.worker(pool="mixed")
     waiting = asyncio.create_task(ready.claim(wait_s=WAIT_S))
-    await door.until(lambda: door.signal.waiting == 6)
+    await gateway.until(lambda: gateway.signal.waiting == 6)
     began = time.monotonic()
-    (task_id,) = await door.submit("mixed")
+    (task_id,) = await gateway.submit("mixed")
     (task,) = (await waiting)["tasks"]
     assert time.monotonic() - began < SOON_S
     assert task["id"] == task_id
@@ -109,28 +109,30 @@ async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(door: Door) ->
 
 
 @pytest.mark.parametrize(("at_once", "wanted"), [(False, protocol.DRAIN), (True, protocol.STOP)])
-async def test_a_request_to_end_reaches_a_waiting_worker(door: Door, at_once: bool, wanted: str) -> None:
+async def test_a_request_to_end_reaches_a_waiting_worker(gateway: ServerUnderTest, at_once: bool, wanted: str) -> None:
     """It does not sleep on for twenty seconds first."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     waiting = asyncio.create_task(worker.claim(wait_s=WAIT_S))
-    await door.until(lambda: door.signal.waiting == 1)
+    await gateway.until(lambda: gateway.signal.waiting == 1)
     began = time.monotonic()
-    await door.store.request_termination(worker.id, "test", now_not_drain=at_once)
+    await gateway.store.request_termination(worker.id, "test", now_not_drain=at_once)
     answer = await waiting
     assert time.monotonic() - began < SOON_S
     assert (answer["tasks"], answer["wanted"]) == ([], wanted)
 
 
-async def test_a_server_that_stops_answers_who_waits(door: Door, postgres: EmbeddedPostgres, blobs: S3Blobs) -> None:
+async def test_a_server_that_stops_answers_who_waits(
+    gateway: ServerUnderTest, postgres: Database, blobs: S3Blobs
+) -> None:
     """Once, with nothing, and without asking the database again and again until the caller's time is up."""
     db, signal = await PostgresDb.open(postgres.url), WakeupHub()
     async with (
         serving(db, blobs, signal, Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, timeout=40) as client,
     ):
-        worker = dataclasses.replace(await door.worker(), client=client)
+        worker = dataclasses.replace(await gateway.worker(), client=client)
         waiting = asyncio.create_task(worker.claim(wait_s=WAIT_S))
-        await door.until(lambda: signal.waiting == 1)
+        await gateway.until(lambda: signal.waiting == 1)
         began = time.monotonic()
         signal.close()
         assert (await waiting)["tasks"] == []
@@ -139,36 +141,36 @@ async def test_a_server_that_stops_answers_who_waits(door: Door, postgres: Embed
 
 
 @pytest.mark.parametrize("woken", [False, True])
-async def test_a_caller_who_hangs_up_takes_no_task_along(door: Door, woken: bool) -> None:
+async def test_a_caller_who_hangs_up_takes_no_task_along(gateway: ServerUnderTest, woken: bool) -> None:
     """Its wait ends with the connection, and the next task goes to somebody who is there; a wake-up changes nothing."""
-    gone, here = await door.worker(pool="hang-up"), await door.worker(pool="hang-up")
-    async with httpx.AsyncClient(base_url=door.client.base_url) as client:
+    gone, here = await gateway.worker(pool="hang-up"), await gateway.worker(pool="hang-up")
+    async with httpx.AsyncClient(base_url=gateway.client.base_url) as client:
         body = {"p_worker_id": gone.id, "p_nonce": gone.nonce, "p_claim_no": 1, "p_batch": 1, "p_wait_s": WAIT_S}
         headers = {"Authorization": f"Bearer {gone.token}"}
         path = f"/rest/v1/rpc/{protocol.CLAIM}"
         lost = asyncio.create_task(client.post(path, json=body, headers=headers, timeout=WAIT_S))
-        await door.until(lambda: door.signal.waiting == 1)
+        await gateway.until(lambda: gateway.signal.waiting == 1)
         if woken:
-            door.signal.notify_worker(gone.id)  # it claims once more before it is known to have gone
+            gateway.signal.notify_worker(gone.id)  # it claims once more before it is known to have gone
         lost.cancel()
         await asyncio.gather(lost, return_exceptions=True)
-    await door.until(lambda: gone.id in door.unanswered)
-    (task_id,) = await door.submit("hang-up")
+    await gateway.until(lambda: gone.id in gateway.unanswered)
+    (task_id,) = await gateway.submit("hang-up")
     (task,) = (await here.claim(wait_s=WAIT_S))["tasks"]
     assert task["id"] == task_id
 
 
-async def test_a_lost_answer_is_given_again(door: Door) -> None:
+async def test_a_lost_answer_is_given_again(gateway: ServerUnderTest) -> None:
     """The same claim number after a broken connection gets the same task, not a second one."""
-    worker = await door.worker()
-    await door.submit(worker.pool, 2)
+    worker = await gateway.worker()
+    await gateway.submit(worker.pool, 2)
     first, again = await worker.claim(1), await worker.claim(1)
     assert first["tasks"] == again["tasks"]
     assert len(first["tasks"]) == 1
 
 
 async def test_a_claim_after_an_empty_one_goes_on_waiting(
-    door: Door, postgres: EmbeddedPostgres, blobs: S3Blobs
+    gateway: ServerUnderTest, postgres: Database, blobs: S3Blobs
 ) -> None:
     """The database is not asked again for what it has just said; two claims that find nothing ask it three times."""
     db = await Counted.open(postgres.url)
@@ -176,7 +178,7 @@ async def test_a_claim_after_an_empty_one_goes_on_waiting(
         serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,
         httpx.AsyncClient(base_url=url, timeout=40) as client,
     ):
-        worker = dataclasses.replace(await door.worker(), client=client)
+        worker = dataclasses.replace(await gateway.worker(), client=client)
         for number in (1, 2):
             assert (await worker.claim(number, wait_s=0.1))["tasks"] == []
         assert db.calls == 3
@@ -186,39 +188,39 @@ async def test_a_claim_after_an_empty_one_goes_on_waiting(
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_task_is_found_by_a_claim_that_went_on_waiting(door: Door, late: bool) -> None:
+async def test_a_task_is_found_by_a_claim_that_went_on_waiting(gateway: ServerUnderTest, late: bool) -> None:
     """Whether it came between the two claims or after the second began."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     assert (await worker.claim(1, wait_s=0.05))["tasks"] == []
-    before = door.signal.mark()
+    before = gateway.signal.mark()
     waiting = asyncio.create_task(worker.claim(2, wait_s=WAIT_S)) if late else None
     if waiting:
-        await door.until(lambda: door.signal.waiting == 1)
-    (task_id,) = await door.submit(worker.pool)
-    await door.until(lambda: door.signal.mark() > before)
+        await gateway.until(lambda: gateway.signal.waiting == 1)
+    (task_id,) = await gateway.submit(worker.pool)
+    await gateway.until(lambda: gateway.signal.mark() > before)
     began = time.monotonic()
     answer = await (waiting or worker.claim(2, wait_s=WAIT_S))
     assert time.monotonic() - began < SOON_S
     assert [task["id"] for task in answer["tasks"]] == [task_id]
 
 
-async def test_a_claim_that_went_on_waiting_hears_of_its_worker_s_end(door: Door) -> None:
+async def test_a_claim_that_went_on_waiting_hears_of_its_worker_s_end(gateway: ServerUnderTest) -> None:
     """An operator's wish between two claims is not slept over."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     await worker.claim(1, wait_s=0.05)
-    before = door.signal.mark()
-    await door.store.request_termination(worker.id, "test", now_not_drain=False)
-    await door.until(lambda: door.signal.mark() > before)
+    before = gateway.signal.mark()
+    await gateway.store.request_termination(worker.id, "test", now_not_drain=False)
+    await gateway.until(lambda: gateway.signal.mark() > before)
     began = time.monotonic()
     assert (await worker.claim(2, wait_s=WAIT_S))["wanted"] == protocol.DRAIN
     assert time.monotonic() - began < SOON_S
 
 
-async def test_a_spent_number_is_not_waited_for(door: Door) -> None:
+async def test_a_spent_number_is_not_waited_for(gateway: ServerUnderTest) -> None:
     """An agent that did not hear the empty answer asks again: nothing can come of that number, whatever is queued."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     assert not (await worker.claim(1, wait_s=0.05))["spent"]
-    await door.submit(worker.pool)
+    await gateway.submit(worker.pool)
     began = time.monotonic()
     again = await worker.claim(1, wait_s=WAIT_S)
     assert time.monotonic() - began < SOON_S

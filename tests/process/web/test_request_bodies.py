@@ -11,12 +11,13 @@ from decimal import Context, Decimal
 import pytest
 
 from orchestrator.core.states import State
-from orchestrator.web import gateway, request_bodies
+from orchestrator.web import gateway as gateway_module
+from orchestrator.web import request_bodies
 from orchestrator.web.errors import Refusal
 from orchestrator.web.request_bodies import MAX_BODY_BYTES, MAX_BYTES, MAX_DEPTH, MAX_NODES, check_size, parsed
 from orchestrator.web.token_buckets import WORKER_BYTES, Buckets, Rate
 from orchestrator.worker_tokens import mint
-from tests.process.web.builders import SECRET, Door, done
+from tests.process.web.builders import SECRET, Caller, ServerUnderTest, done
 from worker import protocol
 
 SLACK = 4.0  # times linear growth
@@ -90,10 +91,10 @@ def test_every_float_and_every_long_integer_of_a_usual_size_is_accepted(least: f
     assert parsed(json.dumps({"p_result_data": values}).encode()) == {"p_result_data": values}
 
 
-async def test_a_worker_is_told_which_numbers_are_too_long(door: Door) -> None:
+async def test_a_worker_is_told_which_numbers_are_too_long(gateway: ServerUnderTest) -> None:
     """What, why and how to change it; a number of 600 digits arrives."""
-    worker = await door.worker()
-    (task_id,) = await door.submit(worker.pool)
+    worker = await gateway.worker()
+    (task_id,) = await gateway.submit(worker.pool)
     await worker.claim()
     refused = await worker.call(protocol.COMPLETE, **done(task_id) | {"p_result_data": [9 * 10**1_100]})
     assert refused.status_code == 413
@@ -136,27 +137,27 @@ def test_a_body_costs_in_proportion_to_its_size(attack: Callable[[int], bytes]) 
 
 
 @pytest.mark.parametrize("function", sorted(set(MAX_BYTES) - {protocol.COMPLETE}))
-async def test_a_function_has_its_own_limit_of_bytes(door: Door, function: str) -> None:
+async def test_a_function_has_its_own_limit_of_bytes(gateway: ServerUnderTest, function: str) -> None:
     """What a pod says of itself is smaller than a result; one byte too many is refused unread."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     headers = {"Authorization": f"Bearer {worker.token}"}
     body = b"x" * (MAX_BYTES[function] + 1)
-    reply = await door.client.post(f"/rest/v1/rpc/{function}", content=body, headers=headers)
+    reply = await gateway.client.post(f"/rest/v1/rpc/{function}", content=body, headers=headers)
     assert reply.status_code == 413, reply.text
 
 
 @pytest.mark.parametrize("ended", ["terminated", "revoked"])
 async def test_a_large_body_of_a_revoked_token_is_not_parsed(
-    door: Door, monkeypatch: pytest.MonkeyPatch, ended: str
+    gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     """The database is asked first; a body that is not read cannot cost anything."""
     read: list[bytes] = []
-    monkeypatch.setattr(gateway, "parsed", read.append)
-    worker = await door.worker()
+    monkeypatch.setattr(gateway_module, "parsed", read.append)
+    worker = await gateway.worker()
     token = mint(SECRET, worker.id, "an older one" if ended == "revoked" else worker.jti, time.time(), 60)
     if ended == "terminated":
-        await door.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
-        await door.move(worker, (State.TERMINATING,), State.TERMINATED)
+        await gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+        await gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
     failure = {"code": "X", "message": "eyJ" * 30_000}
     reply = await worker.call(protocol.FAIL, token=token, p_task_id=str(uuid.uuid4()), p_attempt=1, p_failure=failure)
     assert (reply.status_code, reply.json()["code"]) == (
@@ -166,20 +167,24 @@ async def test_a_large_body_of_a_revoked_token_is_not_parsed(
     assert read == []
 
 
-async def test_a_worker_that_sends_too_much_is_told_to_try_again(door: Door) -> None:
-    """429, and another worker at the same address is served."""
-    worker, other = await door.worker(), await door.worker()
-    headers = {"Authorization": f"Bearer {worker.token}"}
+async def test_a_worker_that_sends_too_much_is_told_to_try_again(gateway: ServerUnderTest) -> None:
+    """429, and another worker at the same address is served, however much it sends."""
+    worker, other = await gateway.worker(), await gateway.worker()
+
+    async def send(sender: Caller) -> int:
+        headers = {"Authorization": f"Bearer {sender.token}"}
+        path, body = f"/rest/v1/rpc/{protocol.COMPLETE}", b" " * MAX_BODY_BYTES
+        return (await gateway.client.post(path, content=body, headers=headers)).status_code
+
     statuses = []
     for _ in range(int(WORKER_BYTES.burst) // MAX_BODY_BYTES * 4):
-        body = b" " * MAX_BODY_BYTES
-        reply = await door.client.post(f"/rest/v1/rpc/{protocol.COMPLETE}", content=body, headers=headers)
-        statuses.append(reply.status_code)
-        if reply.status_code == 429:
+        statuses.append(await send(worker))
+        if statuses[-1] == 429:
             break
     assert statuses[0] == 400
     assert statuses[-1] == 429
-    assert worker.id in door.unanswered  # it is alive all the same
+    assert worker.id in gateway.unanswered  # it is alive all the same
+    assert [await send(other) for _ in range(4)] == [400] * 4
     beat = await other.call(protocol.HEARTBEAT, p_tasks=[], p_health={}, p_logs={})
     assert beat.status_code == 200
 

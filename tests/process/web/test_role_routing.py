@@ -13,7 +13,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.observability.health import Health
 from orchestrator.ports import PortError
 from orchestrator.web.role_routing import RoleRoutedDb
-from testbed.services.postgres import EmbeddedPostgres
+from testbed.shared_services import Database
 from worker import protocol
 
 HELD = "select application_name, count(*) from pg_stat_activity where application_name in ('own', 'shared') group by 1"
@@ -34,7 +34,7 @@ def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-async def test_a_standbys_gateway_uses_the_only_connection(postgres: EmbeddedPostgres) -> None:
+async def test_a_standbys_gateway_uses_the_only_connection(postgres: Database) -> None:
     """It answers all the same; a leader's uses its own, and gives them back when it no longer leads."""
     health = Health(started_at_s=time.monotonic())
     shared = await PostgresDb.open(postgres.url, application_name="shared", pool_size=1)

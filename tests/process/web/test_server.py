@@ -1,4 +1,4 @@
-"""The door as it closes: answers under way are given, and one that takes too long does not become an error of ours."""
+"""How the server closes: pending answers are sent, and one that takes too long does not become an error of ours."""
 
 import asyncio
 import contextlib
@@ -23,13 +23,13 @@ IDLE, SLOW = "/idle", "/slow"
 
 
 class _House:
-    """A door with an endpoint whose answers take until they are let go."""
+    """A server with an endpoint whose answers wait until the test releases them."""
 
     def __init__(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.asked, self.let_go = threading.Event(), threading.Event()
-        self.door = GatewayServer("127.0.0.1", port, self._application)
+        self.gateway = GatewayServer("127.0.0.1", port, self._application)
 
     @asynccontextmanager
     async def _application(self, _: WakeupHub) -> AsyncIterator[Starlette]:
@@ -54,12 +54,12 @@ class _House:
 
 async def test_an_answer_under_way_is_given_although_the_door_closes() -> None:
     house = _House()
-    house.door.open()
+    house.gateway.open()
     async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
         await house.until_open(client)  # this connection stays open, and idle
         answer = asyncio.create_task(client.get(SLOW))
         assert await asyncio.to_thread(house.asked.wait, DEADLINE_S)
-        closing = asyncio.create_task(house.door.close(DEADLINE_S))
+        closing = asyncio.create_task(house.gateway.close(DEADLINE_S))
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 try:
@@ -71,24 +71,24 @@ async def test_an_answer_under_way_is_given_although_the_door_closes() -> None:
         house.let_go.set()
         assert (await answer).text == "done"
         await closing
-    assert house.door.closed.is_set()
+    assert house.gateway.closed.is_set()
 
 
 async def test_an_answer_that_takes_too_long_is_cut_off_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
     house = _House()
-    house.door.open()
+    house.gateway.open()
     try:
         async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
             await house.until_open(client)
             answer = asyncio.create_task(client.get(SLOW))
             assert await asyncio.to_thread(house.asked.wait, DEADLINE_S)
             with caplog.at_level(logging.WARNING):
-                await house.door.close(0.4)
-            assert not house.door.closed.is_set()
+                await house.gateway.close(0.4)
+            assert not house.gateway.closed.is_set()
             assert not answer.done()
             assert caplog.records == []
             answer.cancel()
     finally:
         house.let_go.set()
     async with asyncio.timeout(DEADLINE_S):
-        await house.door.closed.wait()
+        await house.gateway.closed.wait()

@@ -9,7 +9,7 @@ from orchestrator.core.states import State
 from orchestrator.web.token_renewal import Renewals
 from orchestrator.worker_tokens import CLOCK_LEEWAY_S, LIFE_S, InvalidToken, SigningKey, mint, verifier, verify
 from tests.db.privilege.rig import SIGNING_KEY
-from tests.process.web.builders import RENEWALS, SECRET, Door
+from tests.process.web.builders import RENEWALS, SECRET, ServerUnderTest
 from worker import protocol
 from worker.renewal import lifetime_s, unseal
 
@@ -30,9 +30,9 @@ def test_a_program_of_the_users_own_keeps_its_token() -> None:
     assert (lifetime_s(own.token("gpu-1", "j", 1e9)) or 0) > 300 * 24 * HOUR_S
 
 
-async def test_the_gateway_answers_a_renewal_at_once(door: Door) -> None:
+async def test_the_gateway_answers_a_renewal_at_once(gateway: ServerUnderTest) -> None:
     """The same jti, a later end; the earlier token stays valid, so a lost answer locks nobody out."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     before = worker.token
     said = (await worker.call(protocol.RENEW, token=before)).json()
     opened = unseal(RENEWALS.key_for(worker.id, worker.jti) or "", said["sealed"][0])
@@ -45,19 +45,19 @@ async def test_the_gateway_answers_a_renewal_at_once(door: Door) -> None:
         assert (await worker.call(protocol.HEARTBEAT, token=token, **BEAT)).status_code == 200
 
 
-async def test_nobody_renews_for_a_worker_that_has_ended_or_was_revoked(door: Door) -> None:
+async def test_nobody_renews_for_a_worker_that_has_ended_or_was_revoked(gateway: ServerUnderTest) -> None:
     """The database says so before a token is made; an earlier launch is fenced."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     reply = await worker.call(protocol.RENEW, p_nonce="an earlier launch")
     assert reply.json() == {"outcome": "fenced"}
-    await door.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
+    await gateway.move(worker, (State.ACTIVE,), State.ACTIVE, token_jti="another")
     reply = await worker.call(protocol.RENEW)
     assert (reply.status_code // 100, reply.json()["code"]) == (4, protocol.BAD_TOKEN)
 
 
-async def test_an_expired_token_renews_nothing(door: Door) -> None:
+async def test_an_expired_token_renews_nothing(gateway: ServerUnderTest) -> None:
     """It ends after the leeway for clocks, not before."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     late = mint(SECRET, worker.id, worker.jti, time.time() - LIFE_S - CLOCK_LEEWAY_S - 2)
     reply = await worker.call(protocol.RENEW, token=late)
     assert (reply.status_code, reply.json()["code"]) == (401, "PGRST301")

@@ -11,7 +11,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
-from tests.process.web.builders import Caller, Door, serving
+from tests.process.web.builders import Caller, ServerUnderTest, serving
 from worker import protocol
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # nothing listens on this port
@@ -36,13 +36,13 @@ async def test_a_worker_is_heard_although_the_database_says_nothing(blobs: S3Blo
     assert heard == ["gpu-heard"]
 
 
-async def test_a_worker_that_gave_up_waiting_was_heard(door: Door) -> None:
+async def test_a_worker_that_gave_up_waiting_was_heard(gateway: ServerUnderTest) -> None:
     """A claim that its caller leaves; one that was answered, or refused by the database, needs no such note."""
-    worker = await door.worker()
+    worker = await gateway.worker()
     await worker.claim()
     await worker.call(protocol.CLAIM, p_claim_no=0, p_batch=1, p_wait_s=0)
-    assert worker.id not in door.unanswered
+    assert worker.id not in gateway.unanswered
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await worker.claim(2, wait_s=20)
-    await door.until(lambda: worker.id in door.unanswered)
+    await gateway.until(lambda: worker.id in gateway.unanswered)

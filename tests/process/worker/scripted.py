@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any, Protocol, Self
 from orchestrator.pods.bundle import build_bundle
 from worker import protocol
 
-PATIENCE_S = 10.0  # for something that should happen well within a second
+PATIENCE_S = 60.0  # for something that should happen well within a second
 MANY = {protocol.COMPLETE_MANY, protocol.COMPLETE_AND_CLAIM}  # what an older gateway does not know
 TOKEN = "the-worker-token-of-this-test"
 
@@ -32,6 +33,7 @@ class Orchestrator:
         self.completed: dict[str, list[dict[str, Any]]] = {}
         self.failures: dict[str, list[dict[str, Any]]] = {}
         self.released: dict[str, str] = {}
+        self.requeues = False  # whether a released task is queued again
         self.objects: dict[str, bytes] = {}
         self.knows_conditions: bool | None = True  # None: the store refuses them as not implemented
         self.knows_checksums = True
@@ -39,9 +41,13 @@ class Orchestrator:
         self.wanted = protocol.RUN
         self.cancel: set[str] = set()
         self.fenced: set[str] = set()
+        self.stuck_s: float | None = (
+            None  # after so long without a sign of life a task is stuck; None: an older database
+        )
         self.led: bool | None = None  # whether somebody leads; None: a database that does not say
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
         self.refuse_results = False  # answer every completion with a 413
+        self.held_up: set[str] = set()  # tasks that a trigger of the database refuses to complete
         self.knows_many = True  # an older gateway knows no completion of many, and none that claims
         self.bucket_away = False  # answer every completion with a 503
         self.lose_replies_to: list[
@@ -54,6 +60,8 @@ class Orchestrator:
         self.tokens = {TOKEN}  # that are let in
         self.sealed: list[list[str]] = []  # the answers to renewals, in order; then none
         self.granted: dict[int, list[dict[str, Any]]] = {}  # by claim number
+        self.health: dict[str, Any] = {}  # the last p_health that was not null
+        self.healths: list[dict[str, Any] | None] = []  # each p_health as it was sent
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.up()
@@ -103,14 +111,15 @@ class Orchestrator:
         """Wait for something to have been said; returns it."""
         with self.changed:
             found = self.changed.wait_for(condition, timeout_s)
-            assert found, f"not within {timeout_s} s; said: {[name for name, _ in self.calls][-20:]}"
+            failed = [about for name, about in self.calls if name == "worker_fail"]
+            assert found, f"not within {timeout_s} s; failed: {failed}; said: {[name for name, _ in self.calls][-20:]}"
             return found
 
     def count(self, function: str) -> int:
         with self.changed:
             return sum(name == function for name, _ in self.calls)
 
-    def said(self, function: str) -> list[dict[str, Any]]:
+    def calls_of(self, function: str) -> list[dict[str, Any]]:
         with self.changed:
             return [args for name, args in self.calls if name == function]
 
@@ -127,6 +136,8 @@ class Orchestrator:
 
     def answer(self, function: str, args: dict[str, Any], gone: Callable[[], bool]) -> dict[str, Any]:
         with self.changed:
+            if function == protocol.HEARTBEAT:
+                self._note_health(args)
             self.calls.append((function, args))
             self.changed.notify_all()
             if function == protocol.CLAIM:
@@ -140,6 +151,16 @@ class Orchestrator:
                 protocol.FAIL: self._fail, protocol.RELEASE: self._release, protocol.GRANTS: self._grants,
                 protocol.RENEW: self._renew,
             }[function](args)  # fmt: skip
+
+    def _note_health(self, args: dict[str, Any]) -> None:
+        """Null means unchanged, as in the database: what is remembered of the call has the value that holds."""
+        self.healths.append(args["p_health"])
+        self.health = args["p_health"] = self.health if args["p_health"] is None else args["p_health"]
+
+    def findings(self) -> dict[str, dict[str, Any]]:
+        """The findings that the newest heartbeat reports, by code."""
+        with self.changed:
+            return {one["code"]: one for one in self.health.get(protocol.FINDINGS, [])}
 
     def _register(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"outcome": "ok", "wanted": self.wanted}
@@ -159,8 +180,12 @@ class Orchestrator:
         named = {task["id"] for task in args["p_tasks"]}
         return {
             "outcome": "ok", "wanted": self.wanted, "cancel": sorted(named & self.cancel),
-            "fenced": sorted(named & self.fenced), **({} if self.led is None else {"led": self.led}),
+            "fenced": sorted(named & self.fenced), **({} if self.stuck_s is None else {"stuck": self._stuck(args)}),
+            **({} if self.led is None else {"led": self.led}),
         }  # fmt: skip
+
+    def _stuck(self, args: dict[str, Any]) -> list[str]:
+        return [task["id"] for task in args["p_tasks"] if task.get("still_s", 0) >= (self.stuck_s or 0)]
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
         if args["p_task_id"] in self.fenced:
@@ -189,6 +214,8 @@ class Orchestrator:
 
     def _release(self, args: dict[str, Any]) -> dict[str, Any]:
         self.released[args["p_task_id"]] = args["p_reason"]
+        if self.requeues:
+            self.queued.append(self.running[args["p_task_id"]])
         self.changed.notify_all()
         return {"outcome": "ok"}
 
@@ -199,6 +226,13 @@ class Orchestrator:
         items = [{**item, "url": f"{self.url}/store/{item['key']}?signed=1", "location": f"s3://bucket/x/{item['key']}"}
                  for item in args["p_items"]]  # fmt: skip
         return {"outcome": "ok", "items": items, "refused": []}
+
+
+def _tasks_of(function: str, args: dict[str, Any]) -> set[str]:
+    """The tasks that a call completes."""
+    if function in MANY:
+        return {one["task_id"] for one in args["p_results"]}
+    return {args["p_task_id"]} if function == protocol.COMPLETE else set()
 
 
 class _Server(ThreadingHTTPServer):
@@ -248,6 +282,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if orchestrator.refuse_results and function in {protocol.COMPLETE, *MANY}:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
+            return
+        if named := orchestrator.held_up & _tasks_of(function, args):
+            with orchestrator.changed:
+                orchestrator.calls.append((function, args))
+                orchestrator.changed.notify_all()
+            self._reply(
+                *(400, {"code": "P0001", "message": "not now", "details": None, "hint": None})
+                if function in MANY
+                else (202, {"outcome": protocol.PENDING, "why": f"the database refuses {min(named)}"})
+            )
             return
         if function in MANY and not orchestrator.knows_many:
             self._reply(404, {"code": "PGRST202", "message": "no such function", "details": None, "hint": None})
@@ -362,6 +406,7 @@ class Pod:
     code: Mapping[str, str] = field(default_factory=dict)  # the user's files
     nonce: str = "launch-1"
     python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)  # in addition to that of the test
 
     def __post_init__(self) -> None:
         source = self.home / "source"
@@ -388,6 +433,7 @@ class Pod:
         done = subprocess.run(
             [self.python, "-I", pyz, *words, "--run-dir", f".orchestrator/run/{self.nonce}"],
             cwd=self.home, input=stdin, capture_output=True, text=True, timeout=30, check=False,
+            env={**os.environ, **self.env},
         )  # fmt: skip
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)

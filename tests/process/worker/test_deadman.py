@@ -15,8 +15,8 @@ import pytest
 from tests.process.emulator.build import emulated, ssh
 from tests.process.worker.scripted import Orchestrator, Pod, live, wait_for
 from worker import podstop
+from worker.agent_state import AgentState
 from worker.journal import Journal
-from worker.life import Life
 
 WORK = """
 import pathlib, os, time
@@ -181,28 +181,28 @@ def test_a_moment_without_a_leader_is_nothing(monkeypatch: pytest.MonkeyPatch) -
     """Nor is a hand-over, nor what an agent hears first when its pod has stood still."""
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    life = Life(deadman_s=900)
+    state = AgentState(deadman_s=900)
     for now_s, is_led in ((880.0, False), (890.0, False), (895.0, True), (1_900.0, False), (1_920.0, False)):  # noqa: B007
-        assert not life.led(is_led)
-    assert not life.leaving()
+        assert not state.note_leader(is_led)
+    assert not state.is_leaving()
     now_s = 1_940.0
-    assert life.led(False)
-    assert life.leaving()
-    assert life.ending is None
+    assert state.note_leader(False)
+    assert state.is_leaving()
+    assert state.ending is None
 
 
 def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result whose output only a leader could look for; a task that runs is not touched, however long it takes."""
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    life = Life(deadman_s=900)
-    life.running = life.hold({"id": "long", "attempt": 1})
+    state = AgentState(deadman_s=900)
+    state.running = state.hold({"id": "long", "attempt": 1})
     for now_s in (899.0, 900.0, 901.0, 5_000.0):  # noqa: B007
-        life.led(False)
-    assert (life.draining, life.deserted, life.ending) == (True, True, None)
-    life.running = None
-    life.led(False)
-    assert str(life.ending).startswith("dead-man's switch: nobody has led the fleet for 5000 s")
+        state.note_leader(False)
+    assert (state.draining, state.must_stop_pod, state.ending) == (True, True, None)
+    state.running = None
+    state.note_leader(False)
+    assert str(state.ending).startswith("dead-man's switch: nobody has led the fleet for 5000 s")
 
 
 async def test_an_agent_that_was_told_to_go_leaves_its_pod_alone(orchestrator: Orchestrator, tmp_path: Path) -> None:

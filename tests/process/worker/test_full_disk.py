@@ -14,7 +14,7 @@ from tests.process.worker.scripted import Orchestrator, Pod, live
 from worker import protocol, usercode
 from worker.config import RunDir
 from worker.journal import Journal
-from worker.output import Output
+from worker.output import HandlerOutput
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC
 TALKATIVE = """
@@ -37,7 +37,7 @@ def with_full_log(pod: Pod) -> None:
 
 def dropped(orchestrator: Orchestrator) -> int:
     """What the newest heartbeat says of dropped output."""
-    beats = orchestrator.said(protocol.HEARTBEAT)
+    beats = orchestrator.calls_of(protocol.HEARTBEAT)
     return int(beats[-1]["p_health"].get("output_dropped_bytes", 0)) if beats else 0
 
 
@@ -74,7 +74,7 @@ def test_the_log_says_how_much_was_dropped_once_there_is_room(tmp_path: Path) ->
     """What was written before and after stays; between them stands the number of bytes that are missing."""
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     full = os.open(FULL, os.O_WRONLY)
-    output = Output(os.dup(log))
+    output = HandlerOutput(os.dup(log))
     output.write(b"before\n")
     os.dup2(full, output.fileno())
     output.write(b"0123456789")

@@ -108,7 +108,7 @@ def test_start_again_after_a_crash(orchestrator: Orchestrator, pod: Pod) -> None
     assert (status, second["pid"] != first["pid"]) == (0, True)
     orchestrator.submit("again", "quick")
     orchestrator.completion("again")
-    numbers = [call["p_claim_no"] for call in orchestrator.said(protocol.CLAIM)]
+    numbers = [call["p_claim_no"] for call in orchestrator.calls_of(protocol.CLAIM)]
     assert numbers == sorted(numbers)
 
 
@@ -148,6 +148,15 @@ def test_setup_runs_once_per_pod(make_pod: Callable[..., Pod]) -> None:
     pod.nonce = "launch-2"
     pod.start(HANDLERS, setup_command=command)
     assert (pod.home / "ran").read_text() == "x\n"
+    pod.stop()
+
+
+def test_setup_may_install_into_the_pods_python(make_pod: Callable[..., Pod]) -> None:
+    """Pip may change an externally managed Python (PEP 668), unless WORKER_ENV says otherwise."""
+    pod = make_pod({"work.py": WORK})
+    command = f"echo $PIP_BREAK_SYSTEM_PACKAGES $PIP_DISABLE_PIP_VERSION_CHECK > {pod.home}/said"
+    pod.start(HANDLERS, setup_command=command, env={"PIP_DISABLE_PIP_VERSION_CHECK": "0"})
+    assert (pod.home / "said").read_text() == "1 0\n"
     pod.stop()
 
 
@@ -214,7 +223,7 @@ def test_stop_ends_even_a_frozen_agent(orchestrator: Orchestrator, pod: Pod, gat
     os.kill(line["pid"], signal.SIGSTOP)
     assert pod.stop(grace_s=0.3) == {"stopped": True}
     assert not live([line["pid"], *pids])
-    assert pod.stop(grace_s=0.3) == {"stopped": True}  # and again is fine
+    assert pod.stop(grace_s=0.3) == {"stopped": True, "exit": "MANUAL"}  # and again is fine
 
 
 def test_a_start_that_comes_after_the_stop_starts_nothing(orchestrator: Orchestrator, pod: Pod) -> None:
@@ -301,8 +310,8 @@ def test_result_is_kept_while_the_bucket_is_away(orchestrator: Orchestrator, pod
     orchestrator.submit("kept", "quick")
     orchestrator.until(
         lambda: any(
-            "not yet heard: try" in ((task.get("progress") or {}).get("message") or "")
-            for beat in orchestrator.said(protocol.HEARTBEAT)
+            "not yet acknowledged: try" in ((task.get("progress") or {}).get("message") or "")
+            for beat in orchestrator.calls_of(protocol.HEARTBEAT)
             for task in beat["p_tasks"]
         )
     )
@@ -345,7 +354,7 @@ def test_lost_reply(orchestrator: Orchestrator, pod: Pod, gate: Gate, function: 
     pod.start(HANDLERS)
     orchestrator.completion("once")
     orchestrator.until(lambda: orchestrator.count(protocol.CLAIM) >= 2)
-    first, second = orchestrator.said(function)[:2]
+    first, second = orchestrator.calls_of(function)[:2]
     assert first == second
     assert wait_for(lambda: pod.events("task_reported"))[0]["outcome"] in {"ok", "already"}
     assert len(pod.events("task_claimed")) == 1
@@ -374,7 +383,7 @@ def test_fenced_result_is_dropped(orchestrator: Orchestrator, pod: Pod, gate: Ga
     orchestrator.submit("fresh", "quick")
     orchestrator.completion("fresh")
     assert "stale" not in orchestrator.completed
-    said = [call["p_results"] for call in orchestrator.said(protocol.COMPLETE_AND_CLAIM)]
+    said = [call["p_results"] for call in orchestrator.calls_of(protocol.COMPLETE_AND_CLAIM)]
     assert [[one["task_id"] for one in results] for results in said] == [["stale"], ["fresh"]]
     assert pod.events("task_reported")[0]["outcome"] == "fenced"
 
@@ -408,13 +417,13 @@ def test_own_program_is_supervised(orchestrator: Orchestrator, make_pod: Callabl
     """A program of one's own gets identity and a token file, is kept by heartbeats, and its end is reported."""
     pod = make_pod({"program.py": PROGRAM})
     pod.start(start_command=f"exec {pod.python} program.py {gate.params['gate']}")
-    beats = orchestrator.said
+    beats = orchestrator.calls_of
     orchestrator.until(lambda: {"program": {"running": True}} in [x["p_health"] for x in beats(protocol.HEARTBEAT)])
     wait_for(lambda: "id gpu-2026" in pod.log("handler"))
     assert f"api http:// token {len(TOKEN)}" in pod.log("handler")
     gate.open()
     assert pod.ended() == "the handler's process ended with status 5"
-    last = orchestrator.said(protocol.HEARTBEAT)[-1]["p_health"]["program"]
+    last = orchestrator.calls_of(protocol.HEARTBEAT)[-1]["p_health"]["program"]
     assert last == {"running": False, "status": 5, "exit_class": "exception"}
     assert orchestrator.count(protocol.CLAIM) == 0
 

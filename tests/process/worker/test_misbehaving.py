@@ -95,7 +95,7 @@ def test_only_regular_files_are_uploaded(orchestrator: Orchestrator, make_pod: C
     pod.start({name: f"odd:{name}"})
     orchestrator.submit("t", name)
     failure = orchestrator.failure("t")
-    assert "no regular file" in failure["message"]
+    assert "not a regular file" in failure["message"]
     assert failure["point"] == "Completion"
 
 
@@ -106,7 +106,7 @@ def test_a_large_result_is_refused_on_the_pod(orchestrator: Orchestrator, make_p
     orchestrator.submit("t", "large")
     failure = orchestrator.failure("t")
     assert (failure["code"], failure["point"], failure["retryable"]) == ("RESULT_REFUSED", "Completion", False)
-    assert "at most 1048576" in failure["message"]
+    assert "more than 1048576" in failure["message"]
     orchestrator.submit("loud", "loud")
     assert orchestrator.failure("loud")["code"] == "HANDLER_ERROR"
 
@@ -126,14 +126,13 @@ LEFT = {
     "link": ("ln -s /etc/hostname output/name", "leaves the task's folder"),
     "linked folder": ("ln -s /etc output/etc", "leaves the task's folder"),
     "whole folder": ("rmdir output && ln -s /etc output", "leaves the task's folder"),
-    "pipe": ("mkfifo output/pipe", "no regular file"),
-    "many": ("cd output && seq 1 2001 | xargs touch", "more than 2000 files"),
+    "pipe": ("mkfifo output/pipe", "not a regular file"),
 }
 
 
 @pytest.mark.parametrize("left", LEFT)
 def test_what_a_command_leaves_is_bounded(orchestrator: Orchestrator, make_pod: Callable[..., Pod], left: str) -> None:
-    """Links that leave the task's folder, and files without end, are refused before one is stored."""
+    """Links that leave the task's folder, and what is no file, are refused before one is stored."""
     script, why = LEFT[left]
     pod = make_pod({"job.sh": f"#!/bin/sh\n{script}\n"})
     pod.start({"job": "cmd:./job.sh"})

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.ports import Upload
+from orchestrator.outputs import Upload
 from tests.process.worker.scripted import Orchestrator, Pod
-from worker import protocol, transfers
-from worker.transfers import Door, TransferError, Unserved
+from worker import protocol, transfer_loop
+from worker.transfer_errors import TransferError, Unserved
+from worker.transfers import Transfers
 
 STORING = """
 def store(params, task):
@@ -62,9 +63,9 @@ class Asked:
         return {"items": [granted]}
 
 
-def door(orchestrator: Orchestrator, directory: Path, clock: Clock) -> tuple[Door, Asked]:
+def transfers_with(orchestrator: Orchestrator, directory: Path, clock: Clock) -> tuple[Transfers, Asked]:
     asked = Asked(orchestrator)
-    return Door(asked, "t", directory, patience_s=60, clock=clock), asked  # type: ignore[arg-type]
+    return Transfers(asked, "t", directory, patience_s=60, clock=clock), asked  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,11 @@ def test_an_upload_waits_out_thirty_minutes_without_the_store(
             orchestrator.store_says = None
 
     clock = Clock(passed)
-    one, asked = door(orchestrator, tmp_path, clock)
+    one, asked = transfers_with(orchestrator, tmp_path, clock)
     (tmp_path / "result").write_bytes(b"kept")
     assert one.put("outputs/t/1/result", tmp_path / "result") == ("s3://bucket/x/outputs/t/1/result", 4)
     assert orchestrator.objects == {"outputs/t/1/result": b"kept"}
-    waits = [message for message in asked.told if message["why"]]
+    waits = [message for message in asked.told if message.get("why")]
     assert asked.grants == len(waits) + 1
     assert OUTAGE_S / 10 > len(waits) > OUTAGE_S / 20  # every 15 s or so, and not thousands of times
     assert says[1] in waits[-1]["why"]
@@ -96,10 +97,10 @@ def test_a_refusal_names_what_the_operator_must_check(orchestrator: Orchestrator
     """A 403 is a matter of keys and policies; nobody should look for it in the handler."""
     orchestrator.store_says = (403, "InvalidAccessKeyId")
     clock = Clock(lambda seconds: setattr(orchestrator, "store_says", None) if seconds > 60 else None)
-    one, asked = door(orchestrator, tmp_path, clock)
+    one, asked = transfers_with(orchestrator, tmp_path, clock)
     (tmp_path / "result").write_bytes(b"kept")
     one.put("outputs/t/1/result", tmp_path / "result")
-    [first, *_] = [message["why"] for message in asked.told if message["why"]]
+    [first, *_] = [message["why"] for message in asked.told if message.get("why")]
     assert "the operator must check S3_BUCKET" in first
     assert "InvalidAccessKeyId" in first
 
@@ -111,11 +112,11 @@ def test_an_error_of_the_request_itself_is_not_waited_for(
     """An input that is not there, or a file that is too large, fails the attempt after a few tries."""
     orchestrator.store_says = says
     clock = Clock()
-    one, _ = door(orchestrator, tmp_path, clock)
+    one, _ = transfers_with(orchestrator, tmp_path, clock)
     with pytest.raises(TransferError, match=says[1]) as failed:
-        one.get("s3://bucket/x/outputs/other/1/o", "other", tmp_path / "o")
+        one.get_all([("s3://bucket/x/outputs/other/1/o", tmp_path / "o", None)], "other")
     assert not failed.value.outage
-    assert orchestrator.store_asked == transfers.WRONG_TRIES
+    assert orchestrator.store_asked == transfer_loop.WRONG_TRIES
 
 
 def test_a_wait_ends_when_the_disk_is_full(
@@ -123,8 +124,8 @@ def test_a_wait_ends_when_the_disk_is_full(
 ) -> None:
     """A result is kept as long as the disk has room; then the task is handed back, and the reason is said."""
     orchestrator.store_says = (503, "SlowDown")
-    monkeypatch.setattr(transfers, "ROOM_BYTES", 1 << 60)
-    one, _ = door(orchestrator, tmp_path, Clock())
+    monkeypatch.setattr(transfer_loop, "ROOM_BYTES", 1 << 60)
+    one, _ = transfers_with(orchestrator, tmp_path, Clock())
     (tmp_path / "result").write_bytes(b"kept")
     with pytest.raises(Unserved, match="disk is full"):
         one.put("outputs/t/1/result", tmp_path / "result")
@@ -141,7 +142,7 @@ def test_waiting_for_the_store_stops_the_clock_of_the_task(
     orchestrator.until(lambda: orchestrator.store_asked)
     began = time.monotonic()
     orchestrator.until(lambda: time.monotonic() - began > 3)
-    beats = [beat for beat in orchestrator.said(protocol.HEARTBEAT) if beat["p_health"].get("store")]
+    beats = [beat for beat in orchestrator.calls_of(protocol.HEARTBEAT) if beat["p_health"].get("store")]
     said = {beat["p_tasks"][0]["progress"]["message"] for beat in beats}
     assert len(said) >= 2, said
     assert all("waits for the store since" in text for text in said)
@@ -150,7 +151,7 @@ def test_waiting_for_the_store_stops_the_clock_of_the_task(
     assert orchestrator.failures == {}
     calls = orchestrator.count(protocol.HEARTBEAT)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT) > calls + 1)
-    assert not orchestrator.said(protocol.HEARTBEAT)[-1]["p_health"].get("store")
+    assert not orchestrator.calls_of(protocol.HEARTBEAT)[-1]["p_health"].get("store")
 
 
 def test_a_pod_that_is_drained_while_it_waits_hands_its_task_back(
@@ -177,7 +178,7 @@ def test_a_result_that_the_bucket_cannot_show_yet_is_handed_back_at_the_end(
     pod.start({"store": "storing:store"}, deadman_s=0.5)
     orchestrator.submit("kept", "store")
     orchestrator.until(lambda: orchestrator.count(protocol.COMPLETE) > 3)
-    assert any(beat["p_health"].get("store") for beat in orchestrator.said(protocol.HEARTBEAT))
+    assert any(beat["p_health"].get("store") for beat in orchestrator.calls_of(protocol.HEARTBEAT))
     orchestrator.tell(wanted=protocol.STOP)
     orchestrator.until(lambda: orchestrator.released)
     assert list(orchestrator.released) == ["kept"]
@@ -188,11 +189,11 @@ def test_an_orchestrator_that_grants_nothing_for_too_long_costs_no_attempt(
 ) -> None:
     """An outage of the gateway is bounded; what runs out of it is handed back uncounted."""
 
-    class Silent(Asked):
+    class SilentChannel(Asked):
         def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             return {"error": "no database", "final": False}
 
-    one = Door(Silent(orchestrator), "t", tmp_path, patience_s=60, clock=Clock())  # type: ignore[arg-type]
+    one = Transfers(SilentChannel(orchestrator), "t", tmp_path, patience_s=60, clock=Clock())  # type: ignore[arg-type]
     (tmp_path / "result").write_bytes(b"kept")
     with pytest.raises(Unserved, match="no grant within 60 s"):
         one.put("outputs/t/1/result", tmp_path / "result")

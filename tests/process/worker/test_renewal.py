@@ -43,7 +43,7 @@ def test_the_next_token_is_used_and_kept(orchestrator: Orchestrator, make_pod: P
 
 
 def test_an_answer_that_holds_no_token_changes_nothing(orchestrator: Orchestrator, make_pod: PodMaker) -> None:
-    """Nothing, or what another key sealed: the agent goes on with its token and says why."""
+    """Nothing, or what another key sealed: the agent goes on with its token, says why, and pauses."""
     token = _old()
     orchestrator.tokens |= {token}
     orchestrator.sealed = [RENEWALS.sealed(WORKER, "another jti", time.time())]
@@ -53,6 +53,7 @@ def test_an_answer_that_holds_no_token_changes_nothing(orchestrator: Orchestrato
     count = orchestrator.count(protocol.HEARTBEAT)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT) > count + 2)
     assert orchestrator.bearers[-1] == token
+    assert orchestrator.count(protocol.RENEW) == 1  # the next try is after RETRY_S, not with the next heartbeat
 
 
 def test_nobody_asks_before_half_of_the_life_or_without_a_key(orchestrator: Orchestrator, make_pod: PodMaker) -> None:

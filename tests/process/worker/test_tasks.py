@@ -1,5 +1,6 @@
 """A task is claimed, run in a warm child, its outputs stored, its result delivered."""
 
+import itertools
 import json
 from collections.abc import Callable
 
@@ -53,6 +54,25 @@ def join(params, task):
 def read(params, task):
     return {"text": task.dependencies[0].download().read_text()}
 """
+
+
+TRACED = """
+import os
+
+def seen(params, task):
+    return {"task": task.traceparent, "environment": os.environ.get("TRACEPARENT")}
+"""
+
+
+def test_a_handler_gets_the_trace_of_its_task_alone(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """In the task, in the environment, and in the input of a command; the next task of the process has none."""
+    command = """cmd:python3 -c 'import json, os, sys; t = json.load(sys.stdin); print(json.dumps({"task": t["traceparent"], "environment": os.environ.get("TRACEPARENT")}))'"""  # noqa: E501
+    pod = make_pod({"traced.py": TRACED})
+    pod.start(handlers={"traced": "traced:seen", "command": command})
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    for number, (kind, given) in enumerate(itertools.product(("traced", "command"), (trace, None))):
+        orchestrator.submit(f"t{number}", kind, {}, traceparent=given)
+        assert orchestrator.completion(f"t{number}")["p_result_data"] == {"task": given, "environment": given}
 
 
 def test_three_tasks_load_their_module_once(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
@@ -111,16 +131,13 @@ def test_progress_and_leases_during_a_long_handler(orchestrator: Orchestrator, m
     pod.start({"slow": "various:slow"}, heartbeat_s=0.1)
     orchestrator.submit("long", "slow", {"seconds": 0.8}, attempt=3)
 
-    def beats() -> list[dict[str, object]]:
-        return [beat for beat in orchestrator.said(protocol.HEARTBEAT) if beat["p_tasks"]]
-
     orchestrator.completion("long")
-    assert len(beats()) >= 4
-    assert beats()[-1]["p_tasks"] == [
-        {"id": "long", "attempt": 3, "progress": {"fraction": 0.25, "message": "a quarter"}}
-    ]
-    sizes = beats()[-1]["p_logs"]
-    assert isinstance(sizes, dict)
+    beats = [beat for beat in orchestrator.calls_of(protocol.HEARTBEAT) if beat["p_tasks"]]
+    assert len(beats) >= 4
+    (task,) = beats[-1]["p_tasks"]
+    assert task.pop("still_s") < 2
+    assert task == {"id": "long", "attempt": 3, "progress": {"fraction": 0.25, "message": "a quarter"}}
+    sizes = beats[-1]["p_logs"]
     assert set(sizes) == set(protocol.STREAMS)
     assert sizes["agent"] > 0
 
@@ -155,7 +172,7 @@ def test_dependencies_are_downloaded(orchestrator: Orchestrator, make_pod: Calla
 
 
 def test_missing_dependency_fails_the_task(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
-    """A dependency without an output fails the task at completion's door, with the dependency named."""
+    """A dependency without an output fails the task at its completion, with the dependency named."""
     pod = make_pod({"various.py": VARIOUS})
     pod.start({"read": "various:read"})
     gone = {"id": "gone", "task_type": "x", "output_location": None, "result_data": None}
@@ -182,6 +199,7 @@ echo '{"answer": 42}'
     given = json.loads(orchestrator.objects["outputs/shell/1/given.json"])
     assert given == {
         "id": "shell", "task_type": "job", "attempt": 1, "params": {"text": "it's \"quoted\""}, "dependencies": [],
+        "traceparent": None,
     }  # fmt: skip
     assert "working\n" in pod.log("handler")
 

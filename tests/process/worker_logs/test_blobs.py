@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -51,11 +53,27 @@ async def test_presigned_urls_carry_an_object_both_ways(blobs: S3Blobs) -> None:
     """A pod without S3 keys can put and fetch with what it was given, and with nothing less."""
     content = os.urandom(100_000)
     async with httpx.AsyncClient() as http:
-        assert (await http.put(blobs.sign_put("by/url", expires_s=60), content=content)).status_code == 200
-        assert (await http.get(blobs.sign_get("by/url", expires_s=60))).content == content
-        assert (await http.get(blobs.sign_get("by/url", expires_s=60).split("?")[0])).status_code == 403
-        assert (await http.put(blobs.sign_get("by/url", expires_s=60), content=b"x")).status_code == 403
+        assert (await http.put(blobs.sign("PUT", "by/url", expires_s=60), content=content)).status_code == 200
+        assert (await http.get(blobs.sign("GET", "by/url", expires_s=60))).content == content
+        assert (await http.get(blobs.sign("GET", "by/url", expires_s=60).split("?")[0])).status_code == 403
+        assert (await http.put(blobs.sign("GET", "by/url", expires_s=60), content=b"x")).status_code == 403
     assert await blobs.get("by/url") == content
+
+
+async def test_uploads_that_nobody_completes_are_aborted_once_they_are_old(blobs: S3Blobs) -> None:
+    """Those below the prefix alone, and not the young ones: an agent may still be at them."""
+    now = datetime.now(UTC)
+    async with httpx.AsyncClient() as http:
+        for key in ("outputs/t/film", "elsewhere/film"):
+            url = blobs.sign("POST", key, expires_s=60, query={"uploads": ""})
+            upload_id = re.findall("<UploadId>(.*)</UploadId>", (await http.post(url)).text)[0]
+            part = {"uploadId": upload_id, "partNumber": "1"}
+            url = blobs.sign("PUT", key, expires_s=60, query=part)
+            assert (await http.put(url, content=b"x")).status_code == 200
+    assert await blobs.abort_uploads("outputs/", older_than=now - timedelta(hours=1)) == 0
+    assert await blobs.abort_uploads("outputs/", older_than=now + timedelta(hours=1)) == 1
+    assert await blobs.abort_uploads("outputs/", older_than=now + timedelta(hours=1)) == 0
+    assert await blobs.abort_uploads("elsewhere/", older_than=now + timedelta(hours=1)) == 1
 
 
 async def test_a_location_names_its_key_and_no_other_bucket_or_prefix(blobs: S3Blobs) -> None:

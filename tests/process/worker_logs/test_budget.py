@@ -14,6 +14,7 @@ import pytest
 from orchestrator.core.model import Worker
 from orchestrator.core.states import Stage, State
 from orchestrator.worker_logs import budget, schedule
+from orchestrator.worker_logs.pod_files import PodFiles
 from orchestrator.worker_logs.schedule import LogSchedule
 from orchestrator.worker_logs.shipper import PIECE_BYTES
 from tests.process.bringup.relay import _LetIn
@@ -94,7 +95,10 @@ async def test_beyond_its_bytes_an_hour_a_worker_s_logs_wait(hauling: Hauling, m
         with pytest.raises(budget.BudgetSpent, match=f"{PIECE_BYTES} bytes wait"):
             await shipper.ship(term, hauling.worker)
     assert [row["last"] for row in await hauling.pieces("handler")] == [PIECE_BYTES]
-    clock.append(budget.HOUR_S)
+    clock.append(budget.HOUR_S / 2)  # half of the share has come back
+    with pytest.raises(budget.BudgetSpent):
+        await shipper.ship(term, hauling.worker)
+    clock.append(budget.HOUR_S / 2)
     assert await shipper.ship(term, hauling.worker) == PIECE_BYTES
     assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
 
@@ -107,7 +111,7 @@ async def test_at_the_end_what_the_budget_does_not_allow_is_declared_lost_with_i
     monkeypatch.setattr(budget, "LOG_BYTES_PER_HOUR", PIECE_BYTES + 100)
     hauling.write("handler", 2 * PIECE_BYTES + 7)
     hauling.write("agent", 50)
-    monkeypatch.setattr(type(hauling.shipper()), "_stop", _nothing_to_stop)
+    monkeypatch.setattr(PodFiles, "stop", _nothing_to_stop)
     lost = await hauling.shipper().finish(hauling.rig.term, hauling.worker, reachable=True)
     assert lost == PIECE_BYTES + 7
     kept, known, open_end = await hauling.pieces("handler")

@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 import orchestrator.worker_logs.shipper as shipping
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.pods import agent_commands
 from orchestrator.ports import NotLeader, PortError, Unavailable
 from orchestrator.worker_logs.shipper import PIECE_BYTES
@@ -59,8 +60,8 @@ async def test_what_is_in_s3_gives_its_room_on_the_pod_back(
     hauling: Hauling, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the newest of it, under the same offsets; what comes next is shipped as ever, by a new process too."""
-    monkeypatch.setattr(shipping, "CUT_BYTES", 1 << 20)
-    monkeypatch.setattr(shipping, "NEAR_BYTES", 1 << 18)
+    monkeypatch.setattr(shipping, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(shipping, "KEEP_BYTES", 1 << 18)
     file, shipper, written = hauling.file("handler"), hauling.shipper(), b""
     for size in (3 << 20, 100, 2 << 20, 1_000):
         shipper = hauling.shipper() if size == 1_000 else shipper
@@ -80,8 +81,8 @@ async def test_where_no_room_can_be_given_back_the_logs_go_out_all_the_same(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tool is not on every image, and not every file system can do it."""
-    monkeypatch.setattr(shipping, "CUT_BYTES", 1)
-    monkeypatch.setattr(shipping, "NEAR_BYTES", 0)
+    monkeypatch.setattr(shipping, "FREE_BYTES", 1)
+    monkeypatch.setattr(shipping, "KEEP_BYTES", 0)
     monkeypatch.setattr(agent_commands, "cut_command", lambda *_: "no-such-tool")
     shipper = hauling.shipper()
     for _ in range(2):
@@ -221,7 +222,7 @@ async def test_what_went_with_its_host_is_declared_with_its_size(hauling: Haulin
 
 async def test_a_launch_that_ended_before_anything_of_it_was_shipped_is_declared_too(hauling: Hauling) -> None:
     """Its row remembers it: neither the ledger nor a heartbeat has ever named it."""
-    hauling.worker = replace(hauling.worker, metadata={"launches": ["an-earlier-launch"]})
+    hauling.worker = replace(hauling.worker, metadata=WorkerMetadata(launches=("an-earlier-launch",)))
     await hauling.sshd.stop()
     await hauling.shipper().finish(hauling.rig.term, hauling.worker, reachable=False)
     for stream in STREAMS:

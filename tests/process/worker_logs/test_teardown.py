@@ -16,7 +16,7 @@ from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.core.actions import Delete, Flush, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import UNREACHED, Worker
+from orchestrator.core.model import Worker
 from orchestrator.core.pod_tracking import LISTING_LAG_S
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.pods import final_snapshot
@@ -132,7 +132,7 @@ async def test_a_failed_worker_is_not_waited_for(hauling: Hauling) -> None:
 async def test_the_end_of_a_stuck_worker_says_for_how_long_a_task_may_stand_still(hauling: Hauling) -> None:
     """Which of its tasks did is asked of the database, when they are taken from it."""
     await teardown(hauling, task_stuck_s=900).begin(hauling.rig.term, end(hauling, ExitCause.TASK_STUCK))
-    assert (await now(hauling)).metadata["stuck_s"] == 900
+    assert (await hauling.rig.row(hauling.worker.id))["metadata"]["stuck_s"] == 900
 
 
 async def test_a_flush_says_how_much_is_left_and_its_deadline_stays(hauling: Hauling) -> None:
@@ -213,7 +213,7 @@ async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> No
     """Running at first; ended, with its own words, once it was stopped."""
     worker, sshd = await rig.worker()
     await rig.bring_up().bring_up(rig.term, worker)
-    rig.install(sshd, "nvidia-smi", SMI)  # answers the look's query alone: the climb asks for more
+    rig.install(sshd, "nvidia-smi", SMI)  # answers the look's query alone: the bring-up asks for more
     worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     assert rig.lines is not None
     seen = await final_snapshot.look(rig.lines, worker)
@@ -286,7 +286,7 @@ async def test_a_last_look_that_sees_nothing_does_not_keep_a_pod_without_an_agen
     row = await rig.row(worker.id)
     kept = row["metadata"]["last_snapshot"]
     assert (row["stage"], kept["known"], len(sshd.commands)) == (Stage.DELETING, False, asked)
-    assert kept["why"].startswith("Refused" if how == "gone" else "HOST_KEY_CHANGED")
+    assert kept["why"].startswith("ConnectionRefused" if how == "gone" else "HOST_KEY_CHANGED")
 
 
 async def test_a_pod_that_ssh_never_reached_is_not_looked_at(rig: Rig) -> None:
@@ -380,7 +380,7 @@ async def test_tries_that_reach_nobody_are_counted_and_a_bucket_that_is_away_is_
         await (hauling.sshd.start() if reachable else hauling.sshd.stop())
         with pytest.raises(Unavailable):
             await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "done"), await now(hauling))
-        counts.append((await now(hauling)).metadata[UNREACHED])
+        counts.append((await now(hauling)).metadata.unreached)
     assert counts == [1, 2, 0]
     assert (await now(hauling)).stage is Stage.FLUSHING
 

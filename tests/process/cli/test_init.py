@@ -1,0 +1,160 @@
+"""`init`: against a database, a bucket and a provider that are there, with and without a terminal."""
+
+import asyncio
+import os
+import pty
+import re
+import select
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from testbed.runpod.server import Emulator
+from testbed.shared_services import Database
+from tests.process.cli.builders import INHERITED, PROGRAM, Ran, run
+
+ANSWER_TIMEOUT_S = 60.0
+Answer = tuple[str, str]  # what the program asks, what the person types
+
+
+@pytest.fixture(scope="session")
+async def emulator(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Emulator]:
+    """A provider."""
+    async with Emulator(tmp_path_factory.mktemp("init") / "pods", boot_s=(0.1, 0.2)) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def given(postgres: Database, emulator: Emulator, s3_environment: Mapping[str, str]) -> dict[str, str]:
+    """The four things that `init` asks for, and where the provider is."""
+    provider = {"RUNPOD_API_BASE_URL": emulator.url, "RUNPOD_API_KEY": emulator.api_key}
+    return {"DATABASE_URL": postgres.url, **s3_environment, **provider}
+
+
+async def program(folder: Path, *arguments: str, **environment: str) -> Ran:
+    """`python -m orchestrator …` in a directory."""
+    return await run(*PROGRAM, *arguments, cwd=folder, environment=environment)
+
+
+async def test_without_a_terminal_it_takes_all_answers_from_the_environment(
+    tmp_path: Path, given: dict[str, str]
+) -> None:
+    """It writes a private .env with which every command works; it replaces nothing without --force."""
+    made = await program(tmp_path, "init", "--no-input", "--worker-api-url", "https://pods.example.com", **given)
+    assert made.code == 0, made.err
+    assert stat.S_IMODE((tmp_path / ".env").stat().st_mode) == 0o600
+    text = (tmp_path / ".env").read_text()
+    assert re.search(r"^WORKER_JWT_SECRET=[0-9a-f]{64}$", text, re.MULTILINE)
+    assert re.search(r"^METRICS_TOKEN=[0-9a-f]{64}$", text, re.MULTILINE)
+    assert "WORKER_API_URL=https://pods.example.com\n" in text
+    secrets = [given["AWS_SECRET_ACCESS_KEY"], given["RUNPOD_API_KEY"], "PRIVATE KEY-----"]
+    assert not [one for one in secrets if one in made.out + made.err]
+    checked = await program(tmp_path, "doctor", "settings", "database", "runpod", "ssh", "s3")
+    assert checked.code == 0, checked.out
+    assert re.search(r"^ok   ssh +3 checks: ssh-ed25519 ", checked.out, re.MULTILINE)
+    again = await program(tmp_path, "init", "--no-input", **given)
+    assert again.code == 2
+    assert ".env exists" in again.err
+    assert (tmp_path / ".env").read_text() == text
+    replaced = await program(tmp_path, "init", "--no-input", "--force")  # its own .env answers
+    assert replaced.code == 0, replaced.err
+    assert (tmp_path / ".env").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("DATABASE_URL", "postgresql://127.0.0.1:1/none", "it does not let us in"),
+        ("RUNPOD_API_KEY", "rpa_wrong", "RunPod refuses the API key"),
+        ("S3_BUCKET", "no-such-bucket", "no-such-bucket"),
+        ("AWS_ACCESS_KEY_ID", "", "AWS_ACCESS_KEY_ID is missing"),
+    ],
+)
+async def test_what_fails_its_check_is_not_written(
+    tmp_path: Path, given: dict[str, str], name: str, value: str, said: str
+) -> None:
+    """Exit 4 with what, why and fix."""
+    ran = await program(tmp_path, "init", "--no-input", **(given | {name: value}))
+    assert ran.code == 4, ran.err
+    assert said in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_environment_has_precedence_over_the_file(tmp_path: Path, given: dict[str, str]) -> None:
+    """A value of the file counts only if the environment has none; a file that cannot be used is named."""
+    (tmp_path / ".env").write_text("DATABASE_URL='postgresql://127.0.0.1:1/none'\nLOG_LEVEL=chatty # no level\n")
+    refused = await program(tmp_path, "list", LOG_LEVEL="INFO")
+    assert "port 1 failed" in refused.err
+    works = await program(tmp_path, "list", DATABASE_URL=given["DATABASE_URL"], LOG_LEVEL="INFO")
+    assert works.code == 0, works.err
+    (tmp_path / ".env").write_bytes(b"\xff\xfe")
+    unusable = await program(tmp_path, "list", DATABASE_URL=given["DATABASE_URL"])
+    assert unusable.code == 4
+    assert ".env is not UTF-8 text" in unusable.err
+
+
+async def test_on_a_terminal_it_asks_and_checks_each_answer(tmp_path: Path, given: dict[str, str]) -> None:
+    """A wrong answer is asked again; GPU types are shown with price and stock. Lines to paste are not wrapped."""
+    assert (await program(tmp_path, "handlers", "new", "say-hello")).code == 0
+    answers: list[Answer] = [
+        ("PostgreSQL URL, or Supabase's API", ""),
+        ("Database (postgresql://", "postgresql://127.0.0.1:1/none"),
+        ("Database (postgresql://", given["DATABASE_URL"]),
+        ("RunPod API key", given["RUNPOD_API_KEY"]),
+        ("GPU types in order of preference", "2,1"),
+        ("Name of the bucket", given["S3_BUCKET"]),
+        ("URL of the S3 service", given["S3_ENDPOINT_URL"]),
+        ("Region of the bucket", ""),
+        ("Access key id", given["AWS_ACCESS_KEY_ID"]),
+        ("Secret access key", given["AWS_SECRET_ACCESS_KEY"]),
+        ("Public URL", "https://pods.example.com"),
+        ("Create the tables now", "n"),
+        ("Check every part now", "n"),
+    ]
+    environment = {"RUNPOD_API_BASE_URL": given["RUNPOD_API_BASE_URL"], "TERM": "xterm"}
+    code, shown = await asyncio.to_thread(_typed, tmp_path, environment, answers)
+    assert code == 0, shown
+    assert "it does not let us in" in shown
+    assert re.search(r"RTX 4090 +\$0\.\d\d +(HIGH|MEDIUM|LOW|NONE)", shown), shown
+    assert given["AWS_SECRET_ACCESS_KEY"] not in shown
+    text = (tmp_path / ".env").read_text()
+    assert re.search(r"^RUNPOD_GPU_TYPE='NVIDIA [^,]+,NVIDIA [^,]+'$", text, re.MULTILINE), text
+    assert "WORKER_CODE_DIR=handlers\nWORKER_HANDLERS=say-hello=say_hello:run\n" in text
+    pasted = 'railway variables --set "RUNPOD_SSH_PRIVATE_KEY=$RUNPOD_SSH_PRIVATE_KEY" --skip-deploys'
+    assert pasted in shown.replace("\r", "").splitlines()
+    assert "Next: ./run run starts the orchestrator" in shown
+
+
+def _typed(folder: Path, environment: Mapping[str, str], answers: list[Answer]) -> tuple[int, str]:
+    """Run `init` on a terminal and answer its questions in order; its exit code and what the terminal showed."""
+    env = {**{name: os.environ[name] for name in INHERITED if name in os.environ}, **environment}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(sys.executable, [*PROGRAM, "init"], env)  # noqa: S606  the child of a fork
+    shown, seen, read = "", 0, _reader(terminal)
+    for question, answer in answers:
+        while question not in shown[seen:]:
+            more = read()
+            assert more, f"never asked: {question}\n{shown}"
+            shown += more
+        seen = shown.index(question, seen) + len(question)
+        os.write(terminal, answer.encode() + b"\n")
+    while more := read():
+        shown += more
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+def _reader(terminal: int) -> Callable[[], str]:
+    def read() -> str:
+        ready, _, _ = select.select([terminal], [], [], ANSWER_TIMEOUT_S)
+        try:
+            return os.read(terminal, 1 << 16).decode(errors="replace") if ready else ""
+        except OSError:  # Linux: the program has ended
+            return ""
+
+    return read

@@ -1,0 +1,116 @@
+"""`ssh`, `exec` and `gpus`: the pod's real SSH server, and the provider's catalogue."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import pytest
+
+from orchestrator.core.states import Stage, State
+from testbed.runpod.server import Emulator
+from testbed.runpod.sshd import Mode, PodSshd
+from tests.process.cli.builders import Cli, Fleet
+
+KEY = asyncssh.generate_private_key("ssh-ed25519")
+PUBLIC = KEY.export_public_key().decode().strip()
+KEYS = {"RUNPOD_SSH_PRIVATE_KEY": KEY.export_private_key().decode(), "RUNPOD_SSH_PUBLIC_KEY": PUBLIC}
+
+
+@pytest.fixture
+async def sshd(tmp_path: Path) -> AsyncIterator[PodSshd]:
+    """The SSH server of a pod."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "authorized_keys").write_text(f"{PUBLIC}\n")
+    server = PodSshd(tmp_path, lambda: {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
+    await server.open(Mode.NORMAL)
+    yield server
+    server.close()
+
+
+async def worker(fleet: Fleet, sshd: PodSshd, host_key: str | None) -> str:
+    """A worker whose pod has this server."""
+    name = await fleet.worker(upto=State.ACTIVE)
+    address: dict[str, Any] = {"ssh_host": "127.0.0.1", "ssh_port": sshd.port, "host_key": host_key}
+    await fleet.move(name, State.ACTIVE, stage=Stage.PROMOTED, **address)
+    return name
+
+
+async def test_a_command_runs_as_it_was_written(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
+    """No shell interprets its words; output, errors and the exit code are its own, and as large as they are."""
+    name = await worker(fleet, sshd, sshd.host_key)
+    ran = await cli("exec", name[-8:], "--", "printf", "%s|", "a b", "$HOME", "*", "x'y", **KEYS)
+    assert (ran.code, ran.out, ran.err) == (0, "a b|$HOME|*|x'y|", "")
+    ran = await cli("exec", name, "--", "sh", "-c", "echo out; echo err >&2; exit 7", **KEYS)
+    assert (ran.code, ran.out, ran.err) == (7, "out\n", "err\n")
+    ran = await cli("exec", name, "--json", "--", "sh", "-c", "printf 'x\\033[31m'; exit 3", **KEYS)
+    assert (ran.code, ran.json()["exit_status"], ran.json()["stdout"]) == (3, 3, "x\x1b[31m")
+    assert "\x1b" not in ran.out
+    many = ["--", "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]
+    assert len((await cli("exec", name, *many, **KEYS)).out) == 3_000_000
+    cut = (await cli("exec", name, "--json", *many, **KEYS)).json()
+    assert (len(cut["stdout"]), cut["truncated"]) == (1 << 20, ["stdout"])
+    late = await cli("exec", name, "--timeout-s", "0.5", "--", "sleep", "60", **KEYS)
+    assert late.code == 1
+    assert "no answer within 0.5 s" in late.err
+
+
+async def test_a_shell_opens_with_the_fleets_key(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
+    """And leaves no key behind; its exit code is the shell's."""
+    name = await worker(fleet, sshd, sshd.host_key)
+    ran = await cli("ssh", name, stdin="echo here; exit 5\n", TMPDIR=str(sshd.home), **KEYS)
+    assert (ran.code, ran.out) == (5, "here\n"), ran.err
+    assert f"root@127.0.0.1:{sshd.port}" in ran.err
+    assert not list(sshd.home.glob("orchestrator-ssh-*"))
+
+
+@pytest.mark.parametrize("pinned", [None, "another"])
+async def test_a_pod_that_did_not_prove_its_key_gets_nothing(
+    cli: Cli, fleet: Fleet, sshd: PodSshd, pinned: str | None
+) -> None:
+    """Without a pinned host key nothing connects; with another one nothing is sent."""
+    other = " ".join(asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().split()[:2])
+    name = await worker(fleet, sshd, other if pinned else None)
+    touch = ["touch", str(sshd.home / "ran")]
+    shell = cli("ssh", name, stdin=f"{' '.join(touch)}\n", **KEYS)
+    for ran in await asyncio.gather(cli("exec", name, "--", *touch, **KEYS), shell):
+        assert (ran.code, ran.out) == (1 if "error[E034]" in ran.err else 255, "")
+        assert re.search("no host key is pinned" if pinned is None else "(?i)host ?key", ran.err), ran.err
+    assert not (sshd.home / "ran").exists()
+
+
+async def test_a_worker_without_a_pod_is_refused(cli: Cli, fleet: Fleet) -> None:
+    """Ended, or without an address."""
+    ended = await fleet.worker(upto=State.TERMINATED)
+    for words in (["exec", ended, "--", "true"], ["ssh", ended]):
+        ran = await cli(*words, **KEYS)
+        assert (ran.code, ran.out) == (1, "")
+        assert f"worker {ended} has ended" in ran.err
+
+
+async def test_gpus_show_what_the_pools_would_take(cli: Cli, tmp_path: Path) -> None:
+    """In the pool's order, with price, stock and places; what is out of stock is passed over."""
+    async with Emulator(tmp_path, boot_s=(0.1, 0.2)) as emulator:
+        nothing = {"gpu_type": "NVIDIA GeForce RTX 4090", "stock": 0}
+        await emulator.control("POST", "/settings", {"offers": [nothing]})
+        environment = {
+            "RUNPOD_API_BASE_URL": emulator.url,
+            "RUNPOD_API_KEY": emulator.api_key,
+            "RUNPOD_GPU_TYPE": "NVIDIA GeForce RTX 4090,NVIDIA L40S",
+        }
+        ran = await cli("gpus", **environment)
+        found = (await cli("gpus", "--all", "--gpu", "4090", "--json", **environment)).json()["gpus"]
+        refused = await cli("gpus", **{**environment, "RUNPOD_API_KEY": "wrong"})
+    assert ran.code == 0, ran.err
+    first, second = ran.out.splitlines()[1:3]
+    assert first.split()[:2] == ["RTX", "4090"]
+    assert "NONE" in first
+    assert "default #1 " in first
+    assert second.startswith("L40S")
+    assert "default #2 (next)" in second
+    assert "HIGH" in second
+    assert {one["cloud"] for one in found} == {"SECURE", "COMMUNITY"}
+    assert all(one["usd_per_hour"] > 0 and one["stock"] == "NONE" and one["data_centers"] == {} for one in found)
+    assert refused.code == 4

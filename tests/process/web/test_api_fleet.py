@@ -1,0 +1,110 @@
+"""The fleet over the API: workers, decisions, pools, pauses, costs."""
+
+from tests.process.web.api_rig import VIEWER, ApiRig
+from tests.process.web.test_api_access import refusal
+
+
+async def decide(rig: ApiRig, pool: str) -> None:
+    """A decision of the leader."""
+    term = (await rig.store.lead("tests", 3_600)).term
+    await rig.store.record_decision(term, {"pool": pool, "rule": "min(2, 4) = 2", "target": 2, "inputs": {"queued": 2}})
+
+
+async def test_workers_are_listed_read_and_ended(rig: ApiRig) -> None:
+    """Without what is a part of their credentials. The end is a request, and is in the audit log once."""
+    worker = await rig.worker()
+    (row,) = (await rig.call("GET", "/workers", VIEWER)).json()["workers"]
+    assert (row["id"], row["status"], row["pool"]) == (worker.id, "active", rig.pool)
+    read = await rig.call("GET", f"/workers/{worker.id}", VIEWER)
+    assert read.json()["gpu_type"] == "NVIDIA GeForce RTX 4090"
+    assert not any(secret in read.text for secret in (worker.jti, worker.nonce))
+    path = f"/workers/{worker.id}/terminate"
+    assert refusal(await rig.call("POST", path, VIEWER)) == (403, "E072")
+    outcomes = [(await rig.call("POST", path, json={"at_once": True})).json()["outcome"] for _ in range(2)]
+    assert outcomes == ["requested", "already"]
+    (entry,) = (await rig.call("GET", "/audit")).json()["entries"]
+    assert (entry["action"], entry["subject"], entry["detail"]["at_once"]) == ("worker.terminate", worker.id, True)
+    for name in ("gpu-nobody", "%00", "a" * 200, "..%2f"):
+        assert refusal(await rig.call("GET", f"/workers/{name}"))[0] == 404
+
+
+async def test_a_token_of_a_pool_sees_and_changes_its_pool_alone(rig: ApiRig) -> None:
+    """Workers, decisions, pools and pauses; no costs, which are those of all."""
+    other = await rig.worker()
+    mine = await rig.token("operate", pools=["mine"])
+    for pool in (rig.pool, "mine"):
+        await decide(rig, pool)
+    assert (await rig.call("GET", "/workers", mine)).json()["workers"] == []
+    assert refusal(await rig.call("POST", f"/workers/{other.id}/terminate", mine)) == (404, "E040")
+    assert [one["pool"] for one in (await rig.call("GET", "/decisions", mine)).json()["decisions"]] == ["mine"]
+    assert [one["pool"] for one in (await rig.call("GET", "/pools", mine)).json()["pools"]] == ["mine"]
+    for body in ({}, {"pool": rig.pool}):
+        assert refusal(await rig.call("POST", "/pauses", mine, json=body)) == (403, "E072")
+    assert refusal(await rig.call("DELETE", "/pauses", mine)) == (403, "E072")
+    await rig.call("POST", "/pauses", json={"pool": rig.pool})
+    paused = await rig.call("POST", "/pauses", mine, json={"pool": "mine", "reason": "a test", "for_s": 60})
+    assert list(paused.json()["pauses"]) == ["mine"]
+    assert refusal(await rig.call("GET", "/costs", mine)) == (403, "E072")
+
+
+async def test_a_pause_begins_and_ends(rig: ApiRig) -> None:
+    """With its reason and its end; both are in the audit log."""
+    await decide(rig, rig.pool)
+    body = {"reason": "too expensive", "for_s": 3_600}
+    assert (await rig.call("POST", "/pauses", json=body)).json()["pauses"]["*"]["reason"] == "too expensive"
+    (pool,) = (await rig.call("GET", "/pools", VIEWER)).json()["pools"]
+    assert (pool["paused"]["reason"], pool["decision"]["rule"]) == ("too expensive", "min(2, 4) = 2")
+    assert (await rig.call("GET", "/pauses", VIEWER)).json()["pauses"]["*"]["until"] is not None
+    assert (await rig.call("DELETE", "/pauses")).json() == {"pauses": {}}
+    actions = [one["action"] for one in (await rig.call("GET", "/audit")).json()["entries"]]
+    assert actions == ["pool.resume", "pool.pause"]
+
+
+async def test_costs_are_those_of_the_command_line(rig: ApiRig) -> None:
+    """By kind, type and worker. A time that ends before it begins is refused."""
+    worker = await rig.worker()
+    found = (await rig.call("GET", "/costs", VIEWER)).json()
+    assert found["usd"] >= 0
+    assert set(found) == {"since", "until", "usd", "kinds", "types", "workers"}
+    assert {one["id"] for one in found["workers"]} <= {worker.id}
+    wrong = {"since": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}
+    assert refusal(await rig.call("GET", "/costs", VIEWER, params=wrong))[0] == 422
+    for parameters in ({"since": "yesterday"}, {"since": "2026-01-02T00:00:00"}, {"other": "1"}, [("limit", "1")] * 2):
+        assert refusal(await rig.call("GET", "/costs", VIEWER, params=parameters))[0] == 400
+
+
+async def test_the_audit_log_is_read_page_by_page(rig: ApiRig) -> None:
+    """By an admin."""
+    for n in range(5):
+        await rig.rows.pause("someone", "a test", pool=str(n))
+    first = (await rig.call("GET", "/audit", params={"limit": 3})).json()
+    rest = (await rig.call("GET", "/audit", params={"limit": 3, "before": first["next"]})).json()
+    assert [one["subject"] for one in (*first["entries"], *rest["entries"])] == ["4", "3", "2", "1", "0"]
+    assert rest["next"] is None
+
+
+async def test_workers_and_decisions_are_read_page_by_page(rig: ApiRig) -> None:
+    """Each once, and those of the token's pools alone."""
+    workers = [(await rig.worker()).id for _ in range(3)]
+    term = (await rig.store.lead("tests", 3_600)).term
+    for n in range(3):
+        for pool in (rig.pool, "another"):
+            decision = {"pool": pool, "rule": "r", "target": n, "inputs": {}, "actions": [], "blocked": []}
+            await rig.store.record_decision(term, decision)
+    token = await rig.token("read", pools=[rig.pool])
+    seen, cursor = [], None
+    while True:
+        page = (
+            await rig.call("GET", "/workers", token, params={"limit": 2} | ({"cursor": cursor} if cursor else {}))
+        ).json()
+        seen += [one["id"] for one in page["workers"]]
+        if (cursor := page["next"]) is None:
+            break
+    assert sorted(seen) == sorted(workers)
+    first = (await rig.call("GET", "/decisions", token, params={"limit": 2})).json()
+    rest = (await rig.call("GET", "/decisions", token, params={"limit": 2, "before": first["next"]})).json()
+    assert [one["target"] for one in (*first["decisions"], *rest["decisions"])] == [2, 1, 0]
+    assert {one["pool"] for one in first["decisions"]} == {rig.pool}
+    assert rest["next"] is None
+    for wrong in ("x", "W10", "bm90IGEgY3Vyc29y", "WyIyMDI2LTAxLTAxVDAwOjAwOjAwKzAwOjAwIiwgIm5vIGlkIl0"):
+        assert refusal(await rig.call("GET", "/workers", params={"cursor": wrong}))[0] == 400

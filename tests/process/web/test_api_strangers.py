@@ -1,0 +1,76 @@
+"""What somebody can do who has a token to read the tasks of one tenant, and knows the ids of others."""
+
+import re
+import uuid
+from typing import Any
+
+import pytest
+
+from orchestrator.web.api.cursors import cursor_of
+from orchestrator.web.api.operations import Operation
+from orchestrator.web.api.routes import OPERATIONS
+from tests.process.web.api_rig import ADMIN, ApiRig
+
+SECRET = "a-secret-of-the-other-tenant"
+BODIES: dict[str, Any] = {
+    "submitTask": {"task_type": "t", "tenant": "other"},
+    "submitTasks": {"tasks": [{"task_type": "t", "tenant": "other"}]},
+    "pause": {"reason": "r"},
+}
+
+
+@pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
+async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operation) -> None:
+    """With its ids, and without If-Match or with a forged one."""
+    token = await rig.token("read", tenant=f"stranger-{uuid.uuid4().hex}")
+    labels = {"note": SECRET}
+    task_id = await rig.submit(tenant="other", params={"text": SECRET}, labels=labels, webhook_url=f"https://{SECRET}/")
+    worker = await rig.worker()
+    before = (await rig.call("GET", f"/tasks/{task_id}")).json()
+    path = one.path.format(task_id=task_id, worker_id=worker.id)
+    for query in ({}, {"tenant": "other"}, {"label": f"note={SECRET}"}, {"follow": "true"}, {"timeout_s": "0"}):
+        for headers in (
+            {},
+            {"If-Match": f'"{before["version"]}"'},
+            {"Accept": "text/event-stream", "Last-Event-ID": "0"},
+        ):
+            body = BODIES.get(one.name, {}) if one.body else None
+            answer = await rig.call(one.method, path, token, params=query, headers=headers, json=body)
+            assert SECRET not in answer.text
+            assert rig.pool not in answer.text
+            if "/tasks" not in one.path or "{" in one.path or one.method != "GET":
+                assert answer.status_code in {400, 403, 404}, (query, headers, answer.text)
+            else:
+                assert answer.status_code == 400 or answer.json()["tasks"] == []
+    assert (await rig.call("GET", f"/tasks/{task_id}")).json() == before
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ["9999-99-99T99:99:99+99:99", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
+        ["2026-02-30T00:00:00+00:00", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
+        ["0000-01-01T00:00:00+00:00", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
+        ["infinity", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
+        ["2026-01-01T00:00:00+00:00", "'; drop table tasks; --"],
+        ["2026-01-01T00:00:00+00:00"],
+        [1, 2],
+        [None, None],
+    ],
+)
+async def test_a_forged_cursor_is_refused(rig: ApiRig, place: Any) -> None:
+    """As what it is, and by the API itself."""
+    for path in ("/tasks", "/workers"):
+        answer = await rig.call("GET", path, params={"cursor": cursor_of(place)})
+        assert (answer.status_code, "none of ours" in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 3000, "%00", "..", "%2e%2e%2f", "a%0d%0ab", "-1", "9" * 400, "%f0%9f%92%a9", "{}", "null"]
+)
+async def test_an_id_that_is_none_is_not_found(rig: ApiRig, name: str) -> None:
+    """Whatever its length."""
+    for path in (f"/tasks/{name}", f"/workers/{name}", f"/tasks/{name}/output", f"/tasks/{name}/logs"):
+        answer = await rig.call("GET", path, ADMIN)
+        assert answer.status_code in {400, 404}, (path, answer.status_code)
+        assert not re.search(r"Traceback|psycopg|sql", answer.text)

@@ -1,0 +1,156 @@
+"""A task is stuck only if it shows no sign of life; it ends alone, and its agent goes on."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.worker.machine import Machine
+from tests.process.worker.scripted import Orchestrator, Pod, wait_for
+
+STUCK_S = 2.0
+WORK_S = 5.0
+HEARTBEAT_S = 0.2
+CODE = """
+import os, sys, time
+
+def each(act):
+    until = time.monotonic() + float(os.environ["WORK_S"])
+    while time.monotonic() < until:
+        act()
+        time.sleep(0.25)
+
+def reports(params, task):
+    each(lambda: task.progress(0.5, "the same again"))
+
+def prints(params, task):
+    each(lambda: print("a line"))
+
+def writes(params, task):
+    with open("frames", "ab", buffering=0) as file:
+        each(lambda: file.write(b"frame"))
+
+def computes(params, task):
+    until = time.monotonic() + float(os.environ["WORK_S"])
+    while time.monotonic() < until:
+        pass
+
+def stands(params, task):
+    time.sleep(1000)
+
+def pid(params, task):
+    return {"pid": os.getpid()}
+"""
+PRINTS = """#!/bin/sh
+for i in 1 2 3 4 5 6 7 8 9 10; do echo line $i; sleep 0.5; done
+"""
+TELLS = """#!/bin/sh
+echo 'progress: 0.25 a quarter'
+sleep 1
+echo 'progress: 0.5'
+sleep 1
+echo 'progress: loading the model'
+sleep 1
+echo '0.75 three quarters' > progress
+sleep 2
+echo '{"told": true}'
+echo 'progress: 1'
+"""
+ALIVE = ("reports", "prints", "writes", "computes")
+
+
+@pytest.fixture
+def pod(make_pod: Callable[..., Pod], orchestrator: Orchestrator) -> Pod:
+    orchestrator.stuck_s = STUCK_S
+    return make_pod({"life.py": CODE, "prints.sh": PRINTS, "tells.sh": TELLS})
+
+
+def start(pod: Pod, **config: Any) -> None:
+    handlers = {name: f"life:{name}" for name in (*ALIVE, "stands", "pid")}
+    commands = {"command": "cmd:./prints.sh", "silent": "cmd:sleep 1000", "tells": "cmd:./tells.sh"}
+    pod.start(handlers | commands, env={"WORK_S": str(WORK_S)}, heartbeat_s=HEARTBEAT_S, **config)
+
+
+@pytest.mark.parametrize("name", [*ALIVE, "command"])
+def test_a_task_with_a_sign_of_life_is_not_stuck(orchestrator: Orchestrator, pod: Pod, name: str) -> None:
+    """A report of the same value, a line in the log, a file that grows, processor time: each of them is enough."""
+    orchestrator.submit("one", name)
+    start(pod)
+    orchestrator.until(lambda: orchestrator.completed.get("one") or orchestrator.failures.get("one"), WORK_S * 4)
+    assert "one" in orchestrator.completed
+
+
+@pytest.mark.parametrize("name", ["stands", "silent"])
+def test_a_stuck_task_ends_alone(orchestrator: Orchestrator, pod: Pod, name: str) -> None:
+    """Its attempt fails with a reason of its own; the same agent runs the next task, in another process."""
+    for task, kind in (("before", "pid"), ("stuck", name), ("after", "pid")):
+        orchestrator.submit(task, kind)
+    start(pod)
+    failure = orchestrator.failure("stuck")
+    assert (failure["code"], failure["exit_class"], failure["retryable"]) == ("TASK_STUCK", "timeout", True)
+    assert failure["message"].startswith("no sign of life for ")
+    pids = [orchestrator.completion(task)["p_result_data"]["pid"] for task in ("before", "after")]
+    assert (pids[0] == pids[1]) is (name == "silent")  # commands have a host of their own
+    assert orchestrator.count("worker_register") == 1
+
+
+def test_gpu_time_is_a_sign_of_life(orchestrator: Orchestrator, pod: Pod, tmp_path: Path) -> None:
+    """Until the GPU is idle too."""
+    machine = Machine(tmp_path / "machine")
+    pod.env, pod.python = machine.install(sys.executable), str(machine.bin / "python3")
+    machine.shows(utilization__gpu="97")
+    orchestrator.submit("one", "stands")
+    start(pod, monitor_s=0.1)
+    orchestrator.until(lambda: len(_tasks(orchestrator)) > 2 * STUCK_S / HEARTBEAT_S)
+    assert not orchestrator.failures
+    machine.shows(utilization__gpu="0")
+    assert orchestrator.failure("one")["code"] == "TASK_STUCK"
+
+
+def test_an_older_database_ends_no_task(orchestrator: Orchestrator, pod: Pod) -> None:
+    """It does not say which tasks are stuck."""
+    orchestrator.stuck_s = None
+    orchestrator.submit("one", "stands")
+    start(pod)
+    orchestrator.until(lambda: any(t.get("still_s", 0) > STUCK_S for t in _tasks(orchestrator)))
+    assert not orchestrator.failures
+
+
+def test_the_time_for_which_a_pod_is_frozen_does_not_count(orchestrator: Orchestrator, pod: Pod) -> None:
+    """The agent and its task stood still together."""
+    orchestrator.submit("one", "prints")
+    start(pod)
+    orchestrator.until(lambda: len(_tasks(orchestrator)) > 2)
+    pids = [int((pod.run / "agent.pid").read_text()), *(int(path.name) for path in (pod.run / "sessions").iterdir())]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(STUCK_S * 1.5)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    orchestrator.until(lambda: orchestrator.completed.get("one") or orchestrator.failures.get("one"), WORK_S * 4)
+    assert "one" in orchestrator.completed
+    assert max(task["still_s"] for task in _tasks(orchestrator)) < STUCK_S
+
+
+def test_a_command_reports_progress_by_lines_and_by_a_file(orchestrator: Orchestrator, pod: Pod) -> None:
+    """The lines stay in the log, and none of them is the result."""
+    orchestrator.stuck_s = None  # the command is quiet for as long as STUCK_S
+    orchestrator.submit("one", "tells")
+    start(pod)
+    assert orchestrator.completion("one")["p_result_data"] == {"told": True}
+    said = [(task["progress"]["fraction"], task["progress"]["message"]) for task in _tasks(orchestrator)
+            if "progress" in task]  # fmt: skip
+    assert list(dict.fromkeys(said))[:4] == [
+        (0.25, "a quarter"), (0.5, None), (None, "loading the model"), (0.75, "three quarters"),
+    ]  # fmt: skip
+    wait_for(lambda: "progress: 0.25 a quarter\n" in pod.log("handler"))
+
+
+def _tasks(orchestrator: Orchestrator) -> list[dict[str, Any]]:
+    """What heartbeats said of tasks, in order."""
+    return [task for beat in orchestrator.calls_of("worker_heartbeat") for task in beat["p_tasks"]]
