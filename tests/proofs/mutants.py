@@ -72,6 +72,7 @@ def _lines_of(text: str, function: str) -> tuple[int, int]:
 
 
 EXEC, RENT, TEAR = "orchestrator/loop/execute.py", "orchestrator/pods/create.py", "orchestrator/pods/teardown.py"
+END, EVIDENCE = "orchestrator/core/termination.py", "orchestrator/core/pod_evidence.py"
 LIFE, SHIP, OBS = (
     "orchestrator/core/lifecycle.py",
     "orchestrator/worker_logs/shipper.py",
@@ -83,17 +84,28 @@ MUTANTS = (
            ' or worker["held_back"] is not None', ""),
     Mutant("the tasks of a sick worker get no attempt back", "sick", f"{SQL}/tables.py",
            "            self.give_attempts_back(row)\n", "            pass\n"),
+    Mutant("a worker on a faulty machine is kept", "guard", LIFE,
+           "guards.end(worker, snapshot, policy) or ", ""),
+    Mutant("a false alarm ends every worker", "guard", "orchestrator/core/guards.py",
+           "if alarm is None:", "if True:", "end"),
+    Mutant("a finding of an unknown severity counts", "guard", "orchestrator/core/findings.py",
+           'guard.severity != record.get("severity")', "False", "_finding_of"),
+    Mutant("a worker that claims nothing is replaced at once", "guard", "orchestrator/core/guards.py",
+           "since >= timedelta(seconds=LASTS_S)", "since >= timedelta(0)", "_lasts"),
+    Mutant("an attempt on a machine that failed counts", "guard", f"{SQL}/queue.py",
+           ">= FAULTS", ">= 0"),
     Mutant("an unfit worker is kept", "sick", LIFE,
-           "unfit = fitness.end(worker, snapshot, policy)", "unfit = None"),
+           " or fitness.end(worker, snapshot, policy)", ""),
     Mutant("what was done before the failures is a second opinion", "sick", f"{SQL}/fitness.py",
            'attempt["started_at"] >= after', 'attempt["ended_at"] is not None'),
     Mutant("a bad release leaves the breaker closed", "sick", "orchestrator/core/breaker.py",
            "if ended.exit_cause is ExitCause.RELEASE_BAD and ended.release == release:", "if False:"),
     Mutant("no intent row before the create call", "I1", EXEC,
-           "        if not await self._store.spawn(term, intent):\n            raise LostRace(",
-           "        await self._cloud.create_pod(await self._pods.creator._spec(action.worker_id, pool, action.offer))\n"
-           "        if not await self._store.spawn(term, intent):\n            raise LostRace("),
-    Mutant("create before it is written that it is asked for", "I1", RENT,
+           "        written = await asyncio.gather(",
+           "        for one in actions:\n            if isinstance(one, act.Spawn):\n"
+           "                spec = self._pods.creator._spec(one.worker_id, self._pools[one.pool], one.offer)\n"
+           "                await self._cloud.create_pod(await spec)\n        written = await asyncio.gather("),
+    Mutant("the create call comes before its record", "I1", RENT,
            "left_s = await self._asking(term, worker_id, pool, offer, usd_per_hour)",
            "left_s = 0"),
     Mutant("a lost create reply counts as a refusal", "I1", RENT,
@@ -110,67 +122,67 @@ MUTANTS = (
            '        fleet_id="default" if str(fields["name"]).startswith("gpu-") else None,'),
     Mutant("another database's pods of this fleet's name are ours", "I1", "orchestrator/core/model.py",
            "self.fleet_id == fleet_id and self.database_id in (None, database_id)", "self.fleet_id == fleet_id"),
-    Mutant("a pod bears no database's identity", "I1", "orchestrator/adapters/runpod.py",
+    Mutant("a pod carries no identity of its database", "I1", "orchestrator/adapters/runpod.py",
            "        ownership[DATABASE_VARIABLE] = spec.database_id", "        pass"),
-    Mutant("no orphan is ever reaped", "I1", "orchestrator/core/orphans.py",
+    Mutant("no orphan is ever deleted", "I1", "orchestrator/core/orphans.py",
            "    return deletes", "    return []"),
     Mutant("an unreadable list is an empty one", "I8 I1", "orchestrator/adapters/runpod_replies.py",
            '        raise Malformed(f"{collection} is not a list")\n    if "pagination"',
            '        return [], None, True\n    if "pagination"'),
-    Mutant("no list of pods is an empty one", "I8 I1", OBS,
+    Mutant("no list of pods is an empty one", "list I8 I1", OBS,
            "error=type(error).__name__)\n            return False",
            "error=type(error).__name__)\n            self._pods = ()\n            return True"),
     Mutant("one page is the whole list", "I8 I1", "orchestrator/adapters/runpod_replies.py",
            "return records, _cursor(pagination) if more else None, True",
            "return records, None, True"),
-    Mutant("one list proves absence", "I8 I1", LIFE,
+    Mutant("one list proves absence", "I8 I1", EVIDENCE,
            "return gone.lists > 1 and seen_s >= age_s", "return True"),
     Mutant("a pod that was never listed is absent at once", "I8 I1", "orchestrator/core/pod_tracking.py",
            "        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):",
            "        if missing:"),
-    Mutant("buried as soon as the delete was sent", "I1", LIFE,
-           '    return MarkTerminated(worker.id, "two complete lists do not show its pod") if gone else None',
+    Mutant("marked terminated as soon as the delete was sent", "I1", END,
+           '    return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None',
            '    return MarkTerminated(worker.id, "sent")'),
-    Mutant("a delete is believed", "I1", LIFE,
+    Mutant("a delete is believed", "I1", END,
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:",
            "    if pod is not None and sent:\n        return MarkTerminated(worker.id, 'deleted')\n"
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:"),
-    Mutant("a delete is never repeated", "I2", LIFE,
+    Mutant("a delete is never repeated", "I2", END,
            "        if sent and snapshot.now < worker.next_attempt_at:",
            "        if sent:"),
-    Mutant("delete before flush", "I5", LIFE,
+    Mutant("delete before flush", "I5", END,
            "    if worker.stage is Stage.DELETING:\n        return _deleting(worker, pod, snapshot, policy)",
            "    if worker.pod_id and pod:\n        return Delete(worker.id, worker.pod_id, 'now')\n"
            "    if worker.stage is Stage.DELETING:\n        return _deleting(worker, pod, snapshot, policy)"),
     Mutant("logs are not finished before the delete", "I5", TEAR,
            "            beyond_budget = await self._finish_logs(term, worker, action.reachable)\n",
            "            beyond_budget = 0\n"),
-    Mutant("what was lost with a host is not declared", "I5", SHIP,
-           "                await self._declare(term, worker)\n",
-           "                pass\n"),
-    Mutant("a piece is put before its row", "I5", SHIP,
-           "            await self._store.log_begin(term, piece)\n",
-           "            await self._blobs.put(piece.key, packed, content_type=CONTENT_TYPE)\n"
-           "            await self._store.log_begin(term, piece)\n            continue\n"),
+    Mutant("bytes that were lost with a host are not declared", "I5", SHIP,
+           "                    await one.declare_lost()\n",
+           "                    pass\n"),
+    Mutant("a piece is uploaded before its ledger row", "I5", "orchestrator/worker_logs/pieces.py",
+           "        await self._store.log_begin(term, piece)\n",
+           "        await self._blobs.put(piece.key, packed, content_type=CONTENT_TYPE)\n"
+           "        await self._store.log_begin(term, piece)\n        return\n"),
     Mutant("a begun piece is not finished first", "I5", SHIP,
            "        if end.begun is not None:\n            shipped +=",
-           "        if False:\n            shipped +=", "Shipper._ship_stream"),
+           "        if False:\n            shipped +=", "_ShippingRound._ship_file"),
     Mutant("promote before the heartbeat", "I8", "orchestrator/pods/bringup_stages.py",
            "            (Stage.HEARTBEAT, self.heartbeat, True),",
            "            (Stage.HEARTBEAT, self.heartbeat, False),"),
-    Mutant("the climb forgets the pod's identity", "I1", LIFE,
+    Mutant("the bring-up forgets the pod's identity", "I1", LIFE,
            "    if pod and worker.pod_id is None:",
            "    pod = pod or next((p for p in snapshot.pods or () if p.fleet_id), None)\n"
            "    if pod and worker.pod_id is None:"),
-    Mutant("the address of the first day holds for ever", "I5", LIFE,
+    Mutant("the first SSH address is kept for ever", "I5", LIFE,
            "_moved(worker, pod) or action", "action"),
-    Mutant("a drain has no grace", "I2", LIFE,
+    Mutant("a drain has no grace", "I2", END,
            "        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:\n            return None",
            "        pass"),
-    Mutant("a worker's silence counts while we were away", "I8", LIFE,
-           "    heard = max(beat, snapshot.knocked.get(worker.id, beat))",
+    Mutant("silence counts during an outage of the orchestrator", "I8", LIFE,
+           "    heard = max(beat, snapshot.unanswered_at.get(worker.id, beat))",
            "    heard = worker.state_since"),
-    Mutant("silence is counted anew after each outage", "I2", OBS,
+    Mutant("silence is counted from zero after each outage", "I2", OBS,
            "            self._gaps.append((self._heard_s, now_s))",
            "            self._began_s = now_s"),
     Mutant("silent workers are kept", "I2", LIFE,
@@ -178,6 +190,10 @@ MUTANTS = (
            "    if False:"),
     Mutant("a task that stands still is left", "I2", LIFE,
            "    if patient is None or worker.progress_at > patient:", "    if True:"),
+    Mutant("a stuck task ends its worker at once", "alive", LIFE,
+           "policy.task_stuck_s + policy.heartbeat_timeout_s", "policy.task_stuck_s - 10"),
+    Mutant("only a change of progress is a sign of life", "alive", "tests/proofs/simulator/sql/queue.py",
+           "        if still_s is not None:", "        if False:"),
     Mutant("the limit is forgotten", "I4", SCALE,
            "    target = max(0, min(wanted, pool.max_active - unfit))", "    target = max(0, wanted + 1)"),
     Mutant("spawning workers do not count", "I4", SCALE,
@@ -194,9 +210,9 @@ MUTANTS = (
     Mutant("the stage watchdog sleeps", "I7", LIFE,
            "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):",
            "    elif False:"),
-    Mutant("the leader takes itself for overslept", "I2", "orchestrator/loop/leadership.py",
+    Mutant("the leader takes its lease for expired", "I2", "orchestrator/loop/leadership.py",
            "        return time.monotonic() - self._answered_at_s > LEASE_TTL_S", "        return True"),
-    Mutant("a lease call that failed waits for its round", "lead", "orchestrator/loop/leadership.py",
+    Mutant("a failed lease call waits for the regular interval", "lead", "orchestrator/loop/leadership.py",
            "            self.ask_again_s = LEAD_RETRY_S[min(self._unanswered, len(LEAD_RETRY_S) - 1)]\n",
            "            self.ask_again_s = None\n"),
     Mutant("the token is part of a command", "I6", "orchestrator/pods/agent_control.py",
@@ -212,13 +228,14 @@ MUTANTS = (
     Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
            '        if task is not None and task["attempts"] == attempt:',
            '        if self.tasks[task_id]["status"] in ("Queued", "In Progress", "Complete"):'),
-    Mutant("SQL: a claim takes what somebody runs", "I3", f"{SQL}/queue.py",
+    Mutant("SQL: a claim takes a task that another worker completed", "I3", f"{SQL}/queue.py",
            '            and t["status"] == "Queued"\n            and not t["blocked"]',
            '            and t["status"] in ("Queued", "Complete")\n            and not t["blocked"]'),
     Mutant("SQL: a move checks no state", "I7", f"{SQL}/fleet.py",
            '        if row["status"] not in [str(state) for state in p_from]:', "        if False:"),
     Mutant("SQL: a heartbeat renews no lease", "I8", f"{SQL}/queue.py",
-           'renewed.append((task, {"lease_expires_at": lease} | told))', "renewed.append((task, told))"),
+           '{"lease_expires_at": lease, "progress_at": self._alive_at(task, named)}',
+           '{"progress_at": self._alive_at(task, named)}'),
     Mutant("SQL: an earlier release's attempt counts", "I2", f"{SQL}/queue.py",
            "told, counted=False, backoff=False)", "told, counted=True, backoff=True)"),
     Mutant("SQL: a dependant of a failed task waits", "I2", f"{SQL}/tables.py",
@@ -228,7 +245,7 @@ MUTANTS = (
 
 
 @dataclass(frozen=True)
-class Trial:
+class MutantResult:
     """What became of a mutant."""
 
     mutant: Mutant
@@ -236,11 +253,11 @@ class Trial:
     how: str  # the violation
 
 
-def tried(mutant: Mutant, seeds: int) -> Trial:
+def tried(mutant: Mutant, seeds: int) -> MutantResult:
     """Live through seeds with a mutated copy of the product, until a law that it is said to break is broken."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
         copy = Path(directory)
-        for name in ("orchestrator", "worker", "tests/proofs/simulator"):
+        for name in ("orchestrator", "worker", "testbed", "tests/proofs/simulator"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         file = copy / mutant.path
         file.write_text(mutant.planted(file.read_text()))
@@ -264,20 +281,22 @@ def tried(mutant: Mutant, seeds: int) -> Trial:
         for line in done.stdout.splitlines():
             number, _, violation = line.removeprefix("seed ").partition(": ")
             if number.isdigit() and violation.partition(":")[0] in mutant.law.split():
-                return Trial(mutant, int(number) + 1, violation)
-        return Trial(mutant, None, next((line for line in done.stdout.splitlines() if line.startswith("seed ")), ""))
+                return MutantResult(mutant, int(number) + 1, violation)
+        return MutantResult(
+            mutant, None, next((line for line in done.stdout.splitlines() if line.startswith("seed ")), "")
+        )
 
 
-def report(trials: Sequence[Trial], took_s: float) -> str:
+def report(outcomes: Sequence[MutantResult], took_s: float) -> str:
     """The table, and what the same seeds say of the code as it is."""
     lines = ["| planted bug | where | breaks | caught after | by |", "|---|---|---|---|---|"]
-    for trial in trials:
-        one = trial.mutant
-        after = "**survived**" if trial.seeds is None else f"{trial.seeds} seed{'s' if trial.seeds > 1 else ''}"
+    for outcome in outcomes:
+        one = outcome.mutant
+        after = "**survived**" if outcome.seeds is None else f"{outcome.seeds} seed{'s' if outcome.seeds > 1 else ''}"
         laws = ", ".join(one.law.split())
-        lines.append(f"| {one.name} | `{one.path}` | {laws} | {after} | {_cell(trial.how)} |")
-    survived = sum(trial.seeds is None for trial in trials)
-    lines += ["", f"{len(trials)} planted bugs, {survived} survived, in {took_s:.0f} s."]
+        lines.append(f"| {one.name} | `{one.path}` | {laws} | {after} | {_cell(outcome.how)} |")
+    survived = sum(outcome.seeds is None for outcome in outcomes)
+    lines += ["", f"{len(outcomes)} planted bugs, {survived} survived, in {took_s:.0f} s."]
     return "\n".join(lines) + "\n"
 
 
@@ -299,22 +318,24 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write the table into docs/mutants.md")
-    told = parser.parse_args()
-    chosen = [m for m in MUTANTS if not told.names or any(name in m.name for name in told.names)]
-    began, trials = time.monotonic(), list[Trial]()
-    with ThreadPoolExecutor(told.processes) as pool:
-        for done in as_completed([pool.submit(tried, mutant, told.seeds) for mutant in chosen]):
-            trials.append(trial := done.result())
-            after = "SURVIVED" if trial.seeds is None else f"{trial.seeds:3d} seed{'s' if trial.seeds > 1 else ' '}"
-            sys.stdout.write(f"{trial.mutant.name:52s} {trial.mutant.law:7s} {after}  {trial.how[:110]}\n")
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if not options.names or any(name in m.name for name in options.names)]
+    began, outcomes = time.monotonic(), list[MutantResult]()
+    with ThreadPoolExecutor(options.processes) as pool:
+        for done in as_completed([pool.submit(tried, mutant, options.seeds) for mutant in chosen]):
+            outcomes.append(outcome := done.result())
+            after = (
+                "SURVIVED" if outcome.seeds is None else f"{outcome.seeds:3d} seed{'s' if outcome.seeds > 1 else ' '}"
+            )
+            sys.stdout.write(f"{outcome.mutant.name:52s} {outcome.mutant.law:7s} {after}  {outcome.how[:110]}\n")
             sys.stdout.flush()
-    most = max((trial.seeds or 0 for trial in trials), default=0)
-    wrong = unmutated(most, told.processes)
-    trials.sort(key=lambda trial: chosen.index(trial.mutant))
-    took_s, survived = time.monotonic() - began, sum(trial.seeds is None for trial in trials)
-    if told.write:
+    most = max((outcome.seeds or 0 for outcome in outcomes), default=0)
+    wrong = unmutated(most, options.processes)
+    outcomes.sort(key=lambda outcome: chosen.index(outcome.mutant))
+    took_s, survived = time.monotonic() - began, sum(outcome.seeds is None for outcome in outcomes)
+    if options.write:
         (ROOT / "docs" / "mutants.md").write_text(
-            f"{DOC}{report(trials, took_s)}\nNot mutated, {most} seeds break nothing.\n"
+            f"{DOC}{report(outcomes, took_s)}\nNot mutated, {most} seeds break nothing.\n"
         )
     sys.stdout.write(f"{len(chosen)} mutants, {survived} survived, in {took_s:.0f} s\n")
     sys.stdout.write(wrong or f"not mutated, {most} seeds break nothing\n")

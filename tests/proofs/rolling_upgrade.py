@@ -18,7 +18,7 @@ from testbed.audit import count, faults
 from testbed.services.free_port import free_port
 from testbed.services.processes import Child, ChildFailed
 from testbed.stack import ROOT, Stack
-from tests.proofs.fault_matrix.load_balancer import Door
+from tests.proofs.fault_matrix.load_balancer import LoadBalancer
 
 EARLIER = "a07c2d37f09e32647fcb9c96a88a9ff89a93592e"
 BUSY_S = 10.0  # from the tasks' submission to the hand-over: in the middle of them
@@ -61,7 +61,7 @@ async def run(directory: Path, seed: int, *, commit: str = EARLIER) -> dict[str,
         stack.environment |= {"MAX_ACTIVE_GPUS": "3", "GPU_IDLE_TIMEOUT_SEC": "2"}
         await stack.migrate()
         port = int(stack.environment["PORT"])
-        async with Door(port, ports), await stack.connect() as sql:
+        async with LoadBalancer(port, ports), await stack.connect() as sql:
             crew = _Crew(stack, sql, earlier, ports)
             old = await crew.join("earlier", 0)
             submitted += await _work(stack)
@@ -98,10 +98,10 @@ class _Crew:
         """Stop one as a deploy does; the other leads soon."""
         began_s = time.monotonic()
         if await leaves.stop() != 0:
-            raise ChildFailed(f"it ended with {leaves.process.returncode}{leaves.last_words()}")
+            raise ChildFailed(f"it ended with {leaves.process.returncode}{leaves.output_tail()}")
         while not await (await self._sql.execute(LEADS, (f"%:{stays.pid}:%",))).fetchone():
             if time.monotonic() - began_s > QUIET_S or not stays.alive:
-                raise ChildFailed(f"nobody took the lead{stays.last_words()}")
+                raise ChildFailed(f"nobody took the lead{stays.output_tail()}")
             await asyncio.sleep(0.05)
         self.took_s.append(round(time.monotonic() - began_s, 2))
 

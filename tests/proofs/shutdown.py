@@ -18,7 +18,7 @@ from psycopg import AsyncConnection
 from demo.scenario import submit
 from testbed.audit import count, faults
 from testbed.services.processes import Child
-from testbed.stack import Stack
+from testbed.stack import Servers, Stack
 
 EXIT_LIMIT_S = 3.0  # from SIGTERM to the end, whatever it was doing
 UNREADY = 6  # one in so many is ended before it is ready
@@ -50,14 +50,15 @@ class Ends:
     wrong: list[str] = field(default_factory=list)
 
 
-async def run(directory: Path, terms: int, kills: int, seed: int) -> dict[str, Any]:
-    """So many rounds of each kind, mixed; the summary, with `ok` and what was `wrong`."""
+async def run(directory: Path, terms: int, kills: int, seed: int, servers: Servers | None = None) -> dict[str, Any]:
+    """So many rounds of each kind, mixed; the summary, with `ok` and what was `wrong`. `servers`: migrated ones."""
     dice, ends, submitted = random.Random(seed), Ends(), 0
     kinds = [signal.SIGTERM] * terms + [signal.SIGKILL] * kills
     dice.shuffle(kinds)
-    async with Stack(directory, seed=seed, boot_s=(0.5, 1.5), light=True) as stack:
+    async with Stack(directory, seed=seed, boot_s=(0.5, 1.5), servers=servers, light=True) as stack:
         stack.environment |= OPERATOR
-        await stack.migrate()
+        if servers is None:
+            await stack.migrate()
         await stack.control("POST", "settings", {"per_minute": 1_000_000, "per_hour": 10_000_000, "create_s": 0.2})
         async with await stack.connect() as sql:
             for number, kind in enumerate(kinds):
@@ -91,7 +92,7 @@ async def _round(stack: Stack, sql: Sql, kind: signal.Signals, dice: random.Rand
     if took_s > EXIT_LIMIT_S:
         ends.wrong.append(f"SIGTERM took {took_s:.1f} s")
     if status not in ({0, 128 + signal.SIGTERM, -signal.SIGTERM} if early else {0}):
-        ends.wrong.append(f"SIGTERM ended with {status}{child.last_words()}")
+        ends.wrong.append(f"SIGTERM ended with {status}{child.output_tail()}")
     if not early and await _number(sql, HELD, f"%:{child.pid}:%"):
         ends.wrong.append("the lease was kept")
 

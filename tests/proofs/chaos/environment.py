@@ -20,7 +20,7 @@ from orchestrator.ports import LEASE_TTL_S
 from testbed.runpod.watchdog import MARK
 from testbed.services.processes import Child
 from testbed.stack import Stack
-from tests.proofs.chaos.tcp_proxy import TcpProxy
+from testbed.tcp_proxy import TcpProxy
 from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.runner import cancelled
 
@@ -161,8 +161,8 @@ class ChaosEnvironment:
         for number, child in enumerate(self.orchestrators):
             if not child.alive and child.pid not in self._sent_away:
                 self._sent_away.add(child.pid)
-                if UNANSWERED not in child.last_words():
-                    self.wrong.append(f"an orchestrator ended with {child.process.returncode}{child.last_words()}")
+                if UNANSWERED not in child.output_tail():
+                    self.wrong.append(f"an orchestrator ended with {child.process.returncode}{child.output_tail()}")
                 await self.begin(number)
 
     async def calm(self) -> None:
@@ -191,14 +191,14 @@ async def prepared(directory: Path, seed: int) -> AsyncIterator[ChaosEnvironment
         stack.environment |= OPERATOR
         env = Environment(stack, SAYS_NOTHING)
         exits.push_async_callback(env.close)
-        door = await env.start(ORCHESTRATORS)
-        assert door is not None
-        await exits.enter_async_context(door)
+        balancer = await env.start(ORCHESTRATORS)
+        assert balancer is not None
+        await exits.enter_async_context(balancer)
         lines: dict[str, TcpProxy] = {}
 
         async def line(name: str, url: str) -> str:
             port = urlsplit(url).port or 0
-            lines[name] = await exits.enter_async_context(TcpProxy(name, port))
+            lines[name] = await exits.enter_async_context(TcpProxy(port, name=name))
             return url.replace(f":{port}", f":{lines[name].port}")
 
         for name, variable in BEHIND.items():

@@ -10,8 +10,8 @@ from typing import Literal
 
 from orchestrator.ports import LEASE_TTL_S
 from testbed.runpod.faults import KINDS
+from testbed.tcp_proxy import Break
 from tests.proofs.chaos.environment import ORCHESTRATORS, ChaosEnvironment
-from tests.proofs.chaos.tcp_proxy import Break
 from tests.proofs.fault_matrix.environment import Row
 
 ABSENT_S = (0.0, 0.0, 2.0, 8.0)  # until a platform starts a killed orchestrator again
@@ -200,7 +200,7 @@ async def line_broken(chaos: ChaosEnvironment, dice: random.Random) -> str:
     what = f"{harmed.name} {'after' if after else 'before'} {pattern.decode() or 'any message'}"
     try:
         async with asyncio.timeout(BREAK_WITHIN_S):
-            await breaks.struck.wait()
+            await breaks.happened.wait()
     except TimeoutError:
         return f"{what}: it did not come"
     finally:

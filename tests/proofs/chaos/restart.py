@@ -70,7 +70,7 @@ async def _back(stack: Stack, operator: Mapping[str, str], pods: int, *, from_le
             if line["event"] == "cycle_ended" and line["pods"] == line["status"]["total_workers"] == pods:
                 return child, at - since
         await asyncio.sleep(POLL_S)
-    raise NotWithin(f"not reconciled within {BACK_S:.0f} s{child.last_words()}")
+    raise NotWithin(f"not reconciled within {BACK_S:.0f} s{child.output_tail()}")
 
 
 async def _alive(stack: Stack) -> set[str]:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.proofs.chaos.tcp_proxy import Break, TcpProxy
+from testbed.tcp_proxy import Break, TcpProxy
 
 PATIENCE_S = 5.0
 SILENCE_S = 0.2
@@ -31,7 +31,7 @@ async def reached() -> AsyncIterator[tuple[Echo, TcpProxy, asyncio.StreamReader,
     """An echo behind a line, and a connection to it through the line."""
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
-    async with server, TcpProxy("echo", server.sockets[0].getsockname()[1]) as line, asyncio.timeout(PATIENCE_S):
+    async with server, TcpProxy(server.sockets[0].getsockname()[1]) as line, asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", line.port)
         yield echo, line, reader, writer
         writer.close()
@@ -61,7 +61,7 @@ async def test_it_breaks_at_a_pattern(after: bool) -> None:
         assert await reader.readexactly(5) == b"claim"
         writer.write(b"complete 7")
         assert await ends(reader)
-        assert breaks.struck.is_set()
+        assert breaks.happened.is_set()
         assert echo.heard == (b"claimcomplete 7" if after else b"claim")
         reader_again, writer_again = await asyncio.open_connection("127.0.0.1", line.port)
         writer_again.write(b"complete 7")

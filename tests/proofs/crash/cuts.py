@@ -1,12 +1,9 @@
 """A line to a real PostgreSQL that is cut: before a statement arrives, or after its COMMIT and before the answer."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -14,90 +11,34 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import LostRace, Unavailable
+from testbed.tcp_proxy import Break, TcpProxy
 from tests.db.conformance.builders import Agent, Fleet, result
 
-READY = b"Z\x00\x00\x00\x05I"  # ReadyForQuery, and no transaction open: what was sent has been committed
-CHUNK_BYTES = 1 << 16
+READY = b"Z\x00\x00\x00\x05"  # ReadyForQuery: what was sent has been carried out
 
 
-class Line:
-    """A TCP proxy; `arm` cuts every connection at the n-th message of a client from then on."""
+class Line(TcpProxy):
+    """The way to a database; `arm` cuts a connection at the n-th message of a client from then on."""
 
     def __init__(self, url: str) -> None:
-        target = conninfo_to_dict(url)
-        self._host, self._port = str(target["host"]), int(str(target["port"]))
-        self._url, self._left, self._after = url, 0, False
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.messages = self.cuts = 0
+        super().__init__(int(str(conninfo_to_dict(url)["port"])))
+        self._url = url
+        self._armed: list[Break] = []
 
     @property
     def url(self) -> str:
         """The same database, through this line."""
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return make_conninfo(self._url, host=host, port=port)
+        return make_conninfo(self._url, host="127.0.0.1", port=self.port)
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self._cut()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+    @property
+    def cuts(self) -> int:
+        """How often it was cut."""
+        return sum(one.happened.is_set() for one in self._armed)
 
     def arm(self, *, after: bool, message: int = 1) -> None:
         """Cut at this message from now on."""
-        self._left, self._after = message, after
-
-    def _cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there = await asyncio.open_connection(self._host, self._port)
-        pair = {writer, there}
-        self._writers |= pair
-        answered = asyncio.Event()
-        pumps = {
-            asyncio.create_task(self._up(reader, there, answered)),
-            asyncio.create_task(self._down(there_reader, writer, answered)),
-        }
-        self._pumps |= pumps
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        for one in pair:
-            one.close()
-        self._writers -= pair
-
-    async def _up(self, reader: asyncio.StreamReader, there: asyncio.StreamWriter, swallow: asyncio.Event) -> None:
-        with suppress(OSError):
-            while chunk := await reader.read(CHUNK_BYTES):
-                self.messages += 1
-                self._left -= 1
-                if self._left == 0 and not self._after:
-                    self.cuts += 1
-                    self._cut()
-                    return
-                if self._left == 0:
-                    swallow.set()
-                there.write(chunk)
-
-    async def _down(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, swallow: asyncio.Event) -> None:
-        with suppress(OSError):
-            while chunk := await there.read(CHUNK_BYTES):
-                if not swallow.is_set():
-                    writer.write(chunk)
-                elif chunk.endswith(READY) or chunk[-6:-1] == READY[:-1]:
-                    self.cuts += 1
-                    self._cut()
-                    return
+        self.breaks = Break(b"", after, message, READY)
+        self._armed.append(self.breaks)
 
 
 @dataclass

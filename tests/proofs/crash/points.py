@@ -45,14 +45,16 @@ class CrashWorld(World):
         super().__init__(SEED)
         self.faults.active = False
         self.points: list[Point] = []
-        self._kill_at, self._after = kill_at, after
+        self._kill_at, self._after, self._calls = kill_at, after, 0
 
     async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
         """The call, counted; at the chosen one its process ends."""
         if loop.dead:  # what a killed one left open is being cleared away
             raise Killed
-        self.points.append(Point(len(self.points) + 1, _operation(link, act), f"{link} {_name(act)}"))
-        if len(self.points) != self._kill_at:
+        self._calls += 1
+        if not self._kill_at:  # names cost more than the simulation
+            self.points.append(Point(self._calls, _operation(link, act), f"{link} {_name(act)}"))
+        if self._calls != self._kill_at:
             return await super().carry(loop, link, act, timeout_s=timeout_s)
         if not self._after:
             self._end(loop)
@@ -121,9 +123,13 @@ def walk() -> list[Point]:
 
 def killed_at(point: Point, *, after: bool) -> str | None:
     """What is broken by a kill there; None if nothing is."""
-    violation = CrashWorld(point.number, after=after).live().violation
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        gc.collect()  # what the killed left open is closed here and now: later it would be in somebody else's way
+    gc.disable()
+    try:
+        violation = CrashWorld(point.number, after=after).live().violation
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            gc.collect()  # what the killed left open is closed here and now: later it would be in somebody else's way
+    finally:
+        gc.enable()
     return violation
 
 

@@ -2,9 +2,11 @@
 
 import sys
 
+import pytest
+
 from tests.db.conformance.builders import START
 from tests.proofs.crash.cuts import cut_often
-from tests.proofs.crash.upgrades import cut_migrations
+from tests.proofs.crash.upgrades import BEFORE, cut_migrations
 
 CUTS = 54
 MIGRATION_CUTS = 90  # of so many messages of a migration's client one is cut
@@ -17,6 +19,9 @@ async def test_a_cut_before_or_after_a_commit_is_resolved_right(database: str) -
     assert sum(resolved.values()) == 2 * CUTS
 
 
-async def test_a_migration_that_was_cut_goes_on_where_it_stopped() -> None:
-    """Whatever was there before it: nothing, a user's tables, or a development version."""
-    assert await cut_migrations(every=MIGRATION_CUTS) >= 6
+@pytest.mark.parametrize(
+    "before", [pytest.param(name, marks=() if name == "users" else pytest.mark.full) for name in BEFORE]
+)
+async def test_a_migration_that_was_cut_goes_on_where_it_stopped(before: str) -> None:
+    """Whatever was there before it: a user's tables; with --full nothing, and a development version."""
+    assert await cut_migrations([before], every=MIGRATION_CUTS) >= 2

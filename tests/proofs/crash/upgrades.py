@@ -5,7 +5,7 @@ made. Whatever was applied by then, migrating again must end at the schema of a 
 """
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,10 +109,10 @@ async def _server() -> AsyncIterator[EmbeddedPostgres]:
             yield server
 
 
-async def cut_migrations(*, every: int = 1) -> int:
-    """A cut at every message of every migration, or at one in so many, on a server of its own; how many that were."""
+async def cut_migrations(befores: Iterable[str] = BEFORE, *, every: int = 1) -> int:
+    """A cut at every message of these migrations, or at one in so many, on a server of its own; how many that were."""
     async with _server() as server:
         upgrades = Upgrades(server, every)
-        for before in BEFORE:
+        for before in befores:
             await upgrades.cut_everywhere(before)
         return upgrades.cuts

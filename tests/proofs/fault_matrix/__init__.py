@@ -6,9 +6,10 @@
     failure_codes.py     cases for failure codes that an operator, the market or a machine's history causes
     infrastructure.py    pods, agents, orchestrators, Postgres, S3 and money taken away
     sick_workers.py      machines that look healthy and fail every task
-    shared_services.py   Postgres and S3 shared by a run; a migrated database for each case
+    sick_machines.py     machines that fail while a task runs, as their agents report
     load_balancer.py     one address for several orchestrators
     observer.py          reads the rows all the time: sentences that name a cause, waits that nobody ends
+    health.py            what `health` must say during each fault
     invariants.py        what must hold when a case is over
     secret_scan.py       looks for the stack's secrets in everything that the case leaves
     report.py            the table, for a terminal and for docs/faults.md

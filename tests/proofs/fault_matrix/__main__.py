@@ -1,4 +1,4 @@
-"""`./run faults`: every fault under load, side by side, and the table of what came of it."""
+"""`./run faults`: every fault under load, side by side, and the table of results."""
 
 import asyncio
 import dataclasses
@@ -10,33 +10,34 @@ from pathlib import Path
 import click
 
 from demo.main import INTERRUPTED, only_demo
+from testbed.shared_services import SharedServices
 from testbed.stack import ROOT
 from tests.proofs.fault_matrix.failure_codes import CODES
-from tests.proofs.fault_matrix.infrastructure import HARMS
+from tests.proofs.fault_matrix.infrastructure import INFRASTRUCTURE
 from tests.proofs.fault_matrix.provider import KINDS
 from tests.proofs.fault_matrix.report import document, show
 from tests.proofs.fault_matrix.runner import Case, Result, run
-from tests.proofs.fault_matrix.shared_services import SharedServices
+from tests.proofs.fault_matrix.sick_machines import SICK_MACHINES
 from tests.proofs.fault_matrix.sick_workers import SICK_WORKERS
 
-SIDE_BY_SIDE = 4  # most of a trial is waiting
-TRIALS = (*HARMS, *KINDS, *CODES, *SICK_WORKERS)
+SIDE_BY_SIDE = 4  # most of a case is waiting
+CASES = (*INFRASTRUCTURE, *KINDS, *CODES, *SICK_WORKERS, *SICK_MACHINES)
 DOCUMENT = ROOT / "docs" / "faults.md"
 
 
 @click.command(name="faults")
-@click.option("--only", multiple=True, metavar="NAME", help="This trial alone; may be given several times.")
+@click.option("--only", multiple=True, metavar="NAME", help="This case alone; may be given several times.")
 @click.option("--quick", is_flag=True, help="Those that ./run test has.")
 @click.option("--at-once", default=SIDE_BY_SIDE, show_default=True, type=click.IntRange(min=1), help="Side by side.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per trial on stdout, the table on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per case on stdout, the table on stderr.")
 @click.option("--write", is_flag=True, help="Write docs/faults.md.")
-@click.option("--list", "listing", is_flag=True, help="Name the trials, and run none.")
+@click.option("--list", "listing", is_flag=True, help="Name the cases, and run none.")
 def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write: bool, listing: bool) -> None:
-    """Do every kind of harm to a running stack, and judge what came of it; exit 1 if anything is wrong."""
-    unknown = sorted(set(only) - {case.name for case in TRIALS})
+    """Inject every fault into a running stack and check the result. Exit with 1 if anything is wrong."""
+    unknown = sorted(set(only) - {case.name for case in CASES})
     if unknown:
-        raise click.ClickException(f"no such trial: {', '.join(unknown)}; see --list")
-    chosen = [t for t in TRIALS if (t.name in only if only else t.quick or not quick)]
+        raise click.ClickException(f"no such case: {', '.join(unknown)}; see --list")
+    chosen = [t for t in CASES if (t.name in only if only else t.quick or not quick)]
     if listing:
         for case in chosen:
             print(f"{case.name:24} {case.description}")
@@ -58,7 +59,7 @@ def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write:
 
 
 async def run_all(cases: Sequence[Case], directory: Path, at_once: int) -> list[Result]:
-    """Run trials side by side on common servers, the long ones first; results in the order given."""
+    """Run cases side by side on common servers, the long ones first; results in the order given."""
     gate = asyncio.Semaphore(at_once)
     results: dict[str, Result] = {}
 

@@ -1,4 +1,4 @@
-"""A trial under way: the stack, its orchestrators, what is known of them, and ways to do harm."""
+"""A case under way: the stack, its orchestrators, what is known of them, and ways to inject faults."""
 
 import asyncio
 import time
@@ -16,7 +16,8 @@ from orchestrator.diagnostics.timeline import entries
 from testbed.services.free_port import free_port
 from testbed.services.processes import Child
 from testbed.stack import FLEET, Stack
-from tests.proofs.fault_matrix.load_balancer import Door
+from tests.process.cli.forked import command
+from tests.proofs.fault_matrix.load_balancer import LoadBalancer
 from tests.proofs.fault_matrix.observer import Observer
 
 POLL_S = 0.1
@@ -43,29 +44,29 @@ class NotWithin(Exception):
 
 
 class Environment:
-    """What a trial's act works with."""
+    """What a case's act works with."""
 
     def __init__(self, stack: Stack, says: str) -> None:
         self.stack = stack
         self.orchestrators: list[Child] = []
         self.observer = Observer(self.rows, self.explain, self.explain_workers, says)
-        self.struck_at = 0.0  # epoch seconds
-        self.seen_at = 0.0  # when the first fault first struck, where the emulator knows: sooner nobody could tell
+        self.fault_at = 0.0  # epoch seconds
+        self.seen_at = 0.0  # when the first fault was first applied, where the emulator knows: sooner nobody could tell
         self.figures: list[tuple[str, float, float]] = []  # name, seconds, the most it may be
         self._policy: Policy | None = None
         self._sql: psycopg.AsyncConnection[dict[str, Any]] | None = None
         self._asking = asyncio.Lock()
         self.ports: list[int] = []
 
-    async def start(self, orchestrators: int) -> Door | None:
-        """Start the orchestrators; several share a door, which the caller opens before them."""
+    async def start(self, orchestrators: int) -> LoadBalancer | None:
+        """Start the orchestrators; several share a load balancer, which the caller opens before them."""
         if orchestrators == 1:
             self.ports = [int(self.stack.environment["PORT"])]
             return None
         self.ports = [free_port() for _ in range(orchestrators)]
-        door = Door(free_port(), self.ports)
-        self.stack.environment["WORKER_API_URL"] = door.url
-        return door
+        balancer = LoadBalancer(free_port(), self.ports)
+        self.stack.environment["WORKER_API_URL"] = balancer.url
+        return balancer
 
     async def start_orchestrator(self, number: int = 0) -> Child:
         """Start the orchestrator of that number, or start it again."""
@@ -78,12 +79,12 @@ class Environment:
         if self._sql is not None:
             await self._sql.close()
 
-    def strike(self) -> None:
+    def mark_fault(self) -> None:
         """The harm is done now; recovery counts from the first."""
-        self.struck_at = self.struck_at or time.time()
+        self.fault_at = self.fault_at or time.time()
 
     def figure(self, name: str, seconds: float, most_s: float) -> None:
-        """Note something measured that has a bar."""
+        """Note a measured time and its limit. It is a figure of the machine too, so the test run does not judge it."""
         self.figures.append((name, round(seconds, 2), most_s))
 
     async def rows(self, query: str, *values: object) -> Sequence[Row]:
@@ -99,7 +100,7 @@ class Environment:
 
     async def explain(self, subject: str) -> str:
         """What an operator is told by `explain`, its complaint included where there is no database to ask."""
-        _, out, err = await self.stack.run("explain", subject, overrides={"COLUMNS": "500", "NO_COLOR": "1"})
+        _, out, err = await command(self.stack, "explain", subject, overrides={"COLUMNS": "500", "NO_COLOR": "1"})
         return f"{out}\n{err}"
 
     async def explain_workers(self, ended_s: int = LATELY_S) -> Mapping[str, Sequence[str]]:
@@ -110,7 +111,8 @@ class Environment:
         told: dict[str, Sequence[str]] = {}
         for row in await self.rows(EXPLAINED, FLEET, FLEET, ended_s):
             found, now = row["found"], datetime.fromisoformat(row["found"]["now"])
-            lines = show.worker(workers.explained(found, self._policy), now).plain.splitlines()
+            shown = show.worker(workers.explained(found, self._policy), now)
+            lines = [line for text in shown for line in text.plain.splitlines()]
             told[row["id"]] = [*lines, *(f"{e.at:%H:%M:%S} {e.what} {e.note}" for e in entries(row["history"]))]
         return told
 
@@ -138,27 +140,27 @@ class Environment:
     async def fault(self, kind: str, **fields: Any) -> None:
         """Inject a fault; from here on recovery counts."""
         await self.stack.control("POST", "faults", {"kind": kind, **fields})
-        self.strike()
+        self.mark_fault()
 
-    async def struck(self, timeout_s: float = UNTIL_S) -> None:
-        """Wait until every injected fault has struck."""
+    async def faults_applied(self, timeout_s: float = UNTIL_S) -> None:
+        """Wait until every injected fault has been applied."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             faults = (await self.stack.control("GET", "faults"))["faults"]
-            if faults and all(fault["struck"] for fault in faults):
+            if faults and all(fault["applied"] for fault in faults):
                 return
             await asyncio.sleep(POLL_S)
-        raise NotWithin(f"a fault never struck within {timeout_s:.0f} s")
+        raise NotWithin(f"a fault was not applied within {timeout_s:.0f} s")
 
     async def clear(self) -> None:
         """Take every fault away; what a pod was born with stays."""
-        struck = [f["struck_at"] for f in (await self.stack.control("GET", "faults"))["faults"] if f["struck_at"]]
-        self.seen_at = min(struck, default=self.struck_at)
+        times = [f["applied_at"] for f in (await self.stack.control("GET", "faults"))["faults"] if f["applied_at"]]
+        self.seen_at = min(times, default=self.fault_at)
         await self.stack.control("DELETE", "faults")
 
     async def kill_pod(self, pod: str, how: str) -> None:
         """Lose a pod: "vanish", "exit" or "freeze"."""
-        self.strike()
+        self.mark_fault()
         await self.stack.control("POST", f"pods/{pod}/kill", {"how": how})
 
     async def named(self, timeout_s: float = NAME_S) -> None:

@@ -19,11 +19,11 @@ OLDER = "select 1 from workers where stage = 'intent' and created_at < now() - %
 
 
 async def unasked(env: Environment) -> None:
-    """An operator records a worker while nobody leads, and nobody does for longer than a climb may take."""
+    """An operator records a worker while nobody leads, and nobody does for longer than a bring-up may take."""
     await env.under_way()
     await env.orchestrators[0].kill()
     await env.stack.run("spawn")
-    env.strike()
+    env.mark_fault()
     await env.named()
     await env.until(OLDER, SPAWNING_S)
     await env.start_orchestrator()
@@ -34,7 +34,7 @@ async def unasked(env: Environment) -> None:
 
 async def misconfigured(env: Environment) -> None:
     """Every worker's set-up fails, until an operator has mended the command."""
-    env.strike()
+    env.mark_fault()
     await env.named()
     await env.orchestrators[0].stop()
     env.stack.environment["WORKER_SETUP_COMMAND"] = "true"
@@ -45,7 +45,7 @@ async def dry(env: Environment) -> None:
     """No offer has stock, for longer than a worker may wait for it."""
     await env.named()
     await env.until(ENDED, FailureCode.NO_CAPACITY)
-    await asyncio.sleep(max(0.0, env.struck_at + DRY_S - time.time()))
+    await asyncio.sleep(max(0.0, env.fault_at + DRY_S - time.time()))
     calls = (await env.stack.control("GET", "ledger"))["calls"]["POST /v2/pods"]
     if calls > DRY_CALLS:
         raise NotWithin(f"{calls} create calls in {DRY_S:.0f} s of a dry market, more than {DRY_CALLS}")
@@ -56,7 +56,7 @@ async def met_again(env: Environment) -> None:
     await env.until(ENDED, FailureCode.ECC)
     await env.stack.control("DELETE", "faults")
     await env.fault("same_machine", detail=MACHINE, times=WAVE)
-    await env.struck()
+    await env.faults_applied()
     await env.named()
 
 
@@ -69,7 +69,7 @@ CODES: tuple[Case, ...] = (
           faults=({"kind": "unauthorized", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
     Case("create_forbidden", "403 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
           faults=({"kind": "forbidden", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
-    Case("setup_command", "WORKER_SETUP_COMMAND=false", "mended, redeployed, and on it goes", "SETUP_FAILED",
+    Case("setup_command", "WORKER_SETUP_COMMAND=false", "corrected and redeployed; the work goes on", "SETUP_FAILED",
           misconfigured, settings={"WORKER_SETUP_COMMAND": "false"}, ends_as=(FailureCode.SETUP_FAILED,),
           may_end_as=ASKING, pods=8),
     Case("dry_market", "no stock of either GPU type for 20 s", "few calls; rented when there is stock", "NO_CAPACITY",

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import httpx
 
-from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.errors import NO_DATABASE
 from orchestrator.ports import LEASE_TTL_S
@@ -52,7 +51,7 @@ def ssh(mode: str) -> Act:
 
     async def act(env: Environment) -> None:
         pod = (await env.busy())["pod"]
-        env.strike()
+        env.mark_fault()
         await env.stack.control("POST", f"pods/{pod}/ssh", {"mode": mode, "cut": True, "seconds": 0.2})
         await asyncio.sleep(OUTAGE_S)
         with contextlib.suppress(httpx.HTTPStatusError):  # it may have been deleted meanwhile
@@ -64,7 +63,7 @@ def ssh(mode: str) -> Act:
 async def moved(env: Environment) -> None:
     """A busy pod's SSH moves to another port, as after a restart; its worker must be told of there."""
     busy = await env.busy()
-    env.strike()
+    env.mark_fault()
     port = (await env.stack.control("POST", f"pods/{busy['pod']}/ports", {}))["port"]
     followed = "select 1 from workers where id = %s and ssh_port = %s"
     began = time.monotonic()
@@ -80,7 +79,7 @@ def agent(number: signal.Signals) -> Act:
         busy = await env.busy()
         [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
         [recorded] = Path(pod["home"]).glob(".orchestrator/run/*/agent.pid")
-        env.strike()
+        env.mark_fault()
         os.kill(int(recorded.read_text().split()[0].strip('{",')), number)
         await env.named()
 
@@ -89,7 +88,7 @@ def agent(number: signal.Signals) -> Act:
 
 async def calm(env: Environment) -> None:
     """Nothing happens."""
-    env.strike()
+    env.mark_fault()
 
 
 async def for_long(env: Environment) -> None:
@@ -116,16 +115,16 @@ async def poisoned(env: Environment) -> None:
 
 
 async def stuck(env: Environment) -> None:
-    """A task has begun, and will never make progress."""
+    """A task has begun, and will never show a sign of life."""
     await env.until("select 1 from tasks where task_type = 'hang' and status = 'In Progress'")
-    env.strike()
+    env.mark_fault()
     await env.named()
 
 
 async def broke(env: Environment) -> None:
     """At $0 the provider deletes every pod; there is money again after a while."""
     await env.under_way()
-    env.strike()
+    env.mark_fault()
     await env.stack.control("POST", "settings", {"balance_usd": 0})
     await env.named()
     await asyncio.sleep(OUTAGE_S)
@@ -133,9 +132,9 @@ async def broke(env: Environment) -> None:
 
 
 async def restarted(env: Environment) -> None:
-    """SIGKILL at three moments chosen by the trial's seed, and a new process each time."""
+    """SIGKILL at three moments chosen by the case's seed, and a new process each time."""
     dice = random.Random(env.stack.seed)
-    env.strike()
+    env.mark_fault()
     for _ in range(3):
         await asyncio.sleep(dice.uniform(0.3, 4))
         await env.orchestrators[0].kill()
@@ -147,7 +146,7 @@ async def restarted(env: Environment) -> None:
 async def redeployed(env: Environment) -> None:
     """SIGTERM in the middle, and a new process."""
     await env.under_way()
-    env.strike()
+    env.mark_fault()
     began = time.monotonic()
     await env.orchestrators[0].stop()
     env.figure("SIGTERM to exit", time.monotonic() - began, 5)
@@ -172,7 +171,7 @@ async def deposed(env: Environment) -> None:
     await env.under_way()
     [before] = await env.rows(LEADER)
     number = _leads(env, before)
-    env.strike()
+    env.mark_fault()
     await env.orchestrators[number].kill()
     env.figure("fail-over", await _next_leader(env, before), FAIL_OVER_S)
     await env.start_orchestrator(number)
@@ -183,7 +182,7 @@ async def handed_over(env: Environment) -> None:
     await env.under_way()
     [before] = await env.rows(LEADER)
     number = _leads(env, before)
-    env.strike()
+    env.mark_fault()
     stopping = asyncio.create_task(env.orchestrators[number].stop())
     env.figure("hand-over", await _next_leader(env, before), HAND_OVER_S)
     await stopping
@@ -195,7 +194,7 @@ async def frozen(env: Environment) -> None:
     await env.under_way()
     [before] = await env.rows(LEADER)
     child = env.orchestrators[_leads(env, before)]
-    env.strike()
+    env.mark_fault()
     os.kill(child.pid, signal.SIGSTOP)
     try:
         env.figure("fail-over", await _next_leader(env, before), FAIL_OVER_S)
@@ -211,7 +210,7 @@ async def frozen(env: Environment) -> None:
 async def dazed(env: Environment) -> None:
     """SIGSTOP of the only orchestrator for longer than its lease and than a worker may be silent."""
     await env.under_way()
-    env.strike()
+    env.mark_fault()
     os.kill(env.orchestrators[0].pid, signal.SIGSTOP)
     await asyncio.sleep(LEASE_TTL_S + 3)
     os.kill(env.orchestrators[0].pid, signal.SIGCONT)
@@ -222,7 +221,7 @@ def postgres(mode: Literal["fast", "immediate"]) -> Act:
 
     async def act(env: Environment) -> None:
         await env.under_way()
-        env.strike()
+        env.mark_fault()
         await env.stack.postgres.stop(mode)
         await asyncio.sleep(OUTAGE_S)
         await env.stack.postgres.start()
@@ -233,16 +232,16 @@ def postgres(mode: Literal["fast", "immediate"]) -> Act:
 async def without_s3(env: Environment) -> None:
     """S3 ends, and comes back after OUTAGE_S."""
     await env.under_way()
-    env.strike()
+    env.mark_fault()
     await env.stack.s3.stop()
     await asyncio.sleep(OUTAGE_S)
     await env.stack.s3.start()
 
 
-async def store_away(env: Environment) -> None:
+async def store_outage(env: Environment) -> None:
     """S3 ends while outputs are on their way, for longer than agents may be out of reach; nobody claims meanwhile."""
     await env.under_way()
-    env.strike()
+    env.mark_fault()
     await env.stack.s3.stop()
     await env.named()
     [before] = await env.rows(CLAIMS)
@@ -293,8 +292,8 @@ def _unled(name: str, description: str, outcome: str, says: str, act: Act, *, co
     return Case(name, description, outcome, says, act, orchestrators=count, may_end_as=ASKING, **more)
 
 
-HARMS: tuple[Case, ...] = (
-    Case("nothing", "no harm at all, for comparison", "all is done", "verified", calm, quick=True),
+INFRASTRUCTURE: tuple[Case, ...] = (
+    Case("nothing", "no fault, for comparison", "all is done", "verified", calm, quick=True),
     _pod("pod_vanishes", "a busy pod's machine is gone", f"POD_MISSING|{UNSHOWN}", killed("vanish"), quick=True,
          ends_as=(FailureCode.POD_MISSING,), settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
     _pod("pod_exits", "a busy pod's container ends", "POD_EXITED", killed("exit"),
@@ -313,10 +312,9 @@ HARMS: tuple[Case, ...] = (
     Case("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
           "WORKER_LOST|LEASE_EXPIRED", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
           ends_as=(FailureCode.POD_EXITED,), keeps_logs=False, pods=8, quick=True, limit_s=180),
-    Case("stuck", "a task that makes no progress", "ended by the clock; the others are done",
-          "task_stuck", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
-          others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1,
-          ends_as=(ExitCause.TASK_STUCK,)),
+    Case("stuck", "a task without a sign of life", "ended by the clock; its worker goes on, the others are done",
+          "TASK_STUCK", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
+          others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1),
     Case("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
           "BALANCE", broke, ends_as=(FailureCode.NO_HEARTBEAT, FailureCode.BALANCE), keeps_logs=False, pods=8,
           limit_s=180),
@@ -340,7 +338,7 @@ HARMS: tuple[Case, ...] = (
     Case("s3_restarts", "S3 is away for 8 s", "the log comes later", LATE_LOGS, without_s3, own_servers=True),
     Case("store_away", "S3 is away for 30 s while outputs are on their way",
           "results wait, nobody claims, no attempt is used up", "the store is away since|waits for the store",
-          store_away, own_servers=True, tasks=TASKS * 2, settings=STORING, limit_s=180),
+          store_outage, own_servers=True, tasks=TASKS * 2, settings=STORING, limit_s=180),
     Case("provider_away", "RunPod cut off while an agent dies", "the task is rescued; no living worker ends",
           "no list of pods.*no connection, or it was cut", provider_away, ends_as=(FailureCode.NO_HEARTBEAT,),
           tasks=TASKS * 2),

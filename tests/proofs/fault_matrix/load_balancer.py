@@ -14,7 +14,7 @@ LOOK_TIMEOUT_S = 1.0
 CHUNK_BYTES = 65_536
 
 
-class Door:
+class LoadBalancer:
     """Forwards each connection to one of the healthy backends in turn; with none, it hangs up."""
 
     def __init__(self, port: int, backends: Sequence[int]) -> None:

@@ -39,7 +39,7 @@ WAITS = """
 
 
 class Observer:
-    """Runs beside the trial; `named` is set once a sentence of `explain` names the cause."""
+    """Runs beside the case; `named` is set once a sentence of `explain` names the cause."""
 
     def __init__(self, rows: Rows, explain: Explain, explain_workers: ExplainWorkers, says: str) -> None:
         self._rows, self._explain, self._explain_workers = rows, explain, explain_workers
@@ -50,20 +50,20 @@ class Observer:
         self.waits: set[str] = set()
         self._suspects: dict[str, float] = {}  # who a row that names the cause is about -> when it was first seen
 
-    async def watch(self, struck: Callable[[], bool]) -> None:
+    async def watch(self, has_begun: Callable[[], bool]) -> None:
         """Look until cancelled; what is said before the harm was done says nothing of it."""
         while True:
             try:
-                await self.look(struck())
-            except psycopg.OperationalError:  # the trial has taken the database away: what does the command say?
-                if struck() and not self.named.is_set():
+                await self.look(has_begun())
+            except psycopg.OperationalError:  # the case has taken the database away: what does the command say?
+                if has_begun() and not self.named.is_set():
                     self._settle("scaling", (await self._explain("scaling")).splitlines(), time.time())
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self, struck: bool = True) -> None:
+    async def look(self, has_begun: bool = True) -> None:
         """One look at the rows; whom a row that names the cause is about is explained, and that must name it too."""
         self.waits |= {str(row["wait"]) for row in await self._rows(WAITS, OVERDUE_S)}
-        if self.named.is_set() or not struck:
+        if self.named.is_set() or not has_begun:
             return
         began = time.time()
         for worker, lines in (await self._explain_workers()).items():

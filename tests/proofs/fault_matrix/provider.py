@@ -1,4 +1,4 @@
-"""A trial for every kind in the emulator's table of faults, under the kind's own name."""
+"""A case for every kind in the emulator's table of faults, under the kind's own name."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from tests.proofs.fault_matrix.infrastructure import SILENT, UNSHOWN
 from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case
 
 HOLD_S = 6.0  # a fault of the list lasts for three lists
-WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of trial.SETTINGS
+WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of runner.SETTINGS
 UNLISTED, NOT_JSON = "no list of pods.*", "no JSON, or not all of it"
 LISTED = "it is still listed since"
-CLIMB_S = {"SPAWNING_TIMEOUT_SEC": "12"}  # the hard cap, where a stage's own deadline is a minute or ten
+BRINGUP_S = {"SPAWNING_TIMEOUT_SEC": "12"}  # the hard cap, where a stage's own deadline is a minute or ten
 POD_PYTHON = {"WORKER_PYTHON": "python3"}  # the pod's own: what befalls an agent there begins with it
 # The RTX 4090 has no rows to remap.
 A100 = {"RUNPOD_GPU_TYPE": "NVIDIA A100 80GB PCIe", "MAX_HOURLY_COST_USD": "6.60", "DAILY_BUDGET_USD": "0.95"}
@@ -28,7 +28,7 @@ REPLACED = "replaced by another pod"
 MENDED_LATER = "asked again now and then, rented when it may"
 ADOPTED = "adopted by its name, none rented twice"
 UNTOUCHED = "nothing decided about pods; the work goes on"
-UNNOTICED = "nobody is harmed, nothing is done"
+UNNOTICED = "no worker ends, nothing is done"
 
 
 async def until_named(env: Environment) -> None:
@@ -36,9 +36,9 @@ async def until_named(env: Environment) -> None:
     await env.named()
 
 
-async def until_struck(env: Environment) -> None:
-    """… or until they have struck, and that was said."""
-    await env.struck()
+async def until_applied(env: Environment) -> None:
+    """… or until they were applied and named."""
+    await env.faults_applied()
     await env.named()
 
 
@@ -48,7 +48,7 @@ def during(kind: str, **fields: Any) -> Act:
     async def act(env: Environment) -> None:
         await env.under_way()
         await env.fault(kind, **fields)
-        await env.struck()
+        await env.faults_applied()
         await asyncio.sleep(HOLD_S)
         await env.named()
 
@@ -58,7 +58,7 @@ def during(kind: str, **fields: Any) -> Act:
 async def other_key(env: Environment) -> None:
     """Another machine seems to answer at a busy pod's address."""
     busy = await env.busy()
-    env.strike()
+    env.mark_fault()
     await env.stack.control("POST", f"pods/{busy['pod']}/ssh", {"mode": "wrong_key", "cut": True})
     await env.named()
 
@@ -97,7 +97,7 @@ def _born(
 def _odd(kind: str, description: str, says: str, **fields: Any) -> Case:
     """A pod is born odd, and must be taken as it is."""
     fault = {"kind": kind, "times": WAVE, **fields}
-    return Case(kind, description, UNNOTICED, says, until_struck, faults=(fault,), pods=WAVE + 2)
+    return Case(kind, description, UNNOTICED, says, until_applied, faults=(fault,), pods=WAVE + 2)
 
 
 def _listed(kind: str, description: str, says: str, *, quick: bool = False, **fields: Any) -> Case:
@@ -145,23 +145,24 @@ KINDS: tuple[Case, ...] = (
     _listed("forbidden", "403 to every call", "403 access denied", operation="any"),
     _listed("cloudflare", "403 from Cloudflare to every call", "403 error code: 1010", operation="any"),
     Case("not_found", "404 to the delete, and the pod lives", "deleted again until no list shows it", LISTED,
-          until_struck, faults=({"kind": "not_found", "operation": "delete", "times": WAVE},)),
+          until_applied, faults=({"kind": "not_found", "operation": "delete", "times": WAVE},)),
     Case("conflict", "409 to the delete", "deleted again until no list shows it", "deleting failed",
-          until_struck, faults=({"kind": "conflict", "operation": "delete", "times": WAVE},)),
+          until_applied, faults=({"kind": "conflict", "operation": "delete", "times": WAVE},)),
     _listed("rate_limited", "429 with Retry-After to every call", "429 rate limit", operation="any", retry_after_s=1),
     _listed("internal_error", "500 to every call", "500 internal", operation="any"),
     _listed("bad_gateway", "502 in HTML to every call", "502 ", operation="any"),
     _listed("unavailable", "503 to every call", "503 service", operation="any"),
     _listed("gateway_timeout", "504 in HTML to every call", "504 ", operation="any"),
     Case("cut_before_commit", "the create call is cut, no pod comes", "looked for by name, then " + REPLACED,
-          "CREATE_UNKNOWN", until_struck, faults=({"kind": "cut_before_commit", "operation": "create", "times": WAVE},),
+          "CREATE_UNKNOWN", until_applied,
+          faults=({"kind": "cut_before_commit", "operation": "create", "times": WAVE},),
           ends_as=(FailureCode.CREATE_UNKNOWN,), limit_s=240),
     Case("hang_before_commit", "the create call hangs, no pod comes", "looked for by name, then " + REPLACED,
-          "CREATE_UNKNOWN|has not answered the create call", until_struck,
+          "CREATE_UNKNOWN|has not answered the create call", until_applied,
           faults=({"kind": "hang_before_commit", "operation": "create", "times": WAVE},),
           ends_as=(FailureCode.CREATE_UNKNOWN,), limit_s=240),
     Case("delete_lies", "204 to the delete, and the pod lives", "deleted again until no list shows it",
-          LISTED, until_struck, faults=({"kind": "delete_lies", "times": WAVE},), quick=True),
+          LISTED, until_applied, faults=({"kind": "delete_lies", "times": WAVE},), quick=True),
     _lost_reply("commit_then_500", "500 to the create, and the pod exists"),
     _lost_reply("commit_then_502", "502 in HTML to the create, and the pod exists"),
     _lost_reply("commit_then_cut", "the create's answer is cut, and the pod exists", quick=True),
@@ -183,17 +184,17 @@ KINDS: tuple[Case, ...] = (
     _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),  # nobody asks by GET: all is well
     _odd("slow_boot", "the pod boots in 10 s", _boots("(PROVISIONING|STARTING)"), seconds=10),
     Case("slow_pull", "the image comes for 26 s, the stage has 20 s", "waited for once more: its log shows it",
-          "its image is being pulled", until_struck, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
+          "its image is being pulled", until_applied, faults=({"kind": "slow_pull", "times": WAVE, "seconds": 26},),
           settings={"BRINGUP_DEADLINES": "pod_running=20"}, meets=(FailureCode.IMAGE_PULL_SLOW,), pods=WAVE + 2),
     _odd("flickers", "the new pod's runtime is null for 5 s", _boots("RUNNING without a runtime"), seconds=5),
     _born("stuck_provisioning", "PROVISIONING for ever", FailureCode.NO_RUNTIME, _boots("PROVISIONING"),
-          settings=CLIMB_S),
+          settings=BRINGUP_S),
     _born("stuck_starting", "STARTING for ever", FailureCode.IMAGE_PULL_SLOW, _boots("STARTING"),
           settings={"SPAWNING_TIMEOUT_SEC": "24"}),  # its log is read until it pauses, in an eighth of that time
     _born("no_runtime", "RUNNING without a runtime for ever", FailureCode.NO_RUNTIME,
-          _boots("RUNNING without a runtime"), settings=CLIMB_S, quick=True),
+          _boots("RUNNING without a runtime"), settings=BRINGUP_S, quick=True),
     _born("no_ssh_details", "no public address for port 22", FailureCode.SSH_DETAILS_MISSING,
-          "no public address for its port 22", settings=CLIMB_S),
+          "no public address for its port 22", settings=BRINGUP_S),
     _born("boot_error", "status ERROR instead of RUNNING", FailureCode.POD_ERROR),
     _born("exits", "EXITED a second after RUNNING", FailureCode.POD_EXITED, seconds=1),
     _born("vanishes", "gone 4 s after RUNNING, without a word", FailureCode.POD_MISSING, UNSHOWN, seconds=4,
@@ -207,9 +208,9 @@ KINDS: tuple[Case, ...] = (
     _born("agent_cut_off", "the agent lives and reaches nobody", FailureCode.NO_HEARTBEAT, "none has come|NO_HEARTBEAT",
           settings={**POD_PYTHON, "BRINGUP_DEADLINES": "heartbeat=5"}, quick=True),
     _born("clock_skew", "the pod's clock is 300 s off", FailureCode.CLOCK_SKEW, seconds=300),
-    _born("ssh_refused", "nothing listens at the SSH port", FailureCode.TCP_REFUSED, settings=CLIMB_S),
-    _born("ssh_silent", "sshd accepts and says nothing", FailureCode.TCP_TIMEOUT, settings=CLIMB_S, quick=True),
-    _born("ssh_not_ssh", "a web server at the SSH port", FailureCode.NOT_SSH, settings=CLIMB_S),
+    _born("ssh_refused", "nothing listens at the SSH port", FailureCode.TCP_REFUSED, settings=BRINGUP_S),
+    _born("ssh_silent", "sshd accepts and says nothing", FailureCode.TCP_TIMEOUT, settings=BRINGUP_S, quick=True),
+    _born("ssh_not_ssh", "a web server at the SSH port", FailureCode.NOT_SSH, settings=BRINGUP_S),
     _born("ssh_wrong_key", "another host key at each connection, cut after 0.02 s", FailureCode.HOST_KEY_CHANGED,
           seconds=0.02),
     Case("ssh_wrong_key_later", "another host key after a cut connection", "refused, recorded; the work goes on",
@@ -217,6 +218,6 @@ KINDS: tuple[Case, ...] = (
     _born("ssh_relayed", "another machine answers and passes on to the pod", FailureCode.HOST_KEY_RELAYED),
     _born("ssh_auth_refused", "our key is refused", FailureCode.AUTH_FAILED),
     _born("ssh_no_shell", "logs in, and runs nothing", FailureCode.EXEC_FAILED),
-    _born("ssh_dropped", "each command is cut after 0.02 s", FailureCode.CONNECTION_LOST, settings=CLIMB_S,
+    _born("ssh_dropped", "each command is cut after 0.02 s", FailureCode.CONNECTION_LOST, settings=BRINGUP_S,
           seconds=0.02),
 )  # fmt: skip

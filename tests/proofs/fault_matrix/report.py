@@ -1,4 +1,4 @@
-"""The table of what came of each trial: for a terminal, and for docs/faults.md."""
+"""The table of the results of each case: for a terminal, and for docs/faults.md."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tests.proofs.fault_matrix.runner import Result
 
-COLUMNS = ("fault", "what is done", "what came of it", "recovered", "named", "the sentence")
+COLUMNS = ("fault", "what is done", "what came of it", "recovered", "named", "the sentence", "health")
 WORKER_ID = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")
 SENTENCE = 140  # characters of it in the document
 HEAD = """# Faults under load
@@ -28,6 +28,7 @@ tasks, and injects the fault while they run. When all tasks have ended, it check
 
 *Recovered* is the time from the fault to the end of the last task. *Named* is the time from the first visible sign
 until a row, and `explain` or `timeline`, name the cause: at most 10 s. *The sentence* is the first text that names it.
+*Health* is what `health` says of the cause during the fault, and its exit code: 1 if work or money is affected.
 
 """
 
@@ -43,7 +44,7 @@ def show(results: Sequence[Result], stream: TextIO) -> None:
         table.add_row(f"{mark} {result.name}", *_cells(result))
     console.print(table)
     for result in results:
-        for wrong in result.wrong:
+        for wrong in (*result.wrong, *result.late):
             console.print(f"[red]{result.name}[/red]: {wrong}", markup=True)
     console.print(summary(results))
 
@@ -51,15 +52,15 @@ def show(results: Sequence[Result], stream: TextIO) -> None:
 def summary(results: Sequence[Result]) -> str:
     """One line about all of them."""
     good = sum(result.ok for result in results)
-    return f"{good} of {len(results)} trials as they should be, in {sum(r.seconds for r in results):.0f} s of trials"
+    return f"{good} of {len(results)} cases as they should be, in {sum(r.seconds for r in results):.0f} s of cases"
 
 
 def document(results: Iterable[Result]) -> str:
     """docs/faults.md."""
-    rows = [f"| {' | '.join(COLUMNS)} |", "|---|---|---|---:|---:|---|"]
+    rows = [f"| {' | '.join(COLUMNS)} |", "|---|---|---|---:|---:|---|---|"]
     for result in results:
         cells = [cell.replace("|", "\\|") for cell in (result.name, *_cells(result))]
-        wrong = "; ".join(result.wrong).replace("|", "\\|")
+        wrong = "; ".join((*result.wrong, *result.late)).replace("|", "\\|")
         if wrong:
             cells[2] = f"**not yet**: {wrong}"
         rows.append(f"| {' | '.join(cells)} |")
@@ -75,6 +76,7 @@ def _cells(result: Result) -> tuple[str, ...]:
         _seconds(result.recovered_s),
         _seconds(result.named_s),
         WORKER_ID.sub("gpu-…", result.sentence)[:SENTENCE],
+        WORKER_ID.sub("gpu-…", result.health)[:SENTENCE],
     )
 
 

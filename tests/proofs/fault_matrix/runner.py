@@ -1,4 +1,4 @@
-"""What a trial is, and how one is run."""
+"""What a case is, and how one is run."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,18 @@ from demo.scenario import submit
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from testbed.services.processes import ChildFailed
+from testbed.shared_services import SharedServices
 from testbed.stack import Stack, Transport
+from tests.process.cli import forked
 from tests.proofs.fault_matrix.environment import Environment, NotWithin
+from tests.proofs.fault_matrix.health import HealthWatch, expected_of
 from tests.proofs.fault_matrix.invariants import NAMED_S, check
 from tests.proofs.fault_matrix.secret_scan import give_password
-from tests.proofs.fault_matrix.shared_services import SharedServices
 
 POLL_S = 0.2
 TASKS = 24
 BOOT_S = (0.8, 1.5)
-# A fleet that is quick to notice, for trials that wait for it to notice.
+# A fleet that is quick to notice, for cases that wait for it to notice.
 SETTINGS = {
     "MAX_ACTIVE_GPUS": "2",
     "TASKS_PER_GPU_THRESHOLD": "2",
@@ -51,8 +53,6 @@ Act = Callable[[Environment], Awaitable[None]]
 Fault = Mapping[str, Any]
 Around = Callable[[Environment], AbstractAsyncContextManager[object]]
 
-LATE = "the cause was named after"  # a figure of this machine: `./run faults` minds it, the test run does not
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -61,7 +61,7 @@ class Case:
     name: str
     description: str  # what is done
     outcome: str  # what must come of it
-    says: str  # a regular expression that a sentence must match, within NAMED_S of the harm
+    says: str  # a regular expression that a sentence must match, within NAMED_S of the fault
     act: Act
     faults: tuple[Fault, ...] = ()  # injected before there is any work
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -71,11 +71,11 @@ class Case:
     others: tuple[Mapping[str, Any], ...] = ()  # tasks besides, submitted first
     fails: int = 0  # tasks that must end as Failed
     ends_as: tuple[FailureCode | ExitCause, ...] = ()  # what failed workers must end as: each of it
-    may_end_as: tuple[FailureCode, ...] = ()  # … and may, if the harm meets them at that moment; as nothing else
+    may_end_as: tuple[FailureCode, ...] = ()  # … and may, if the fault meets them at that moment; as nothing else
     meets: tuple[FailureCode, ...] = ()  # what an attempt must meet, though its worker goes on
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
-    after_s: float = 0  # from the strike until there is anything to see
+    after_s: float = 0  # from the fault until anything can be seen
     limit_s: float = 120
     quick: bool = False  # part of ./run test
     transport: Transport = "direct"
@@ -90,9 +90,11 @@ class Result:
     outcome: str
     ok: bool
     wrong: tuple[str, ...]
-    recovered_s: float | None  # from the harm to the last task's end
-    named_s: float | None  # from what could first be seen of the harm to the first row that names the cause
+    late: tuple[str, ...]  # figures of the machine above their limit: `./run faults` judges them, the test run does not
+    recovered_s: float | None  # from the fault to the last task's end
+    named_s: float | None  # from what could first be seen of the fault to the first row that names the cause
     sentence: str
+    health: str  # what `health` said of the cause, and its exit code
     figures: Mapping[str, float]
     pods: int
     log_bytes_declared_lost: int
@@ -101,14 +103,15 @@ class Result:
 
 
 async def run(case: Case, shared: SharedServices, directory: Path, around: Around | None = None) -> Result:
-    """Set up, do harm under load, wait for the end, judge. What goes wrong on the way is part of the result.
+    """Set up, inject faults under load, wait for the end, judge. What goes wrong on the way is part of the result.
 
     `around` is entered before the first orchestrator starts, and left while all of them still run.
     """
     began = time.monotonic()
     async with AsyncExitStack() as exits:
         own = await exits.enter_async_context(SharedServices(directory / "ground")) if case.own_servers else shared
-        stack = Stack(directory, boot_s=BOOT_S, servers=await own.servers(case.name), transport=case.transport)
+        servers = await own.servers(case.name)
+        stack = Stack(directory, boot_s=BOOT_S, servers=servers, transport=case.transport, start=forked.start)
         await exits.enter_async_context(stack)
         stack.environment |= SETTINGS | dict(case.settings)
         give_password(stack)
@@ -116,12 +119,15 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
         exits.push_async_callback(env.close)
         if around is not None:
             await exits.enter_async_context(around(env))
-        door = await env.start(case.orchestrators)
-        if door is not None:
-            await exits.enter_async_context(door)
-        watching = asyncio.create_task(env.observer.watch(lambda: env.struck_at > 0))
-        exits.push_async_callback(cancelled, watching)
+        balancer = await env.start(case.orchestrators)
+        if balancer is not None:
+            await exits.enter_async_context(balancer)
+        health = HealthWatch(lambda: stack.environment, expected_of(case.name, case.ends_as))
+        for watcher in (env.observer, health):
+            watching = asyncio.create_task(watcher.watch(lambda: env.fault_at > 0))
+            exits.push_async_callback(cancelled, watching)
         wrong = await _run_case(case, env)
+        wrong += health.wrong()
         judged = await check(
             env,
             await stack.control("GET", "ledger"),
@@ -131,7 +137,7 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
             meets=case.meets,
             keeps_logs=case.keeps_logs,
         )
-    seen_at = (env.seen_at or env.struck_at) + case.after_s
+    seen_at = (env.seen_at or env.fault_at) + case.after_s
     named_s = round(env.observer.named_at - seen_at, 1) if env.observer.named.is_set() else None
     wrong += judged.wrong
     if judged.failed != case.fails:
@@ -140,17 +146,20 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
         wrong.append(f"{judged.pods} pods rented, more than {case.pods}")
     if named_s is None:
         wrong.append("no row named the cause")
-    elif named_s > NAMED_S:
-        wrong.append(f"{LATE} {named_s} s")
+    late = [f"{name} took {took_s:g} s, not {most_s:g} s" for name, took_s, most_s in env.figures if took_s > most_s]
+    if named_s is not None and named_s > NAMED_S:
+        late.append(f"the cause was named after {named_s} s")
     return Result(
         name=case.name,
         description=case.description,
         outcome=case.outcome,
-        ok=not wrong,
+        ok=not wrong and not late,
         wrong=tuple(wrong),
-        recovered_s=round(max(0.0, judged.last_task_at - env.struck_at), 1) if env.struck_at else None,
+        late=tuple(late),
+        recovered_s=round(max(0.0, judged.last_task_at - env.fault_at), 1) if env.fault_at else None,
         named_s=named_s if named_s is None else max(0.0, named_s),
         sentence=env.observer.sentence,
+        health=health.sentence,
         figures={name: seconds for name, seconds, _ in env.figures},
         pods=judged.pods,
         log_bytes_declared_lost=judged.declared_lost,
@@ -160,7 +169,7 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
 
 
 async def _run_case(case: Case, env: Environment) -> list[str]:
-    """The trial itself; what was wrong on the way."""
+    """The case itself; what was wrong on the way."""
     wrong: list[str] = []
     try:
         for number in range(case.orchestrators):
@@ -170,7 +179,7 @@ async def _run_case(case: Case, env: Environment) -> list[str]:
         work: Sequence[dict[str, Any]] = [{"task_type": "work", "params": {}} for _ in range(case.tasks)]
         await submit(env.stack, [*map(dict, case.others), *work])
         if case.faults:
-            env.strike()
+            env.mark_fault()
         try:
             await case.act(env)
         except NotWithin as error:

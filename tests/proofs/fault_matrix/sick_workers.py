@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.failures import FailureCode
-from tests.proofs.fault_matrix.environment import Environment
-from tests.proofs.fault_matrix.provider import POD_PYTHON, until_struck
+from tests.proofs.fault_matrix.environment import Environment, NotWithin
+from tests.proofs.fault_matrix.provider import POD_PYTHON, until_applied
 from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case
 
 HANDLERS = {
@@ -50,7 +50,7 @@ def sickened(damage: Callable[[Path], None]) -> Act:
     async def act(env: Environment) -> None:
         busy = await env.busy()
         [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
-        env.strike()
+        env.mark_fault()
         damage(Path(pod["home"]))
         await env.named()
         await env.until("select 1 from workers where id = %s and exit_cause = 'worker_sick'", busy["worker"])
@@ -61,12 +61,12 @@ def sickened(damage: Callable[[Path], None]) -> Act:
 async def corrected(env: Environment) -> None:
     """A release fails every task; once it is known to be bad, the next one is deployed."""
     await env.until("select 1 from task_attempts where outcome = 'failed'")
-    env.strike()
+    env.mark_fault()
     await env.until(ENDED, "release_bad")
     await env.named()
     strikes = await env.rows("select key from hosts")
     if strikes:
-        env.figure("hosts blamed for the release", len(strikes), 0)
+        raise NotWithin(f"{len(strikes)} host(s) are blamed for the release")
     env.stack.environment["WORKER_HANDLERS"] = GOOD
     await env.orchestrators[0].stop()
     await env.start_orchestrator()
@@ -86,7 +86,7 @@ SICK_WORKERS: tuple[Case, ...] = (
           outcome="replaced at once; its successor does the work", ends_as=(FailureCode.TASKS_FAIL_UNJUDGED,),
           settings={**HANDLERS, "MAX_ACTIVE_GPUS": "1"}),
     Case("disk_fills", "the disk of one pod becomes full", "it claims nothing, and is replaced after 30 s",
-          "its disk is full", until_struck, faults=({"kind": "disk_fills", "times": 1, "seconds": FILLS_S},),
+          "DISK_FULL: ", until_applied, faults=({"kind": "disk_fills", "times": 1, "seconds": FILLS_S},),
           settings=POD_PYTHON, ends_as=(FailureCode.DISK_FULL,), after_s=BOOT_S[0] + FILLS_S, pods=PODS),
     Case("release_bad", "every task of a release fails, on each worker", "no host is blamed; the next release does it",
           "TASKS_FAIL_EVERYWHERE|release_bad", corrected, settings={"WORKER_HANDLERS": BAD},

@@ -25,6 +25,7 @@ from runpod.error import QueryError
 from orchestrator.adapters import rows, runpod_logs, runpod_replies
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.runpod_fields import Malformed
+from orchestrator.cli.log_lines import LogPrinter
 from orchestrator.cli.log_reader import Reader
 from orchestrator.cli.output import Output, one_line
 from orchestrator.cli.tables import workers
@@ -40,7 +41,7 @@ from orchestrator.observability import logging as our_logging
 from orchestrator.observability.redaction import plain, redact
 from orchestrator.pods import agent_commands, final_snapshot
 from orchestrator.ports import Completed, PortError
-from orchestrator.worker_logs import shipper
+from orchestrator.worker_logs import pieces
 from tests.proofs.fuzz.corpus import ENVIRONMENT, GPU_OUTPUT, LAST_LOOK, PLATFORM_OUTPUT, POOLS, REPLIES, ROW
 from tests.proofs.fuzz.mutate import HOSTILE, spoilt, spoilt_bytes, spoilt_text
 
@@ -124,14 +125,14 @@ def _read_event(line: bytes) -> None:
 
 def _read_probe(output: bytes) -> None:
     found = machine_checks.sections(output)
-    for verdict in (
+    for result in (
         machine_checks.platform(found, 1_000.0, 1_001.0),
         gpus.inventory(found, "NVIDIA H100 80GB HBM3", 2),
         gpus.health(found, (12, 4)),
-        interconnect.judge(found, "NVIDIA H100 80GB HBM3"),
+        interconnect.check(found, "NVIDIA H100 80GB HBM3"),
     ):
-        storable(verdict.evidence)
-        assert verdict.fault is None or isinstance(verdict.fault[0], FailureCode)
+        storable(result.evidence)
+        assert result.fault is None or isinstance(result.fault[0], FailureCode)
 
 
 def _read_look(output: bytes) -> None:
@@ -207,10 +208,15 @@ def _file() -> Path:
     return Path(tempfile.mkdtemp()) / "pools.toml"
 
 
+@cache
+def _default_pool() -> Pool:
+    return Settings(_env_file=None).default_pool()  # type: ignore[call-arg]
+
+
 def _read_pools(content: bytes) -> None:
     _file().write_bytes(content)
     try:
-        pools, types = read_pools(_file(), Settings(_env_file=None).default_pool())  # type: ignore[call-arg]
+        pools, types = read_pools(_file(), _default_pool())
     except SettingsError as error:
         if not error.problems:
             raise
@@ -289,10 +295,11 @@ def _show_log(content: bytes) -> None:
     for as_json in (False, True):
         output, out = Output(), io.StringIO()
         output.json = as_json
-        reader = Reader(None, None, "gpu-1", ("agent", "handler"), output)  # type: ignore[arg-type]
+        reader = Reader(None, None, "gpu-1", ("agent", "handler"))  # type: ignore[arg-type]
+        printer = LogPrinter(output, ["gpu-1", "gpu-2"])
         with redirect_stdout(out):
-            reader._print("handler", content)
-            reader._flush("handler")
+            for line in reader._split("handler", content, None, end=True):
+                printer.show(line)
         harmless(out.getvalue())
         if as_json:
             lines = [json.loads(line)["line"] for line in out.getvalue().splitlines()]
@@ -302,9 +309,9 @@ def _show_log(content: bytes) -> None:
 
 
 def _ship(content: bytes) -> None:
-    digest, packed = shipper._packed(content)
-    assert shipper._digest(packed) == digest
-    assert not content or shipper._digest(content) is None or content[:2] == b"\x1f\x8b"
+    digest, packed = pieces.compress(content)
+    assert pieces.digest_of(packed) == digest
+    assert not content or pieces.digest_of(content) is None or content[:2] == b"\x1f\x8b"
 
 
 def _refuse(given: tuple[str, str]) -> None:

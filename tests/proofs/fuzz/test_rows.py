@@ -1,4 +1,4 @@
-"""Bad input on its way to the database: through the workers' door, as tasks, and as what pods and providers said."""
+"""Bad input on its way to the database: through the workers' gateway, as tasks, and as what pods and providers said."""
 
 import json
 import math
@@ -8,9 +8,9 @@ from typing import Any
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
-from orchestrator.ports import Attempt, BadArgument, PortError
+from orchestrator.ports import BadArgument, PortError, StageAttempt
 from tests.db.conformance.builders import FLEET, Fleet
-from tests.process.web.builders import Door, done
+from tests.process.web.builders import ServerUnderTest, done
 from tests.proofs.fuzz.mutate import HOSTILE, spoilt, spoilt_bytes
 from worker import protocol
 
@@ -25,13 +25,15 @@ TASK: dict[str, Any] = {
     "run_after": "2026-11-21T12:00:00+00:00",
     "dedupe_key": "k",
     "timeout_s": 12.5,
+    "tenant": "acme",
+    "labels": {"show": "7"},
 }
 
 
-async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(door: Door) -> None:
+async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(gateway: ServerUnderTest) -> None:
     """Never with our own error, never without an answer; and the database stands as it did."""
-    worker = await door.worker()
-    (task_id,) = await door.submit(worker.pool)
+    worker = await gateway.worker()
+    (task_id,) = await gateway.submit(worker.pool)
     await worker.claim()
     bodies: dict[str, dict[str, Any]] = {
         protocol.REGISTER: {"p_agent": {"protocol": 1, "pid": 4711}},
@@ -66,14 +68,14 @@ async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(door: Door) -> N
         if number % 5 == 0:
             content = spoilt_bytes(draw, content)
         headers = {"Authorization": f"Bearer {worker.token}", "Content-Type": "application/json"}
-        reply = await door.client.post(f"/rest/v1/rpc/{function}", content=content, headers=headers)
+        reply = await gateway.client.post(f"/rest/v1/rpc/{function}", content=content, headers=headers)
         assert reply.status_code < 500, (number, function, content[:500], reply.text)
         assert isinstance(reply.json(), dict)
         if reply.status_code != 200:
             assert list(reply.json()) == ["code", "message", "details", "hint"]
         answered[reply.status_code] = answered.get(reply.status_code, 0) + 1
     assert answered[200] > BODIES / 20
-    assert (await door.store.task(task_id))["task"]["status"] in {"In Progress", "Complete"}
+    assert (await gateway.store.task(task_id))["task"]["status"] in {"In Progress", "Complete"}
 
 
 async def test_a_spoilt_task_is_refused_or_kept_as_it_is(fleet: Fleet) -> None:
@@ -106,7 +108,7 @@ async def test_whatever_pods_and_providers_say_can_be_written_down(fleet: Fleet)
     for said in HOSTILE:
         attempt = await store.open_attempt(fleet.term, worker_id, Stage.GPU_HEALTH)
         evidence = {"error": said, said[:50]: [said], "number": math.nan, "more": {"endless": math.inf}}
-        await store.close_attempt(fleet.term, attempt, Attempt("failed", FailureCode.GPU_COUNT, "X", evidence))
+        await store.close_attempt(fleet.term, attempt, StageAttempt("failed", FailureCode.GPU_COUNT, "X", evidence))
         fields = {"waiting_for": said, "metadata": {"last_snapshot": {"said": said, "at": math.nan}}}
         await store.move(fleet.term, worker_id, from_states=[State.SPAWNING], reason=f"said {said}", fields=fields)
         decision = {"pool": "default", "rule": said, "target": 1, "inputs": {}, "actions": [], "blocked": [said]}

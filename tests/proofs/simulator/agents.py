@@ -38,6 +38,7 @@ class Held:
     task_type: str
     cancelled: bool = False
     fenced: bool = False
+    stuck: bool = False
     progress: int = 0
 
 
@@ -52,6 +53,8 @@ class Agent:
         self.loop = SimLoop(world.kernel, f"agent of {self.worker_id}")  # type: ignore[abstract]
         self.line = ""
         self.held: dict[str, Held] = {}
+        self.running: Held | None = None
+        self.still_s = 0.0  # for how long it has shown no sign of life
         self.cut_until_s = 0.0  # its network is away until then
         self.heard_s = world.kernel.now  # when it was last answered
         self.beaten_s: float | None = None  # … to a heartbeat
@@ -128,7 +131,7 @@ class Agent:
 
     async def _work(self) -> None:
         while self._ending is None and self._wanted == protocol.RUN:
-            tasks = await self._claim() if self.pod.full_s is None else []
+            tasks = await self._claim() if self._is_fit() else []
             if not tasks:
                 await self._pause(PAUSE_S)
             while tasks:
@@ -145,6 +148,7 @@ class Agent:
         self._obey(answer)
         tasks = [Held(t["id"], t["attempt"], t["params"], t["task_type"]) for t in answer.get("tasks", ())]
         tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
+        self.still_s = 0.0
         for held in tasks:
             self.held[held.id] = held
             self._world.claimed(self, held)
@@ -154,7 +158,9 @@ class Agent:
         """Run it and say how it ended; with the end of a claim's last one comes what is claimed next."""
         if self._ending is not None:
             return []
+        self.still_s, self.running = 0.0, held
         outcome = await self._run(held)
+        self.running = None
         if outcome == "stopped":
             return []
         following: list[Held] = []
@@ -165,6 +171,8 @@ class Agent:
         else:
             failure: dict[str, Any] = {"code": outcome.upper(), "message": outcome, "point": "Processing"}
             failure |= {"exit_class": "exception", "retryable": outcome != "fatal"}
+            if outcome == "stuck":
+                failure |= {"code": "TASK_STUCK", "exit_class": "timeout"}
             await self._report(held, protocol.FAIL, p_task_id=held.id, p_attempt=held.attempt, p_failure=failure)
         self.held.pop(held.id, None)
         return following
@@ -173,7 +181,7 @@ class Agent:
         data = {"by": self.nonce[:8]}
         alone = int(held.id[-1], 16) % 2 == 0  # as one that leaves an output
         claims = claims and not alone and self._ending is None and self._wanted == protocol.RUN
-        claims = claims and self.pod.full_s is None
+        claims = claims and self._is_fit()
         if claims:
             ended = {"task_id": held.id, "attempt": held.attempt, "result_data": data}
             asked = {"p_results": [ended], "p_claim_no": self._claim_no, "p_batch": self._config["batch"]}
@@ -192,8 +200,9 @@ class Agent:
         if self.pod.fails_tasks or self._world.bad_release_s is not None:
             return "broken"
         kind, left_s = held.params["kind"], float(held.params["work_s"])
-        while left_s > 0 or kind == "stuck":
-            await self._pause(min(STEP_S, left_s) if kind != "stuck" else STEP_S)
+        stands = kind in {"stuck", "hung"}
+        while left_s > 0 or stands:
+            await self._pause(STEP_S if stands else min(STEP_S, left_s))
             left_s -= STEP_S
             if held.fenced:
                 return "fenced"
@@ -201,28 +210,39 @@ class Agent:
                 return "stopped"
             if held.cancelled:
                 return "cancelled"
-            if kind != "stuck":
-                held.progress += 1
+            if held.stuck and kind == "hung":  # its process cannot be ended
+                await self._farewell(but=held)
+            elif held.stuck:
+                return "stuck"
+            if kind == "quiet":
+                self.still_s = 0.0  # it computes, and says nothing
+            elif not stands:
+                held.progress, self.still_s = held.progress + 1, 0.0
                 self.log("handler", f"task {held.id} step {held.progress}")
         if kind == "crash":
             self._world.faults.note("agent_poisoned")
             self.loop.kill()
             await asyncio.sleep(0)
-        return str(kind)
+        return "ok" if kind == "quiet" else str(kind)
 
     async def _report(self, held: Held, function: str, **args: Any) -> None:
         answer = await self._until_answered(function, held, **args)
         self.log("agent", f"task {held.id} {function}: {answer.get('outcome')}")
 
     async def _beat(self) -> None:
-        beaten_s = asyncio.get_running_loop().time()
+        beaten_s = asked_s = asyncio.get_running_loop().time()
         while not self.done:
             await asyncio.sleep(BEAT_S)
             now_s = asyncio.get_running_loop().time()
             if not self.held and now_s - beaten_s < self._config["heartbeat_s"]:
                 continue
             held = list(self.held.values())
-            named = [{"id": h.id, "attempt": h.attempt, "progress": {"step": h.progress}} for h in held]
+            self.still_s += min(now_s - asked_s, BEAT_S)  # more: the pod was frozen, and the task with it
+            asked_s = now_s
+            named = [
+                {"id": h.id, "attempt": h.attempt, "progress": {"step": h.progress}, "still_s": self.still_s}
+                for h in held
+            ]
             logs = {
                 stream: len(self.pod.files.get(f"{agent_commands.run_dir(self.nonce)}/logs/{stream}.log", b""))
                 for stream in protocol.STREAMS
@@ -241,27 +261,42 @@ class Agent:
             for one in held:
                 one.cancelled |= one.id in answer["cancel"]
                 one.fenced |= one.id in answer["fenced"]
+                one.stuck = one is self.running and one.id in answer["stuck"]
 
     def _health(self) -> dict[str, Any]:
-        if self.pod.full_s is None:
-            return {}
-        return {protocol.DISK: {"since": EPOCH.timestamp() + self.pod.full_s, "why": "0 of 50 MiB are free"}}
+        health: dict[str, Any] = {}
+        if self.pod.full_s is not None:
+            since = EPOCH.timestamp() + self.pod.full_s
+            health[protocol.DISK] = {"since": since, "why": "0 of 50 MiB are free"}
+        if found := self._found():
+            health[protocol.FINDINGS] = found
+        return health
 
-    async def _farewell(self) -> None:
+    def _found(self) -> list[Any]:
+        return [*self.pod.findings, *([self._world.alarm] if self._world.alarm else [])]
+
+    def _is_fit(self) -> bool:
+        """An agent that finds its own machine faulty claims nothing."""
+        blocks = any(isinstance(one, dict) and one.get("severity") in ("C", "H") for one in self._found())
+        return self.pod.full_s is None and not blocks
+
+    async def _farewell(self, *, but: Held | None = None) -> None:
         for held in list(self.held.values()):
-            if held.fenced:
+            if held.fenced or held is but:
                 continue
             try:
                 async with asyncio.timeout(FAREWELL_S):
                     await self._call(
                         protocol.RELEASE, p_task_id=held.id, p_attempt=held.attempt, p_reason=self._ending or "drained"
                     )
+                    self.held.pop(held.id, None)
             except (PortError, TimeoutError):
                 pass
 
     async def _until_answered(self, function: str, held: Held | None = None, **args: Any) -> dict[str, Any]:
         pause_s = 0.5
         while True:
+            self.still_s = 0.0
             try:
                 return await self._call(function, **args)
             except (BadToken, UnknownWorker) as error:
@@ -281,7 +316,7 @@ class Agent:
             raise Unavailable("the network is away")
         self.spoke |= function in (protocol.REGISTER, protocol.HEARTBEAT)
         said = {"p_worker_id": self.worker_id, "p_nonce": self.nonce, **args}
-        answer: dict[str, Any] = await self._world.door(self, function, said, self._claims, CALL_S)
+        answer: dict[str, Any] = await self._world.call_as_agent(self, function, said, self._claims, CALL_S)
         self.heard_s = self._world.kernel.now
         if function in (protocol.REGISTER, protocol.HEARTBEAT):
             self.beaten_s = self.heard_s

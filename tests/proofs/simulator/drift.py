@@ -28,6 +28,7 @@ from orchestrator.ports import PortError
 from testbed.services.postgres import EmbeddedPostgres
 from tests.proofs.simulator.coverage import ONLY_REAL
 from tests.proofs.simulator.sql.records import Records
+from tests.proofs.simulator.sql.turns import NONE
 
 FLEET = "default"
 START = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -51,6 +52,8 @@ def plain(value: Any, *, at: str = "") -> Any:
     if isinstance(value, list):
         known = [plain(one) for one in value]
         return sorted(known) if at == "cancel" else known
+    if at == "queue_turn":
+        return value == NONE  # the model has no marks, from which virtual time goes on when no tenant has tasks
     if at == "database_id":
         return value is not None  # made at random
     if isinstance(value, bool) or value is None:
@@ -214,6 +217,7 @@ class Pair:
                 task["depends_on"] = dice.sample(known, min(len(known), dice.randint(1, 2)))
             if dice.random() < 0.2:
                 task["dedupe_key"] = dice.choice("xyz")
+                task |= {"tenant": "acme", "labels": {"show": "7"}}
             if dice.random() < 0.2:
                 task["run_after"] = (self.now + timedelta(seconds=30)).isoformat()
             task |= {"priority": dice.choice((0, 0, 1)), "max_attempts": dice.choice((None, 1, 2, 3, 101))}
@@ -331,7 +335,11 @@ class Pair:
             number = max(1, row["claim_no"] + dice.choice((1, 1, 1, 0, -1)))
             await self.call("worker_claim", **who, p_claim_no=number, p_batch=dice.randint(1, 3), p_wait_s=0)
         elif what == "heartbeat":
-            told = [{"id": t["id"], "attempt": t["attempts"], "progress": {"f": dice.randrange(3)}} for t in held]
+            told = [
+                {"id": t["id"], "attempt": t["attempts"], "progress": {"f": dice.randrange(3)}}
+                | ({"still_s": dice.choice((0, 1.5, 30))} if dice.random() < 0.5 else {})
+                for t in held
+            ]
             if self._tasks and dice.random() < 0.3:
                 told.append({"id": dice.choice(self._tasks), "attempt": 9})
             logs = dice.choice((None, {"handler": dice.randrange(1000)}))
@@ -427,8 +435,11 @@ class Pair:
 
     async def _rest(self) -> None:
         dice, fleet = self.dice, {"p_fleet": FLEET}
-        what = dice.randrange(5)
-        if what == 4:
+        what = dice.randrange(6)
+        if what == 5:
+            stuck_s = dice.choice((5, 40, 1200))
+            await self.call("fleet_declare_programs", **fleet, p_term=self._term, p_pools=[], p_stuck_s=stuck_s)
+        elif what == 4:
             await self.call("fleet_retain", **fleet, p_term=self._term, p_every_s=dice.choice((1, 60)))
         elif what == 0:
             reason, pool = dice.choice((None, "a look")), dice.choice((None, "default"))

@@ -81,6 +81,7 @@ class World:
         self.replicas: list[Replica] = []
         self.db_down = self.s3_down = False
         self.bad_release_s: float | None = None  # since when every task fails on every pod
+        self.alarm: Any = None  # a finding that every agent reports, whatever its machine is
         self.belated = False  # whether what arrives now was given up long ago by whoever sent it
         self.outages: list[tuple[float, float]] = []  # of the database
         self.started = 0
@@ -244,7 +245,7 @@ class World:
         self.laws.committed(function, args, answer)
         return answer
 
-    async def door(
+    async def call_as_agent(
         self, agent: "Agent", function: str, said: Mapping[str, Any], claims: Mapping[str, Any], timeout_s: float
     ) -> Any:
         """A worker's call through the gateway of one replica, or straight to PostgREST, which tells of no knocking."""
@@ -256,7 +257,7 @@ class World:
                 raise Unavailable("nobody is there")
             if self.db_down:
                 if not self.straight:
-                    replica.knocked(agent.worker_id)
+                    replica.note_unanswered(agent.worker_id)
                 raise Unavailable("no database")
             return self.commit(function, said, by=f"agent {agent.worker_id}", claims=claims)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -9,12 +10,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
-from orchestrator.core.exit_causes import FAILURES
+from orchestrator.core.budget import PRICE_SEEN_S
+from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.fitness import DISK_FULL_S
+from orchestrator.core.guards import ALARM_WORKERS, CONVINCED_S, LASTS_S
 from orchestrator.pods import agent_commands
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
+from tests.proofs.simulator.sql.queue import FAULTS
 from tests.proofs.simulator.sql.tables import DATABASE
-from worker.protocol import DISK, STREAMS
+from worker.protocol import DISK, FINDINGS, STREAMS
 
 if TYPE_CHECKING:
     from tests.proofs.simulator.agents import Agent
@@ -28,6 +32,7 @@ OVERDUE_S = 120.0
 LATE_S = 40.0  # writes that were late on the wire
 CALM_S = 20.0  # over the flush's own deadline
 UNLED_S = 3.5
+PRICE_LATE_S = 300.0  # a create call may come so long after its decision
 OVERSPENT_S = 60.0  # a list has to show the price, and a tick to end a worker
 RETAIN_S, RETAIN_LATE_S = 3600.0, 300.0  # a leader asks every minute whether retention is due
 OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
@@ -41,6 +46,9 @@ STAGES = {
     "terminated": ("gone",),
 }
 PLANNED = ("idle_timeout", "scale_down")
+STANDS = ("stuck", "hung")  # kinds of tasks without a sign of life; an agent can end the first
+GUARD_CODES = ("XID_79", "INODES_FULL")
+GUARD_BOUNDS_S = {("XID_79", "C"): 0.0, ("INODES_FULL", "H"): LASTS_S}
 
 
 class Laws:
@@ -58,6 +66,9 @@ class Laws:
         self._within_s = 0.0  # when there were last no more workers than allowed
         self._affordable_s = 0.0  # when an hour last cost no more than it may
         self._failing: defaultdict[str, dict[str, float]] = defaultdict(dict)  # worker -> task -> when it failed there
+        self._failing_since: dict[str, datetime] = {}  # worker -> its first failure since its last success
+        self._told: dict[str, tuple[float, float]] = {}  # worker -> since when it reports a fault, and the last time
+        self._faults: list[tuple[float, int]] = []  # when workers ended because of their machines, and of how many
         self._bad: dict[tuple[str, str], float] = {}  # pool, release -> when its last worker ended as release_bad
         self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
@@ -105,9 +116,9 @@ class Laws:
                 if new[name] is None:
                     self.broken("I7", f"{new['id']} is {new['status']} with no {name}")
         if (new["status"], new["stage"]) == ("spawning", "intent"):
-            climb_s = (new["deadline_at"] - new["created_at"]).total_seconds()
-            if climb_s > self._world.policy.spawning_timeout_s + LATE_S:
-                self.broken("I7", f"{new['id']} is told {climb_s:.0f} s for its climb")
+            bringup_s = (new["deadline_at"] - new["created_at"]).total_seconds()
+            if bringup_s > self._world.policy.spawning_timeout_s + LATE_S:
+                self.broken("I7", f"{new['id']} is told {bringup_s:.0f} s for its bring-up")
         if new["stage"] not in STAGES.get(new["status"], (new["stage"],)):
             self.broken("I7", f"{new['id']} is {new['status']} and at {new['stage']}")
         if old is None:
@@ -117,6 +128,8 @@ class Laws:
         self._changed(old, new)
 
     def _changed(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if new["last_heartbeat"] != old["last_heartbeat"]:
+            self._heard(new)
         if (new["ssh_host"], new["ssh_port"]) != (old["ssh_host"], old["ssh_port"]):
             self.addressed_s[new["id"]] = self._world.kernel.now
         if new["pod_id"] is not None and new["pod_id"] != old["pod_id"]:
@@ -153,6 +166,7 @@ class Laws:
         elif new["status"] == "terminating":
             self._ended(old, new, pod)
             self._sick(new)
+            self._guarded(old, new, pod)
 
     def _ended(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
         now, code = self._world.kernel.now, new["failure_code"]
@@ -166,11 +180,16 @@ class Laws:
             patient_s = self._world.policy.heartbeat_timeout_s - 1
             if heard is not None and self._world.listened_s(heard) < patient_s:
                 self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
+        if new["exit_cause"] == "task_stuck":
+            held = self._world.db.running.get(new["id"], {}).values()
+            hung = any(task["params"]["kind"] == "hung" for task in held)
+            if not hung and (now - self._world.faults.over_s > OVERDUE_S or not any(map(_stands, held))):
+                self.broken("alive", f"{new['id']} was ended as stuck; its agent ends such a task, or it has none")
         if new["exit_cause"] in PLANNED and self._world.db.running.get(new["id"]):
             self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
 
     def _flushed_early(self, new: Mapping[str, Any]) -> None:
-        failed = new["exit_cause"] in FAILURES or new["stop_requested_at"] is not None
+        failed = new["exit_cause"] in ABRUPT or new["stop_requested_at"] is not None
         here_s = (self._world.kernel.moment() - new["state_since"]).total_seconds()
         if not failed and self._world.db.running.get(new["id"]) and here_s < self._world.policy.drain_grace_s - 1:
             self.broken("I2", f"{new['id']} was stopped {here_s:.1f} s into its drain, with a task running")
@@ -206,6 +225,13 @@ class Laws:
                 self.broken("I3", f"task {new['id']} was completed {self.completed[new['id']]} times")
         if new["failure_code"] in ("NO_HANDLER", "EARLIER_RELEASE") and new["status"] == "Failed":
             self.broken("I2", f"task {new['id']} ({new['task_type']}) failed, and the release that leads has a handler")
+        if new["failure_code"] == "TASK_STUCK" and not _stands(new):
+            self.broken(
+                "alive", f"task {new['id']} ({new['params']['kind']}) failed as stuck, and it showed signs of life"
+            )
+        fault = new["failure_code"] == "MACHINE_FAULT" and new["uncounted"] <= old["uncounted"]
+        if fault and self._machine_faults(new["id"]) <= FAULTS:
+            self.broken("guard", f"task {new['id']} was on a machine that failed, and its attempt counts")
         if new["failure_code"] == "LEASE_EXPIRED" and old["status"] == "In Progress":
             agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
             now = self._world.kernel.now
@@ -237,9 +263,11 @@ class Laws:
         """A worker takes few tasks while all of them fail; a release that fails everywhere is no host's fault."""
         if _completed(function, args, answer):
             self._failing.pop(args["p_worker_id"], None)
+            self._failing_since.pop(args["p_worker_id"], None)
             done = self._world.db.workers[args["p_worker_id"]]
             self._bad.pop((done["pool"], done["release"]), None)
         if function == "worker_fail" and answer["outcome"] in ("requeued", "failed"):
+            self._failing_since.setdefault(args["p_worker_id"], self._world.db.now)
             self._failed(args["p_worker_id"], args["p_task_id"], args["p_failure"])
         bad_s = self._world.bad_release_s
         if function == "fleet_strike" and bad_s is not None and args["p_code"] == "TASKS_FAIL_HERE":
@@ -277,11 +305,71 @@ class Laws:
         if row["exit_cause"] != "worker_sick":
             return
         db = self._world.db
+        if row["failure_code"] == "TASKS_FAIL_HERE" and not self._done_elsewhere(row):
+            self.broken("sick", f"{row['id']} was ended as sick, and no other worker completed a task begun since then")
         for task_id in self._failing[row["id"]]:
             given = sum(bool(a.get("given_back")) for (one, _), a in db.task_attempts.items() if one == task_id)
             live = db.tasks[task_id]["status"] in ("Queued", "In Progress", "Failed")
             if given > 1 or (live and not given):
                 self.broken("sick", f"task {task_id}, which failed on the sick {row['id']}, got {given} attempts back")
+
+    def _done_elsewhere(self, row: Mapping[str, Any]) -> bool:
+        """Whether another worker of the pool completed a task that began after this worker's tasks began to fail."""
+        db, since = self._world.db, self._failing_since.get(row["id"])
+        return since is not None and any(
+            a["outcome"] == "complete"
+            and a["worker_id"] != row["id"]
+            and a["started_at"] >= since
+            and db.workers[a["worker_id"]]["pool"] == row["pool"]
+            for a in db.task_attempts.values()
+        )
+
+    def _machine_faults(self, task_id: str) -> int:
+        ended = (a for (one, _), a in self._world.db.task_attempts.items() if one == task_id)
+        return sum(a["failure_code"] == "MACHINE_FAULT" for a in ended)
+
+    # --- what agents report of their machines
+
+    def _heard(self, row: Mapping[str, Any]) -> None:
+        """A heartbeat was written down."""
+        if _reports_fault(row):
+            self._told[row["id"]] = (self._told.get(row["id"], (self._world.kernel.now,))[0], self._world.kernel.now)
+        elif self._world.kernel.now - self._told.get(row["id"], (0.0, 0.0))[1] > RACE_S:
+            self._told.pop(row["id"], None)
+
+    def _guarded(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
+        """A worker ends by a finding only if its agent reports it, for long enough; a false alarm empties no fleet."""
+        if old["status"] == "spawning" or new["failure_code"] not in GUARD_CODES:
+            return
+        now, moment = self._world.kernel.now, self._world.kernel.moment().timestamp()
+        if new["failure_code"] == "INODES_FULL":
+            since = next((one["since"] for one in (pod.findings if pod else ()) if _code(one) == "INODES_FULL"), moment)
+            if moment - since < LASTS_S:
+                self.broken("guard", f"{new['id']} was ended by INODES_FULL, reported for {moment - since:.0f} s")
+            return
+        if new["id"] not in self._told:
+            self.broken("guard", f"{new['id']} was ended by {new['failure_code']}, which its agent does not report")
+        ready = sum(w["status"] in ("active", "idle") for w in self._world.db.workers.values()) + 1
+        self._faults = [(at, size) for at, size in self._faults if now - at < CONVINCED_S - 1]
+        size = max([ready + len(self._faults), *(size for _, size in self._faults)])
+        if size >= ALARM_WORKERS and len(self._faults) * 2 > size:
+            self.broken(
+                "guard", f"{len(self._faults) + 1} of {size} workers ended within {CONVINCED_S:g} s by one finding"
+            )
+        self._faults.append((now, size))
+
+    def _faulty(self, quiet: float) -> None:
+        """A worker on a faulty machine ends within its bound, unless all report the same."""
+        moment = self._world.kernel.moment().timestamp()
+        for row in self._world.db.workers.values():
+            pod = self._world.provider.pods.get(row["pod_id"] or "")
+            if row["status"] not in ("active", "idle") or pod is None or self._world.alarm:
+                continue
+            for one in pod.findings:
+                bound_s = GUARD_BOUNDS_S.get((str(_code(one)), str(_severity(one))), math.inf)
+                late_s = moment - one["since"] - bound_s if bound_s < math.inf else 0.0
+                if min(late_s, self._world.kernel.now - quiet) > OVERDUE_S:
+                    self.broken("guard", f"{row['id']} is still {row['status']}, and its agent reports {one['code']}")
 
     def _unfit(self, quiet: float) -> None:
         """A worker that claims nothing is known to be sick, or not, within its bound."""
@@ -293,10 +381,12 @@ class Laws:
             held_s = (moment - since).total_seconds() if since else 0.0
             bound_s = self._world.policy.spawning_timeout_s
             if not since and isinstance(row["health"], Mapping) and DISK in row["health"]:
-                held_s = moment.timestamp() - row["health"][DISK]["since"]
-                bound_s = DISK_FULL_S
                 if self._world.db.running.get(row["id"]):
                     continue
+                ended = (a["ended_at"] for a in self._world.db.task_attempts.values() if a["worker_id"] == row["id"])
+                at_rest_s = max((at.timestamp() for at in ended if at), default=0.0)  # it may finish its tasks
+                held_s = moment.timestamp() - max(row["health"][DISK]["since"], at_rest_s)
+                bound_s = DISK_FULL_S
             if min(held_s - bound_s, self._world.kernel.now - quiet) > OVERDUE_S:
                 self.broken("sick", f"{row['id']} claims no more, and is still {row['status']} after {held_s:.0f} s")
 
@@ -323,6 +413,23 @@ class Laws:
             over |= daily is not None and spent["today_usd"] + spent["committed_usd"] > daily + 0.01
             if over:
                 self.broken("I4", f"{name} is asked for with {spent} against {policy.hourly_budget_usd}/h, {daily}/day")
+        if policy.hourly_budget_usd is not None:
+            self._priced_as_seen(row)
+
+    def _priced_as_seen(self, row: Mapping[str, Any]) -> None:
+        """What an offer's last pod cost is what the next one reserves: dear pods are not rented again and again."""
+        others = [one for one in self._world.db.workers.values() if _offer(one) == _offer(row) and one is not row]
+        if any(one["status"] != "terminated" for one in others):
+            return  # the price of a live pod may be a later and lower one
+        ended = max(
+            (one for one in others if one["bringup_ended_at"]), key=lambda o: o["bringup_ended_at"], default=None
+        )
+        if ended is None or ended["price_usd_per_hour"] is None or row["metadata"].get("asked_for"):
+            return
+        ago_s = (row["stage_since"] - ended["bringup_ended_at"]).total_seconds()
+        usd = ended["price_usd_per_hour"] / ended["gpu_count"] * row["gpu_count"]
+        if RACE_S < ago_s < PRICE_SEEN_S - PRICE_LATE_S and row["reserved_usd_per_hour"] < usd - 1e-6:
+            self.broken("I4", f"{row['id']} reserves {row['reserved_usd_per_hour']}/h, {ended['id']} cost {usd}/h")
 
     def _learned_since(self, row: Mapping[str, Any]) -> bool:
         """Whether a pod turned out dearer after this create was allowed and before it arrived: nobody could know."""
@@ -398,26 +505,29 @@ class Laws:
 
     def look(self) -> None:
         """Once a second."""
-        now, quiet = self._world.kernel.now, self._world.faults.over_s
+        now, quiet, moment = self._world.kernel.now, self._world.faults.over_s, self._world.kernel.moment()
         workers = self._world.db.workers
         for pod in self._world.provider.own():
             row = workers.get(pod.worker_id or "")
             since = max(pod.visible_s, quiet)
             if row is not None and row["status"] == "terminated":
-                since = max(since, (row["terminated_at"] - self._world.kernel.moment()).total_seconds() + now)
+                since = max(since, (row["terminated_at"] - moment).total_seconds() + now)
             live = row is not None and row["status"] != "terminated"
             if not live and now - since > LEAK_S:
                 self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
         self._lead(now, quiet)
         self._limit(now, quiet)
         self._unfit(quiet)
+        self._faulty(quiet)
         self._cost(now, quiet)
         self._retention(now, quiet)
         for replica in self._world.replicas:
             replica.laws.look(up=replica.up)
         for row in workers.values():
-            late_s = (self._world.kernel.moment() - row["deadline_at"]).total_seconds()
-            if row["status"] == "spawning" and min(late_s, now - quiet) > OVERDUE_S:
+            if row["status"] != "spawning":
+                continue
+            late_s = (moment - row["deadline_at"]).total_seconds()
+            if min(late_s, now - quiet) > OVERDUE_S:
                 self.broken("I7", f"{row['id']} is {row['stage']} {late_s:.0f} s after its deadline")
 
     def _lead(self, now: float, quiet: float) -> None:
@@ -501,6 +611,28 @@ class Laws:
                             self.broken("I5", f"{piece['key']} is not what was written")
                     if known is not None and known < len(content):
                         self.broken("I5", f"{len(content) - known} bytes of {stream}.log of {agent.worker_id} are lost")
+
+
+def _stands(task: Mapping[str, Any]) -> bool:
+    return task["params"]["kind"] in STANDS
+
+
+def _offer(row: Mapping[str, Any]) -> Any:
+    return row["metadata"].get("offer")
+
+
+def _code(one: Any) -> Any:
+    return one.get("code") if isinstance(one, dict) else None
+
+
+def _severity(one: Any) -> Any:
+    return one.get("severity") if isinstance(one, dict) else None
+
+
+def _reports_fault(row: Mapping[str, Any]) -> bool:
+    """Whether the last heartbeat of a worker said that its GPU failed."""
+    found = row["health"].get(FINDINGS, ()) if isinstance(row["health"], Mapping) else ()
+    return any(isinstance(one, dict) and (one.get("code"), one.get("severity")) == ("XID_79", "C") for one in found)
 
 
 def _completed(function: str, args: Mapping[str, Any], answer: Any) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.proofs.simulator.shell import SimSession
 
 WEDGED_S = 120.0  # and one poll: then the watchdog would end the process
-UNTAUGHT_S = 2.0  # a climb may go on for so long after its process learnt of another term
+UNTAUGHT_S = 2.0  # a bring-up may go on for so long after its process learnt of another term
 HELD_S = 10.0  # SSH connections, by a process that learnt that it stands by
 MOVED_S = 20.0  # an SSH connection to an earlier address of its worker
 DELETE_PAUSE_S = 5.0  # between two deletes of one pod that no live row names, by one process

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import requests
 
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE, FLEET_VARIABLE, WORKER_VARIABLE
+from testbed.runpod.faults import BALANCE_TEXT, CAPACITY_TEXTS, KINDS, QUOTA_TEXT, RATE_LIMIT_TEXT
 from tests.proofs.simulator.sql.tables import DATABASE
 
 if TYPE_CHECKING:
@@ -33,18 +34,12 @@ WINDOWS = {"minute": (60, 60), "hour": (3_000, 3_600), "day": (50_000, 86_400)} 
 TOO_MANY = 429
 KEEPS = 0.5  # of the moves: what was connected before stays so, as behind a translation of addresses
 ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
-NO_CAPACITY = (
-    "There are no longer any instances available with the requested specifications. Please refresh and try again.",
-    "There are no instances currently available",
-    "This machine does not have the resources to deploy your pod. Please try a different machine",
-)
-BALANCE = "Your account balance is too low to rent a pod. Please add funds to your account."
 MANGLED = (b"<html>502</html>", b'{"pods": [', b"null", b"[]", b"{}", b'{"pods": null, "pagination": {}}',
            b'{"pods": {}, "pagination": {"hasNextPage": false}}', b'{"pods": [], "pagination": null}',
            b'{"pods": [{"id": "x"}], "pagination": {"nextCursor": null, "hasNextPage": false}}')  # fmt: skip
 FALSE_EMPTY = b'{"pods": []}'  # the document allows it; for one read only: for longer, nothing tells it from the truth
-SICK = ("no_gpu", "busy", "xid", "disk", "mismatch", "relayed", "silent", "refuses", "no_runtime", "no_ssh", "exits",
-        "error")  # fmt: skip
+SICK = ("zero_gpus", "gpu_busy", "xid", "disk_full", "wrong_pod_id", "ssh_relayed", "agent_cut_off", "ssh_refused",
+        "no_runtime", "no_ssh_details", "exits", "boot_error")  # fmt: skip
 
 
 @dataclass
@@ -71,6 +66,7 @@ class SimPod:
     sick: str | None = None
     fails_tasks: bool = False  # each task that runs here fails, whatever it is
     full_s: float | None = None  # since when its disk has been full
+    findings: tuple[Any, ...] = ()  # what its agent reports of the machine
     dead_s: float | None = None  # it ended by itself: EXITED or ERROR
     gone_s: float | None = None  # it is no more
     locked_s: float = 0.0  # its delete is refused until then
@@ -102,7 +98,7 @@ class SimPod:
     def status(self, now: float) -> str:
         """As the API words it."""
         if self.dead_s is not None:
-            return "ERROR" if self.sick == "error" else "EXITED"
+            return "ERROR" if self.sick == "boot_error" else "EXITED"
         if now >= self.running_s:
             return "RUNNING"
         return "STARTING" if now >= self.assigned_s else "PROVISIONING"
@@ -145,7 +141,7 @@ class Provider:
 
     def own(self) -> Iterator[SimPod]:
         """The fleet's pods that exist."""
-        return (pod for pod in self.pods.values() if pod.ours and pod.exists())
+        return (pod for pod in self.pods.values() if pod.exists() and pod.ours)
 
     def request(self, method: str, url: str, **said: Any) -> Reply:
         """`requests.request`, at the moment when it arrives."""
@@ -153,12 +149,17 @@ class Provider:
         if self.down:
             raise requests.ConnectionError("refused")
         headers, left = self._count()
-        reply = _problem(429, "rate limit exceeded") if left < 0 else self._answer(method, path, said)
+        reply = _problem(429, RATE_LIMIT_TEXT) if left < 0 else self._answer(method, path, said)
         if reply.status_code == TOO_MANY:
-            self._faults.note("cloud_429_sent")
+            self._faults.note("rate_limit_reached")
             reply.headers["Retry-After"] = str(self._faults.one_of((1, 5, 20)))
         reply.headers |= headers
         return reply
+
+    def _strikes(self, kind: str, chance: float) -> bool:
+        """Whether a fault that the emulator knows too happens this time."""
+        assert kind in KINDS, kind
+        return self._faults.happens(kind, chance)
 
     def _count(self) -> tuple[dict[str, str], int]:
         """Count a call of the account; what the reply says of its windows, and what is left of the fullest."""
@@ -173,9 +174,9 @@ class Provider:
         return {"RateLimit-Policy": ", ".join(policy), "RateLimit": ", ".join(state)}, least
 
     def _answer(self, method: str, path: str, said: Mapping[str, Any]) -> Reply:
-        if self._faults.happens("cloud_429", 0.01):
-            return _problem(429, "rate limit exceeded for the minute window")
-        if self._faults.happens("cloud_5xx_before", 0.01):
+        if self._strikes("rate_limited", 0.01):
+            return _problem(429, RATE_LIMIT_TEXT)
+        if self._strikes("bad_gateway", 0.01):
             return Reply(self._faults.one_of((500, 502, 503)), b"<html>bad gateway</html>")
         routes: dict[tuple[str, str], Callable[[], Reply]] = {
             ("GET", "pods"): lambda: self._list(said.get("params") or {}),
@@ -192,17 +193,17 @@ class Provider:
         now = self._world.kernel.now
         if self.mangled is not None:
             return Reply(200, self.mangled)
-        if self._faults.happens("list_mangled", 0.02):
+        if self._strikes("odd_reply", 0.02):
             return Reply(200, self._faults.one_of((*MANGLED, FALSE_EMPTY)))
         shown = [p for p in self.pods.values() if p.visible_s <= now and (p.exists() or now < p.unlisted_s)]
         shown.sort(key=lambda p: (-p.created_s, p.id))
         own = [p for p in shown if p.ours]
-        if own and self._faults.happens("list_flicker", 0.004):  # one read without one of them
+        if own and self._strikes("missing_from_list", 0.004):  # one read without one of them
             shown.remove(self._faults.one_of(own))
         first = int(params.get("cursor") or 0)
         page, more = shown[first : first + PAGE], len(shown) > first + PAGE
         cursor = str(first + PAGE) if more else None
-        if more and self._faults.happens("list_cursor_repeated", 0.02):
+        if more and self._strikes("repeated_cursor", 0.02):
             cursor = str(first)
         body = {"pods": [self._shown(p) for p in page], "pagination": {"nextCursor": cursor, "hasNextPage": more}}
         return Reply(200, json.dumps(body).encode())
@@ -211,7 +212,7 @@ class Provider:
         now = self._world.kernel.now
         status, ssh = pod.status(now), {}
         runtime: dict[str, Any] | None = None
-        if status == "RUNNING" and now >= pod.runtime_s and not self._faults.happens("runtime_flicker", 0.002):
+        if status == "RUNNING" and now >= pod.runtime_s and not self._strikes("flicker_runtime", 0.002):
             runtime = {"uptime": int(now - pod.runtime_s), "ports": []}
         if status == "RUNNING" and now >= pod.ssh_s:
             ssh = {"direct": {"host": pod.address[0], "port": pod.address[1], "username": "root"}}
@@ -237,20 +238,20 @@ class Provider:
         self._world.laws.ordered(body)
         self._world.say(f"provider: create {name} on {offer}")
         if self.broke:
-            return _problem(402, BALANCE)
-        if self.dry.get(offer, 0.0) > self._world.kernel.now or self._faults.happens("no_capacity", 0.03):
+            return _problem(402, BALANCE_TEXT)
+        if self.dry.get(offer, 0.0) > self._world.kernel.now or self._strikes("no_capacity", 0.03):
             self._faults.note("refused_capacity")
-            return _problem(400, self._faults.one_of(NO_CAPACITY))
-        if self._faults.happens("quota", 0.002):
-            return _problem(400, "You have reached the maximum number of pods: quota exceeded")
+            return _problem(400, self._faults.one_of(CAPACITY_TEXTS[:3]))
+        if self._strikes("quota", 0.002):
+            return _problem(400, QUOTA_TEXT)
         if self._faults.happens("create_delayed", 0.04):
             self.coming += 1
             self._world.kernel.after(self._faults.between(30, 200), lambda: self._make_late(body, center))
             return Reply(502, b"<html>bad gateway</html>")
         pod = self._make(body, center)
-        if self._faults.happens("create_5xx_after", 0.05):
+        if self._strikes("commit_then_502", 0.05):
             return Reply(502, b"<html>bad gateway</html>")
-        if self._faults.happens("create_mangled", 0.02):
+        if self._strikes("truncated_json", 0.02):
             return Reply(201, self._faults.one_of((b"", b"null", b'{"id": 7}', b"<html>", b'{"id": "x", "name": "y"}')))
         return Reply(201, json.dumps(self._shown(pod)).encode())
 
@@ -306,15 +307,16 @@ class Provider:
         self._world.say(f"provider: SSH of {pod.id} moved from {before} to {pod.address}")
 
     def _sicken(self, pod: SimPod, how: str) -> None:
+        assert how in KINDS, how
         never, pod.sick = 1e12, how
-        self._faults.note(f"sick_{how}")
+        self._faults.note(how)
         if how == "no_runtime":
             pod.runtime_s = pod.ssh_s = pod.sshd_s = never
-        elif how == "no_ssh":
+        elif how == "no_ssh_details":
             pod.ssh_s = never
-        elif how == "refuses":
+        elif how == "ssh_refused":
             pod.sshd_s = never
-        elif how in ("exits", "error"):
+        elif how in ("exits", "boot_error"):
             self._world.kernel.after(pod.running_s + self._faults.between(0, 60) - pod.created_s, lambda: self.die(pod))
 
     def die(self, pod: SimPod) -> None:
@@ -341,18 +343,18 @@ class Provider:
         pod = self.pods.get(pod_id)
         now = self._world.kernel.now
         self._world.laws.delete_asked(pod_id)
-        if pod is not None and (pod.locked_s > now or self._faults.happens("delete_refused", 0.02)):
+        if pod is not None and (pod.locked_s > now or self._strikes("conflict", 0.02)):
             pod.locked_s = pod.locked_s if pod.locked_s > now else now + self._faults.between(20, 100)
             return _problem(409, "the pod cannot be deleted in its present state")
-        if pod is None or not pod.exists() or (pod.visible_s > now and self._faults.happens("early_404", 0.3)):
+        if pod is None or not pod.exists() or (pod.visible_s > now and self._strikes("early_404", 0.3)):
             return _problem(404, "pod not found")
         self._world.laws.deleting(pod)
         if pod.lies > 0:
             pod.lies -= 1
-            self._faults.note("delete_lied")
+            self._faults.note("delete_lies")
             return Reply(204, b"")
         self.vanish(pod, "deleted")
-        if self._faults.happens("delete_5xx_after", 0.03):
+        if self._strikes("commit_then_500", 0.03):
             return Reply(500, b"<html>oops</html>")
         return Reply(204, b"")
 

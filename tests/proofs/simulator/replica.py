@@ -1,21 +1,22 @@
-"""One orchestrator process: the product's own parts, put together as service.py does it, on simulated ports."""
+"""One orchestrator process: the product's own parts, put together as service/ does it, on simulated ports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import requests
 
 from orchestrator.adapters.runpod import RunPodCloud
-from orchestrator.adapters.runpod_lanes import Lane, Lanes
+from orchestrator.adapters.runpod_lanes import CallLane, Lanes
 from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Pod, Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.loop.daemon import Daemon, Hooks
-from orchestrator.loop.execute import Executor, PodOperations, Terms
+from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
@@ -27,7 +28,7 @@ from orchestrator.pods.final_snapshot import look
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.pods.teardown import Teardown
-from orchestrator.ports import NotFound, PortError, Unavailable, Upload
+from orchestrator.ports import NotFound, PortError, Unavailable
 from orchestrator.worker_logs.shipper import Shipper
 from tests.proofs.simulator.clock import SimLoop
 from tests.proofs.simulator.processes import ProcessLaws, SimHealth
@@ -75,7 +76,7 @@ class SimLanes(Lanes):
         super().__init__()
         self._world, self._loop = world, loop
 
-    async def _in_thread(self, lane: Lane, request: Callable[[], Any]) -> Any:
+    async def _in_thread(self, lane: CallLane, request: Callable[[], Any]) -> Any:
         def counted() -> Any:
             self._world.laws.called(self._loop.name)
             return request()
@@ -161,14 +162,11 @@ class SimBlobs:
     async def put_new(self, key: str, content: bytes) -> None:
         await self.put(key, content, content_type="")
 
-    def sign_head(self, key: str, *, expires_s: int) -> str:
+    def sign(self, method: str, key: str, *, expires_s: int, **_: Mapping[str, str]) -> str:
         raise Unavailable("nobody asks for a URL here")
 
-    def sign_get(self, key: str, *, expires_s: int) -> str:
-        raise Unavailable("nobody asks for a URL here")
-
-    def sign_put(self, key: str, *, expires_s: int, upload: Upload | None = None) -> str:
-        raise Unavailable("nobody asks for a URL here")
+    async def abort_uploads(self, prefix: str, *, older_than: datetime) -> int:
+        return 0
 
     def location(self, key: str) -> str:
         return f"s3://bucket/{key}"
@@ -221,10 +219,10 @@ class Replica:
         if self.db is not None and not self.loop.dead:
             self.loop.call_soon(self.db.news.put_nowait, (channel, payload))
 
-    def knocked(self, worker_id: str) -> None:
+    def note_unanswered(self, worker_id: str) -> None:
         """The gateway could not answer a worker."""
         if self.observer is not None and self.up:
-            self.loop.call_soon(self.observer.knocked, worker_id)
+            self.loop.call_soon(self.observer.note_unanswered, worker_id)
 
     async def _run(self, policy: Policy) -> None:
         self._stop = asyncio.Event()
@@ -234,7 +232,7 @@ class Replica:
         self.loop.kill()  # asyncio.run would cancel what is left, and the process ends
 
     def _build(self, policy: Policy) -> Daemon:
-        world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_timeout_s / 3
+        world, loop, heartbeat_s = self.world, self.loop, policy.heartbeat_s
         db = self.db = SimDb(world, loop)
         watch = StoreWatch()
         store, cloud = SqlStore(db, FLEET), SimCloud(world, loop, self.laws)
@@ -243,7 +241,7 @@ class Replica:
         lines, catalog = SshPool(shell), Catalog(cloud, policy)
         shipper, latest = Shipper(store, lines, blobs), Latest()
         launch = LaunchConfig(
-            api_url="http://door",
+            api_url="http://gateway",
             heartbeat_s=heartbeat_s,
             lease_s=policy.heartbeat_timeout_s,
             spawning_timeout_s=policy.spawning_timeout_s,
@@ -276,11 +274,10 @@ class Replica:
             Teardown(store, cloud, look=partial(look, lines), finish_logs=shipper.finish, policy=policy),
             lines.drop,
         )
-        terms = Terms(heartbeat_s, policy.heartbeat_timeout_s, own_program=False)
         return Daemon(
             runtime,
             self.observer,
-            Executor(store, cloud, operations, policy, terms),
+            Executor(store, cloud, operations, policy),
             catalog=catalog,
             shipper=shipper,
             hooks=Hooks(on_lead=lead, look_at_store=partial(watch.look, blobs)),

@@ -7,18 +7,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.core.guards import ALARM_WORKERS
 from tests.proofs.simulator.environment import World
 from tests.proofs.simulator.faults import BURST, CALM, HANGS_S, LASTS_S
+from tests.proofs.simulator.laws import STANDS
 from tests.proofs.simulator.provider import FLEET, MANGLED
 
 LIMIT_S = 7200.0  # of the liveness phase
 SETTLE_S = 5.0
+QUIET_S = 200.0  # of work without a report: longer than TASK_STUCK_TIMEOUT_SEC and HEARTBEAT_TIMEOUT_SEC together
 FLICKERS = 0.2  # of the seeds: in these the database never stays for long
 MOVES = 0.25  # of the seeds: in these the provider gives a pod's SSH another address, now and then and to the end
 DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that only it can do
 SICK = 0.3  # of the seeds: in these every task fails on one worker, or on all of them, or a disk becomes full
 SICKNESSES = ("tasks_fail_on_one", "tasks_fail_on_one", "tasks_fail_everywhere", "disk_fills")
-KINDS = ("ok",) * 16 + ("fail", "fatal", "stuck", "crash")
+FOUND = 0.4  # of the others: in these an agent reports something of its machine, or all of them the same
+XID_79: dict[str, Any] = {"u": 22, "code": "XID_79", "severity": "C", "evidence": "fallen off the bus"}
+INODES: dict[str, Any] = {"u": 7, "code": "INODES_FULL", "severity": "H", "evidence": "no inodes"}
+REPORTS: dict[str, tuple[Any, ...]] = {
+    "finding_c": (XID_79,),
+    "finding_h": (INODES,),
+    "finding_unknown": ({"u": 99, "code": "GPU_SINGS", "severity": "M", "evidence": "la"}, XID_79 | {"severity": "Z"}),
+    "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
+}
+KINDS = ("ok",) * 16 + ("fail", "fatal", "crash", "quiet", *STANDS)
 
 
 def story(world: World) -> None:
@@ -36,6 +48,7 @@ class Story:
         self._deploys = random.Random(f"release of {world.seed}")
         self._moves = random.Random(f"addresses of {world.seed}")
         self._sick = random.Random(f"sick workers of {world.seed}")
+        self._guards = random.Random(f"findings of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
 
@@ -84,12 +97,14 @@ class Story:
         dice = self._faults.dice
         tasks: list[dict[str, Any]] = []
         for index in range(dice.randint(1, 8)):
-            params = {"kind": dice.choice(KINDS), "work_s": dice.choice((2, 5, 10, 20, 45))}
+            params: dict[str, Any] = {"kind": dice.choice(KINDS), "work_s": dice.choice((2, 5, 10, 20, 45))}
+            if params["kind"] == "quiet":
+                params["work_s"] = QUIET_S
             task: dict[str, Any] = {
                 "id": str(uuid.UUID(int=self._ids.getrandbits(128), version=4)),
                 "task_type": "t",
                 "params": params,
-                "max_attempts": 2 if params["kind"] in ("crash", "stuck") else dice.choice((3, 5)),
+                "max_attempts": 2 if params["kind"] in ("crash", *STANDS) else dice.choice((3, 5)),
                 "priority": dice.choice((0, 0, 5)),
             }
             if len(self._world.policy.pools) > 1 and self._ids.random() < 0.5:
@@ -270,15 +285,22 @@ class Story:
             agent.cut_until_s = self._kernel.now + self._faults.between(5, 120)
 
     def _sicken(self) -> None:
-        """Once a worker is ready and all else is well, tasks fail on it or everywhere, or its disk fills."""
+        """Once a worker is ready and all else is well, tasks fail on it or everywhere, or its disk fills.
+
+        While there is work, it waits for a worker of the same pool that has completed a task: only beside such a
+        worker, a success before the failures can be taken for a second opinion.
+        """
         world = self._world
         agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.spoke]
         ready = {w["id"] for w in world.db.workers.values() if w["status"] in ("active", "idle")}
         agents = [agent for agent in agents if agent.worker_id in ready]
-        if not agents:
+        beside = [agent for agent in agents if self._is_beside_success(agent.worker_id)]
+        waiting = any(t["status"] == "Queued" and not t["blocked"] for t in world.db.tasks.values())
+        if not agents or (not beside and waiting):
             self._kernel.after(1.0, self._sicken)
             return
-        what, pod = self._sick.choice(SICKNESSES), self._sick.choice(agents).pod
+        self._hand_in("t", 20, 4)
+        what, pod = self._sick.choice(SICKNESSES), self._sick.choice(beside or agents).pod
         self._faults.count[what] += 1
         world.say(f"fault: {what} ({pod.id})")
         if what == "tasks_fail_on_one":
@@ -288,6 +310,36 @@ class Story:
             self._kernel.after(self._sick.uniform(30, 300), self._correct)
         else:
             pod.full_s = self._kernel.now
+
+    def _is_beside_success(self, worker_id: str) -> bool:
+        """Whether another ready worker of its pool has completed a task."""
+        db = self._world.db
+        others = {
+            w["id"]
+            for w in db.workers.values()
+            if w["pool"] == db.workers[worker_id]["pool"] and w["status"] in ("active", "idle") and w["id"] != worker_id
+        }
+        return any(a["outcome"] == "complete" and a["worker_id"] in others for a in db.task_attempts.values())
+
+    def _report(self, what: str) -> None:
+        """Once workers are ready, an agent reports a finding, or all agents report one of machines that are well."""
+        world, now = self._world, self._kernel.now
+        ready = {w["id"] for w in world.db.workers.values() if w["status"] in ("active", "idle")}
+        agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.worker_id in ready]
+        if len(agents) < (ALARM_WORKERS if what == "false_alarm" else 1):
+            if not self._over:
+                self._kernel.after(1.0, lambda: self._report(what))
+            return
+        self._faults.count[what] += 1
+        world.say(f"fault: {what}")
+        since = {"since": world.kernel.moment().timestamp()}
+        if what == "false_alarm":
+            world.alarm = XID_79 | since
+            self._kernel.after(self._guards.uniform(100, 400), lambda: setattr(world, "alarm", None))
+        else:
+            pod = self._guards.choice(agents).pod
+            pod.findings = tuple(one | since if isinstance(one, dict) else one for one in REPORTS[what])
+            world.say(f"it is {pod.id} at {now:.0f} s")
 
     def _correct(self) -> None:
         self._world.bad_release_s = None
@@ -337,6 +389,10 @@ class Story:
         if self._sick.random() < SICK:
             self._hand_in("t", 30, 4)
             self._sicken()
+        elif self._guards.random() < FOUND:
+            self._hand_in("t", 60, 4)
+            many = sum(pool.max_active for pool in world.policy.pools) >= ALARM_WORKERS
+            self._report("false_alarm" if many and self._guards.random() < 0.6 else self._guards.choice([*REPORTS]))
         if self._flicker.random() < FLICKERS:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 

@@ -3,14 +3,16 @@
 import asyncio
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.pods import agent_commands, host_identity, probe_scripts
-from orchestrator.ports import Completed, HostKeyChanged, Refused, Session, Unavailable
+from orchestrator.ports import Completed, ConnectionRefused, HostKeyChanged, Session, Unavailable
+from testbed.runpod.machine_faults import facts, probe
 from tests.proofs.simulator.agents import Agent
-from tests.proofs.simulator.clock import EPOCH, SimLoop
+from tests.proofs.simulator.clock import SimLoop
 from tests.proofs.simulator.provider import SimPod
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class SimShell:
     async def banner(self, host: str, port: int, *, timeout_s: float) -> str:
         def answer() -> str:
             if self._world.listening(host, port) is None:
-                raise Refused(f"{host}:{port} refused")
+                raise ConnectionRefused(f"{host}:{port} refused")
             return "SSH-2.0-OpenSSH_9.6"
 
         return str(await self._world.carry(self._loop, "ssh", answer, timeout_s=timeout_s))
@@ -126,15 +128,14 @@ class SimSession:
     def _ran(self, command: str, stdin: bytes) -> Completed:
         if self._world.faults.happens("ssh_status_unknown", 0.01):
             return Completed(None, b"", b"")
-        if stdin == probe_scripts.PLATFORM.encode():
-            return _said(_platform(self._pod, self._world.kernel.now))
-        if stdin == probe_scripts.GPUS.encode():
-            return _said(_gpus(self._pod))
+        if stdin.decode() in (probe_scripts.PLATFORM, probe_scripts.GPUS):
+            ails = {self._pod.sick: ""} if self._pod.sick else {}
+            return _said(probe(stdin.decode(), facts(self._pod.gpu_type, 1, ails)))
         if stdin == host_identity.SCRIPT.encode():
-            key = f"ssh-ed25519 own{self._pod.id}" if self._pod.sick == "relayed" else self._pod.host_key
+            key = f"ssh-ed25519 own{self._pod.id}" if self._pod.sick == "ssh_relayed" else self._pod.host_key
             return _said(f"host-key {key} {host_identity.proof(self._pod.env[host_identity.VARIABLE], key)}")
         if halves := HALVES.search(command):
-            said = "another" if self._pod.sick == "mismatch" else self._pod.id
+            said = "another" if self._pod.sick == "wrong_pod_id" else self._pod.id
             return _said(f"{halves[1]}{halves[2]} {said}")
         if "sha256sum" in command:
             paths = [path for path in self._pod.files if path in command]
@@ -155,7 +156,7 @@ class SimSession:
 
     def _start(self, nonce: str, config: dict[str, Any]) -> Completed:
         agent = self._pod.agents.get(nonce)
-        if self._pod.sick in ("mismatch", "relayed"):
+        if self._pod.sick in ("wrong_pod_id", "ssh_relayed"):
             self._world.laws.broken("I6", f"a token was sent to {self._pod.id}, which had not proven its host key")
         if nonce in self._pod.stopped:
             return Completed(1, b'{"error": "this launch was stopped", "code": "NO_PROCESS"}', b"")
@@ -163,6 +164,8 @@ class SimSession:
             self._world.laws.launched(self._pod, config)
             agent = Agent(self._world, self._pod, nonce, config, pid=100 + len(self._pod.agents))
             self._pod.agents[nonce] = agent
+            if self._pod.sick == "agent_cut_off":
+                agent.cut_until_s = math.inf
             line = {"pid": agent.pid, "start_time": str(agent.pid * 7), "code_sha256": self._world.bundle.agent_sha}
             agent.line = json.dumps(line | {"python": "3.11"})
             self._pod.files[f"{agent_commands.run_dir(nonce)}/agent.json"] = bytearray(agent.line.encode())
@@ -187,25 +190,3 @@ class SimSession:
 
 def _said(text: str) -> Completed:
     return Completed(0, text.encode(), b"")
-
-
-def _platform(pod: SimPod, now: float) -> str:
-    clock, free = int(EPOCH.timestamp() + now), 1000 if pod.sick == "disk" else 40_000_000
-    disk = (
-        f"Filesystem 1024-blocks Used Available Capacity Mounted on\noverlay 50000000 {50_000_000 - free} {free} 9% /"
-    )
-    inodes = "Filesystem Inodes IUsed IFree IUse% Mounted on\noverlay 1000000 1000 999000 1% /"
-    said = {"clock_first": clock, "disk": disk, "inodes": inodes, "clock_last": clock}
-    return "".join(f"=== {name} 0\n{text}\n" for name, text in said.items())
-
-
-def _gpus(pod: SimPod) -> str:
-    if pod.sick == "no_gpu":
-        return "=== xid 0\n\n=== gpus 9\nNo devices were found\n"
-    memory = {"NVIDIA A40": 46068, "NVIDIA L4": 23034}[pod.gpu_type]
-    used = 20000 if pod.sick == "busy" else 3
-    row = f"0, GPU-1, 00000000:01:00.0, {pod.gpu_type}, 570.86.15, {memory}, {used}, [N/A], 0"
-    xid = "[ 100.0] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus." if pod.sick == "xid" else ""
-    said = {"xid": xid, "gpus": row, "apps": "", "remapped": "GPU-1, No, No", "recovery": "0, None"}
-    said["cuda"] = "CUDA Version : 12.8"
-    return "=== uptime 0\n1000.0 1.0\n" + "".join(f"=== {name} 0\n{text}\n" for name, text in said.items())

@@ -12,12 +12,16 @@ from orchestrator.adapters.postgres import PostgresDb
 from tests.proofs.mutants import MUTANTS, ROOT, Mutant, tried
 from tests.proofs.simulator.drift import drift
 
-SEEDS = 25  # in a lot, which takes half a minute, and more on a busy machine
-LOTS = [pytest.param(lot, marks=() if lot < 2 else pytest.mark.full) for lot in range(20)]
-FAULTS = 2_500  # in each
-DEADLINE_S = 280.0  # beside the rest of the tests
-STEPS = 5_000
-QUICK = ("no intent row before the create call", "ownership is a prefix of the name", "a piece is put before its row")
+SEEDS = 10  # in a lot, which takes 15 s, and ten times as long on a busy machine
+LOTS = [pytest.param(lot, marks=() if lot < 5 else pytest.mark.full) for lot in range(50)]
+FAULTS = 800  # in each
+DEADLINE_S = 280.0  # pytest ends the worker process of a test that takes 300 s
+STEPS = [2_500, pytest.param(5_000, marks=pytest.mark.full)]
+QUICK = (
+    "no intent row before the create call",
+    "ownership is a prefix of the name",
+    "a piece is uploaded before its ledger row",
+)
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,14 +43,15 @@ def test_no_seed_breaks_an_invariant(lot: int) -> None:
 
 def test_a_seed_replays_whatever_the_hashes() -> None:
     """The same seed gives the same action log under any PYTHONHASHSEED, so that a failure can be looked at again."""
-    logs = {simulate("--seed", "7", "--trace", PYTHONHASHSEED=seed).stdout for seed in ("0", "1", "4242")}
+    logs = {simulate("--seed", "7", "--trace", PYTHONHASHSEED=seed).stdout for seed in ("0", "4242")}
     assert len(logs) == 1
 
 
-async def test_the_model_of_the_sql_functions_has_not_drifted(real: PostgresDb) -> None:
+@pytest.mark.parametrize("steps", STEPS)
+async def test_the_model_of_the_sql_functions_has_not_drifted(real: PostgresDb, steps: int) -> None:
     """What the simulated database answers is what PostgreSQL answers to the same calls."""
-    calls = await drift(real, seed=2, steps=STEPS)
-    assert calls.total() >= STEPS
+    calls = await drift(real, seed=steps, steps=steps)
+    assert calls.total() >= steps
     refused = {name.split()[1] for name in calls}
     assert refused >= {"ok", "NotLeader", "LostRace", "OverBudget", "UnknownWorker", "BadArgument"}
 

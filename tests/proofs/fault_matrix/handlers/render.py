@@ -1,4 +1,4 @@
-"""The work of the trials of sick workers: it needs a library, a GPU, a model file and the network."""
+"""The work of the cases of sick workers: it needs a library, a GPU, a model file and the network."""
 
 import hashlib
 import importlib

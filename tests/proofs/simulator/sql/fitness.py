@@ -2,12 +2,13 @@
 
 from datetime import datetime
 
-from tests.proofs.simulator.sql.tables import Row, Tables, jsonable
+from tests.proofs.simulator.sql.tables import Row, jsonable
+from tests.proofs.simulator.sql.turns import Turns
 
 LOOK = 200
 
 
-class Fitness(Tables):
+class Fitness(Turns):
     """Workers whose tasks fail one after the other."""
 
     def _failed_since_success(self, worker_id: str) -> list[Row]:

@@ -1,11 +1,11 @@
-"""fleet_*: the orchestrator's door. `call` is the whole database as a transport sees it."""
+"""fleet_*: the functions of the orchestrator. `call` is the whole database as a transport sees it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.proofs.simulator.sql.queue import Json, Queue
+from tests.proofs.simulator.sql.queue import MACHINE, Json, Queue
 from tests.proofs.simulator.sql.tables import DATABASE, Row, check_id, check_keys, greatest, jsonable, refuse
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
@@ -17,9 +17,9 @@ COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "t
 MOVE_KEYS = (*COLUMNS, "budget", "metadata", "deadline_s", "next_attempt_s", "unbilled_s", "billed_s")
 EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain_requested_at", "stop_requested_at",
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
-         "code_sha", "token_jti", "agent", "health", "climb_ended_at", "promoted_at", "ending_since", "held_back",
+         "code_sha", "token_jti", "agent", "health", "bringup_ended_at", "promoted_at", "ending_since", "held_back",
          "billing_until", "waiting_for")  # fmt: skip
-CLIMBS = 100
+BRINGUPS = 100
 TRIED = 100  # attempts of a worker that are looked at
 
 
@@ -100,7 +100,9 @@ class Database(Queue):
             if row["id"] == without:
                 continue
             used = rate * (self.now - row["state_since"]).total_seconds() / 3600
-            committed += max(row["reserved_usd"] - (used if row["status"] == "terminating" else 0.0), 0.0)
+            per_hour = row["reserved_usd_per_hour"]
+            reserved = row["reserved_usd"] * (max(1.0, rate / per_hour) if per_hour else 1.0)
+            committed += max(reserved - (used if row["status"] == "terminating" else 0.0), 0.0)
             hourly += rate
         return {"today_usd": today, "committed_usd": committed, "hourly_usd": hourly}
 
@@ -270,7 +272,7 @@ class Database(Queue):
         still = self.now - (task["progress_at"] or task["generation_started_at"])
         if still < timedelta(seconds=worker["metadata"].get("stuck_s", 0)):
             return {}
-        told = f"No progress for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
+        told = f"No sign of life for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
         return {"code": "TASK_STUCK", "exit_class": "timeout", "message": told}
 
     def fleet_rescue_overdue(self, p_fleet: str, p_term: int, p_over_s: float) -> Json:
@@ -344,7 +346,8 @@ class Database(Queue):
             "offers": [jsonable(o) for (f, _), o in sorted(self.offers.items()) if f == p_fleet],
             "last_spawn_at": jsonable(spawned),
             "ended": self._bringups(p_fleet, day),
-            "proven": sorted(r for (f, r), at in self.releases.items() if f == p_fleet and at > month),
+            "promoted_releases": sorted(r for (f, r), at in self.releases.items() if f == p_fleet and at > month),
+            "faults": self._faults(p_fleet),
             "spent": self.spent(p_fleet, None),
             "avoid": {
                 key: h["avoid_until"].isoformat()
@@ -355,6 +358,15 @@ class Database(Queue):
             "database_id": DATABASE,
             "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
         }
+
+    def _faults(self, fleet: str) -> list[Json]:
+        hour = self.now - timedelta(hours=1)
+        rows = [w for w in self.workers.values() if w["fleet"] == fleet and w["exit_cause"] in MACHINE]
+        lately = [w for w in rows if w["ending_since"] is not None and w["ending_since"] > hour]
+        newest = sorted(lately, key=lambda w: w["ending_since"], reverse=True)[:BRINGUPS]
+        return [
+            jsonable({"worker_id": w["id"], "failure_code": w["failure_code"], "at": w["ending_since"]}) for w in newest
+        ]
 
     def _held(self, worker: Row) -> Json:
         held = list(self.running.get(worker["id"], {}).values())
@@ -388,7 +400,7 @@ class Database(Queue):
         found = []
         for pool, count in sorted(counts.items()):
             held = "*" in paused or pool in paused
-            blocked = {name: count[name] for name in ("dependencies", "scheduled")}
+            blocked = {name: count[name] for name in ("dependencies", "concurrency", "scheduled")}
             found.append(
                 {
                     "pool": pool,
@@ -404,15 +416,15 @@ class Database(Queue):
         ended = [
             w
             for w in self.workers.values()
-            if w["fleet"] == fleet and w["climb_ended_at"] is not None and w["climb_ended_at"] > since
+            if w["fleet"] == fleet and w["bringup_ended_at"] is not None and w["bringup_ended_at"] > since
         ]
-        ended.sort(key=lambda w: (-w["climb_ended_at"].timestamp(), w["id"]))
+        ended.sort(key=lambda w: (-w["bringup_ended_at"].timestamp(), w["id"]))
         kept, seen = [], Counter[str]()
         for worker in ended:
             seen[worker["pool"]] += 1
-            if seen[worker["pool"]] <= CLIMBS:
+            if seen[worker["pool"]] <= BRINGUPS:
                 kept.append(worker)
-        kept.sort(key=lambda w: (w["climb_ended_at"], w["id"]))
+        kept.sort(key=lambda w: (w["bringup_ended_at"], w["id"]))
         tried, worked = Counter[str](), set[str]()
         for attempt in self.task_attempts.values():  # in the order in which they began
             tried[attempt["worker_id"]] += 1
@@ -422,17 +434,31 @@ class Database(Queue):
             {
                 "worker_id": w["id"],
                 "pool": w["pool"],
-                "at": w["climb_ended_at"].isoformat(),
+                "at": w["bringup_ended_at"].isoformat(),
                 "promoted": w["promoted_at"] is not None,
                 "exit_cause": w["exit_cause"],
                 "failure_code": w["failure_code"],
                 "release": w["release"],
-                "boot_s": None if w["promoted_at"] is None else (w["climb_ended_at"] - w["created_at"]).total_seconds(),
+                "boot_s": None
+                if w["promoted_at"] is None
+                else (w["bringup_ended_at"] - w["created_at"]).total_seconds(),
                 "ending_since": None if w["promoted_at"] is None else jsonable(w["ending_since"]),
+                "offer": w["metadata"].get("offer"),
+                "usd_per_gpu_hour": w["price_usd_per_hour"] / w["gpu_count"]
+                if w["price_usd_per_hour"] is not None and w["gpu_count"]
+                else None,
                 "worked": w["promoted_at"] is not None and w["id"] in worked,
             }
             for w in kept
         ]
+
+    def fleet_note_tick(self, p_fleet: str, p_term: int, p_error: str | None, p_for_s: float) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_note_tick")
+        self.settings.pop((p_fleet, "tick_failed"), None)
+        if p_error is not None:
+            until = self.now + timedelta(seconds=float(p_for_s))
+            self.settings[p_fleet, "tick_failed"] = {"reason": p_error, "expires_at": until}
+        return {"noted": p_error is not None}
 
     def fleet_store_away(
         self, p_fleet: str, p_term: int, p_reason: str | None, p_since: Any, p_for_s: float | None

@@ -1,4 +1,4 @@
-"""task_* and worker_*: the queue's two other doors."""
+"""task_* and worker_*: the functions of clients and agents."""
 
 import hashlib
 import re
@@ -7,15 +7,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.proofs.simulator.sql.fitness import Fitness
-from tests.proofs.simulator.sql.tables import IDS, LIVE_TASK, Row, check_keys, jsonable, refuse
+from tests.proofs.simulator.sql.tables import IDS, LIVE_TASK, Row, check_keys, greatest, jsonable, least, refuse
+from tests.proofs.simulator.sql.turns import NONE as NO_TURN
 from worker import protocol
 
 Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
-             "timeout_s")  # fmt: skip
+             "timeout_s", "tenant", "labels")  # fmt: skip
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 ENDING = ("terminating", "terminated")
-PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "max_lifetime", "budget", "superseded")
+PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
+MACHINE = ("gpu_fault", "host_fault")
+FAULTS = 3  # attempts of a task that machine faults may end without counting
 POINTS = ("Claiming", "Processing", "Completion")
 
 
@@ -46,7 +49,9 @@ class Queue(Fitness):
         for row in rows:
             self.tasks[row["id"]] = row
             self.watch("tasks", None, row)
+        self.turns_added([row for row in rows if not row["depends_on"]])
         self.settle([row["id"] for row in rows if row["depends_on"]])
+        self.turns_added([row for row in rows if row["depends_on"] and row["queue_turn"] == NO_TURN])
         for row in rows:
             if row["status"] == "Queued" and not row["blocked"]:
                 self.notify("orchestrator_tasks", row["pool"])
@@ -89,12 +94,15 @@ class Queue(Fitness):
             "depends_on": depends,
             "blocked": False,
             "dedupe_key": task.get("dedupe_key"),
+            "tenant": task.get("tenant"),
+            "labels": task.get("labels"),
             "lease_expires_at": None,
             "progress": None,
             "progress_at": None,
             "cancel_requested_at": None,
             "failure_code": None,
             "failed_at_point": None,
+            "queue_turn": NO_TURN,
         }
 
     def task_cancel(self, p_id: str) -> Json:
@@ -182,7 +190,7 @@ class Queue(Fitness):
         asks = want == "run" and status in ("spawning", "active", "idle")
         fresh = p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
         if asks and fresh:
-            held = status == "spawning" or worker["held_back"] is not None or self._store_away(worker["fleet"])
+            held = status == "spawning" or worker["held_back"] is not None or self._store_outage(worker["fleet"])
             taken = 0 if held else self._take(worker, p_claim_no, p_batch)
             if taken:
                 status = "active"
@@ -200,7 +208,7 @@ class Queue(Fitness):
         answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "tasks": tasks}
         return answer | {"spent": asks and not fresh and not tasks}
 
-    def _store_away(self, fleet: str) -> bool:
+    def _store_outage(self, fleet: str) -> bool:
         """internal_is_store_away."""
         row = self.settings.get((fleet, "store_away"))
         return row is not None and row["expires_at"] > self.now
@@ -214,7 +222,7 @@ class Queue(Fitness):
             and not t["blocked"]
             and (t["run_after"] is None or t["run_after"] <= self.now)
         ]
-        ready.sort(key=lambda t: (-t["priority"], t["created_at"], t["id"]))
+        ready.sort(key=lambda t: (-t["priority"], t["queue_turn"], t["created_at"], t["id"]))
         taken = ready[:batch]
         cleared = ("progress", "run_after", "error_message", "failure_code", "failed_at_point",
                    "generation_processed_at")  # fmt: skip
@@ -248,6 +256,8 @@ class Queue(Fitness):
                 "log_first": _handler_bytes(worker, worker["nonce"]),
                 "log_last": None,
             }
+        if shared := [t["priority"] for t in taken if t["tenant"] is not None or t["queue_turn"] < NO_TURN]:
+            self.deal_turns(worker["pool"], min(shared), batch)
         return len(taken)
 
     def _claimed(self, worker_id: str, nonce: str, claim_no: int) -> list[Json]:
@@ -257,7 +267,7 @@ class Queue(Fitness):
             if (a := self.task_attempts.get((t["id"], t["attempts"])))
             and (a["worker_id"], a["nonce"], a["claim_no"], a["ended_at"]) == (worker_id, nonce, claim_no, None)
         ]
-        held.sort(key=lambda t: (-t["priority"], t["created_at"], t["id"]))
+        held.sort(key=lambda t: (-t["priority"], t["queue_turn"], t["created_at"], t["id"]))
         seen = ("id", "task_type", "output_location", "result_data")
         return [
             {name: jsonable(t.get(name)) for name in protocol.CLAIMED}  # a column without a row in the model is null
@@ -292,16 +302,35 @@ class Queue(Fitness):
         renewed = []
         for task_id, named in held.items():
             task, progress = mine[task_id], named.get("progress")
-            moved = progress is not None and progress != task["progress"]
-            told = {"progress": progress, "progress_at": self.now} if moved else {}
-            renewed.append((task, {"lease_expires_at": lease} | told))
+            told = {} if progress is None else {"progress": progress}
+            renewed.append((task, {"lease_expires_at": lease, "progress_at": self._alive_at(task, named)} | told))
         self.update_tasks(renewed)
         cancel = [i for i in held if self.tasks[i]["cancel_requested_at"] is not None]
+        late = timedelta(seconds=self.stuck_s.get(worker["fleet"], float(timedelta.max.days)))
+        stuck = [i for i in held if self.tasks[i]["progress_at"] <= self.now - late]
         fenced = [n["id"] for n in p_tasks if n["id"] not in held]
         lead = self.leases.get(worker["fleet"])
         led = lead is not None and lead["expires_at"] > self.now
-        answer = {"outcome": "ok", "wanted": wanted(worker), "cancel": cancel, "fenced": fenced, "led": led}
+        answer = {
+            "outcome": "ok",
+            "wanted": wanted(worker),
+            "cancel": cancel,
+            "stuck": stuck,
+            "fenced": fenced,
+            "led": led,
+        }
         return answer | _pace(worker)
+
+    def _alive_at(self, task: Row, named: Json) -> datetime | None:
+        """The task's last sign of life, by what its agent says of it."""
+        still_s, progress = named.get("still_s"), named.get("progress")
+        alive = task["progress_at"]
+        if still_s is not None:
+            alive = self.now - timedelta(seconds=still_s)
+        elif progress is not None and progress != task["progress"]:
+            alive = self.now
+        bound = task["generation_started_at"] + timedelta(seconds=2 * (task["timeout_s"] or 3600))
+        return greatest(task["progress_at"], least(bound, alive))
 
     def _hold(self, worker: Row, nonce: str, task_id: str, attempt: int, outcomes: tuple[str, ...]) -> str:
         if worker["nonce"] != nonce:
@@ -329,7 +358,7 @@ class Queue(Fitness):
         if outcome == "held":
             outcome = "ok"
             said = {"output_location": p_output_location, "result_data": p_result_data}
-            cleared = dict.fromkeys(("lease_expires_at", "error_message", "failure_code"))
+            cleared = dict.fromkeys(("lease_expires_at", "error_message", "failure_code", "progress"))
             ended = {"status": "Complete", "generation_processed_at": self.now}
             attempt = self.task_attempts[p_task_id, p_attempt]
             self.update_tasks([(self.tasks[p_task_id], ended | said | cleared)], minded=True)
@@ -368,6 +397,12 @@ class Queue(Fitness):
         if outcome == "lost" and holder is not None and holder["status"] in ENDING and holder["exit_cause"] in PLANNED:
             outcome, counted = "released", False
             failure = {"code": "RELEASED", "message": f"Worker {holder['id']} was ended: {holder['exit_cause']}"}
+        if outcome == "lost" and holder is not None and holder["status"] in ENDING and holder["exit_cause"] in MACHINE:
+            said = f"The machine of worker {holder['id']} failed: {holder['exit_cause']}"
+            failure = {"code": "MACHINE_FAULT", "exit_class": "lost", "point": "Processing", "message": said}
+            mine = (a for a in self.task_attempts.values() if a["task_id"] == task_id)
+            counted = sum(a["failure_code"] == "MACHINE_FAULT" for a in mine) >= FAULTS
+            outcome = "lost" if counted else "released"
         used, said, status, run_after = task["attempts"] - task["uncounted"], "requeued", "Queued", None
         if outcome == "lost" and used > 1:
             earlier = (self.task_attempts.get((task_id, number)) for number in range(1, task["attempts"]))

@@ -135,8 +135,9 @@ class Records(Database):
         return {"declared": len(told), "rerouted": len(moved)}
 
     def fleet_declare_programs(self, p_fleet: str, p_term: int, p_pools: list[str], p_stuck_s: float) -> Json:
-        """In here every task In Progress has a lease, so nothing depends on what is declared."""
+        """In here every task In Progress has a lease, so nothing depends on the pools."""
         self._check_term(p_fleet, p_term, "fleet_declare_programs")
+        self.stuck_s[p_fleet] = p_stuck_s
         return {"declared": len(p_pools)}
 
     def fleet_declare_release(

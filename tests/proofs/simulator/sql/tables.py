@@ -20,6 +20,7 @@ KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating":
 IDS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 EARLIER = re.compile(r"^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )", re.DOTALL)
 PLAIN = frozenset({str, int, float, bool, type(None)})
+GIVES_BACK = ("worker_sick", "gpu_fault", "host_fault")
 LEGAL = {(str(a), str(b)) for a, b in TRANSITIONS}
 
 
@@ -91,6 +92,7 @@ class Tables:
         self.releases: dict[tuple[str, str], datetime] = {}
         self.task_types: dict[str, Row] = {}
         self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now
+        self.stuck_s: dict[str, float] = {}  # fleet -> after how long its tasks are stuck
         self.notified: dict[tuple[str, str], None] = {}  # of the present transaction, each once
         self.running: dict[str, dict[str, Row]] = {}  # worker -> the tasks In Progress that name it
         self.watch: Callable[[str, Row | None, Row], None] = lambda *_: None  # (table, old, new) of every change
@@ -133,8 +135,8 @@ class Tables:
         if row["nonce"] != old["nonce"]:
             row |= {"last_heartbeat": None, "claim_no": 0}
         if old["status"] == "spawning" and row["status"] != "spawning":
-            self._climbed(row)
-        if row["exit_cause"] == "worker_sick" != old["exit_cause"]:
+            self._bringup_ended(row)
+        if row["exit_cause"] in GIVES_BACK and row["exit_cause"] != old["exit_cause"]:
             self.give_attempts_back(row)
         watched = ("status", "stage", "drain_requested_at", "stop_requested_at", "ssh_host", "ssh_port")
         if any(old[name] != row[name] for name in watched):
@@ -142,8 +144,8 @@ class Tables:
         self.watch("workers", old, row)
         return row
 
-    def _climbed(self, row: Row) -> None:
-        row["climb_ended_at"] = self.now
+    def _bringup_ended(self, row: Row) -> None:
+        row["bringup_ended_at"] = self.now
         if row["status"] == "active":
             row["promoted_at"] = self.now
             if row["release"] is not None:
@@ -248,16 +250,22 @@ class Tables:
     # --- tasks
 
     def update_tasks(
-        self, changes: Iterable[tuple[Row, Mapping[str, Any]]], *, settling: bool = False, minded: bool = False
+        self,
+        changes: Iterable[tuple[Row, Mapping[str, Any]]],
+        *,
+        settling: bool = False,
+        minded: bool = False,
+        turns: bool = False,
     ) -> None:
         """Change rows in one statement, with what follows from it; `minded`: the caller tells whoever is to be told."""
         was: list[Row] = []
         rows: list[Row] = []
         for row, change in changes:
             was.append(dict(row))
-            row.update(change, updated_at=self.now)
+            row.update(change, updated_at=row["updated_at"] if turns else self.now)
             if row["status"] == "Queued" != was[-1]["status"] and row["pool_by_type"]:
                 row["pool"] = self.task_types.get(row["task_type"], {}).get("pool") or "default"
+            self.turn_changing(was[-1], row)
             rows.append(row)
         for old, new in zip(was, rows, strict=True):
             self._index(old, new)
@@ -280,6 +288,9 @@ class Tables:
         for worker_id in lost:
             if worker_id is not None and not minded:
                 self.notify("orchestrator_fleet", worker_id)
+
+    def turn_changing(self, old: Row, task: Row) -> None:
+        """What the trigger makes of a turn; see turns.py."""
 
     def _index(self, old: Row, new: Row) -> None:
         if old.get("status") == "In Progress" and old["worker_id"] is not None:

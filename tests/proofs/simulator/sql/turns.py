@@ -1,0 +1,73 @@
+"""The turns of tenants (functions/fairness.sql)."""
+
+from collections.abc import Iterable
+
+from tests.proofs.simulator.sql.tables import Row, Tables
+
+NONE = 9_007_199_254_740_991
+STEP = 1_000_000  # the weight of every tenant here is 1
+AHEAD = 50
+
+
+class Turns(Tables):
+    """Who of a pool and priority is next."""
+
+    def next_turn(self, task: Row, *, front: bool = False) -> int:
+        """internal_next_turn."""
+        shared = [t for t in self._ready(task["pool"], task["priority"]) if t is not task and t["queue_turn"] < NONE]
+        head = min((t["queue_turn"] for t in shared), default=None)
+        if front:
+            return head if head is not None else NONE if task["tenant"] is None else STEP
+        last = max((t["queue_turn"] for t in shared if t["tenant"] == task["tenant"]), default=None)
+        found = [head - (task["tenant"] is None)] if head is not None else []
+        found += [last + STEP] if last is not None else []
+        return max(found, default=STEP)
+
+    def turns_added(self, tasks: Iterable[Row]) -> None:
+        """Of new tasks that are ready."""
+        for task in tasks:
+            self.turn_changing(task | {"status": "Complete"}, task)
+
+    def turn_changing(self, old: Row, task: Row) -> None:
+        """The part of internal_task_changing that is about turns."""
+        used = task["tenant"] is not None or old["queue_turn"] < NONE
+        if task["status"] != "Queued" or task["blocked"] or not used:
+            return
+        if task["run_after"] is not None:
+            if old["status"] != "Queued" or old["run_after"] is None:
+                task["queue_turn"] = 0 if task["attempts"] > 0 else NONE
+            return
+        waited = old["status"] == "Queued" and old["run_after"] is not None
+        if old["status"] == "In Progress" or (waited and task["attempts"] > 0):
+            task["queue_turn"] = self.next_turn(task, front=True)
+        elif old["status"] != "Queued" or old["blocked"] or waited or old["pool"] != task["pool"]:
+            task["queue_turn"] = NONE if task["tenant"] is None else self.next_turn(task)
+
+    def deal_turns(self, pool: str, priority: int, batch: int) -> None:
+        """internal_deal_turns."""
+        ready = [t for t in self._ready(pool, priority, timed=True) if t["queue_turn"] == NONE]
+        ahead = [t for t in self._ready(pool, priority) if t["tenant"] is None and t["queue_turn"] < NONE]
+        if not ready or len(ahead) >= 2 * batch:
+            return
+        first = sorted((t for t in ready if t["run_after"] is None), key=lambda t: (t["created_at"], t["id"]))
+        first = first[: max(4 * batch, AHEAD)]
+        every = (t for t in self.tasks.values() if t["pool"] == pool and t["status"] == "Queued" and not t["blocked"])
+        due = sorted((t for t in every if t["run_after"] and t["run_after"] <= self.now), key=lambda t: t["run_after"])
+        for task in [*(t for t in first if t["tenant"] is not None), *due[:batch]]:
+            turn = task["queue_turn"] if task["tenant"] is None else self.next_turn(task, front=task["attempts"] > 0)
+            self.update_tasks([(task, {"run_after": None, "queue_turn": turn})])
+        turns = [t for t in first if t["tenant"] is None]
+        if turns:
+            turn = self.next_turn({"pool": pool, "priority": priority, "tenant": None})
+            self.update_tasks([(t, {"queue_turn": turn + n * STEP}) for n, t in enumerate(turns)], turns=True)
+
+    def _ready(self, pool: str, priority: int, *, timed: bool = False) -> Iterable[Row]:
+        return (
+            t
+            for t in self.tasks.values()
+            if t["pool"] == pool
+            and t["priority"] == priority
+            and t["status"] == "Queued"
+            and not t["blocked"]
+            and (timed or t["run_after"] is None)
+        )
