@@ -2,14 +2,17 @@
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from testbed.services import debian
 from testbed.services.postgres import INSTALLATION, installed
+
+if TYPE_CHECKING:
+    from testbed.shared_services import SharedServices
 
 TESTS = Path(__file__).parent
 # The first part of a path that matches names the tests' place in the queue. Tests that mostly wait start first, so that
@@ -17,7 +20,7 @@ TESTS = Path(__file__).parent
 ORDER = (
     *("proofs/chaos", "process/e2e", "proofs/fault_matrix", "process/packaging", "process/guide", "process/incidents"),
     *("process/secrets", "process/service", "process/worker_logs", "process/cli", "process/emulator", "proofs/crash"),
-    *("proofs/storm", "proofs/simulator", "proofs/model", "proofs/fuzz", "process/web", "process/worker"),
+    *("proofs/storm", "proofs/simulator", "proofs/fuzz", "process/web", "process/worker"),
     *("process/bringup", "db", "unit"),
 )
 # Directories whose files go to different worker processes. In every other directory the tests stay in one worker
@@ -49,6 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.update(found.environment | {INSTALLATION: str(found.path)})
 
 
+@pytest.fixture(scope="session")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["SharedServices"]:
+    """The servers of this worker process, for all tests that do not harm them."""
+    from testbed.shared_services import SharedServices  # noqa: PLC0415  tests without servers start sooner
+
+    async with SharedServices(tmp_path_factory.mktemp("shared")) as services:
+        yield services
+
+
 def pytest_report_header() -> str:
     """Name the server."""
     return f"PostgreSQL: {installed()}"
@@ -71,9 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, dropped = [], []
     for item in items:
         marker = item.get_closest_marker("needs_program")
-        if marker is not None and debian.find(*marker.args) is None:
-            name, package = marker.args
-            reason = f"{name} is not installed (Debian: apt-get install {package})"
+        if marker is not None and debian.find(*marker.args[:2]) is None:
+            name, package = marker.args[:2]
+            fix = marker.args[2] if marker.args[2:] else f"Debian: apt-get install {package}"
+            reason = f"{name} is not installed ({fix})"
             config.stash[NOT_RUN][reason] = config.stash[NOT_RUN].get(reason, 0) + 1
             dropped.append(item)
         else:
@@ -82,6 +95,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish() -> None:
+    """Take what collection made out of the garbage collector's sight: each full collection would look through it."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
