@@ -33,15 +33,15 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     started_s: list[float] = []
     registered_s: list[float] = []
     cpu_s: list[float] = []
-    door = _Door()
-    async with door:
+    gateway = AgentGateway()
+    async with gateway:
         for number in range(tries):
             run_dir = directory / f"run-{number}"
             began_s = time.monotonic()
-            line = await run_agent(agent, run_dir, "start", _config(door.url, f"launch-{number}"))
+            line = await run_agent(agent, run_dir, "start", agent_config(gateway.url, f"launch-{number}"))
             started_s.append(time.monotonic() - began_s)
             async with asyncio.timeout(START_TIMEOUT_S):
-                registered_s.append(await door.registrations.get() - began_s)
+                registered_s.append(await gateway.registrations.get() - began_s)
             times = psutil.Process(json.loads(line)["pid"]).cpu_times()
             cpu_s.append(times.user + times.system)
             await run_agent(agent, run_dir, "stop", b"", "--grace-s", "0.1")
@@ -54,12 +54,15 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     }
 
 
-async def run_agent(agent: Path, run_dir: Path, verb: str, stdin: bytes, *options: str) -> bytes:
+async def run_agent(
+    agent: Path, run_dir: Path, verb: str, stdin: bytes, *options: str, env: Mapping[str, str] | None = None
+) -> bytes:
     """What a verb of an agent says; raises RuntimeError."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(agent), verb, "--run-dir", str(run_dir), *options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=env,
     )
     async with asyncio.timeout(START_TIMEOUT_S):
         out, _ = await process.communicate(stdin)
@@ -68,7 +71,8 @@ async def run_agent(agent: Path, run_dir: Path, verb: str, stdin: bytes, *option
     return out
 
 
-def _config(url: str, nonce: str) -> bytes:
+def agent_config(url: str, nonce: str, **changed: float) -> bytes:
+    """The configuration of an agent that waits for work."""
     config = {
         "worker_id": "gpu-20260101_000000-00000000",
         "nonce": nonce,
@@ -87,11 +91,12 @@ def _config(url: str, nonce: str) -> bytes:
         "batch": 1,
         "default_timeout_s": 3600,
         "env": {},
+        **changed,
     }
     return json.dumps(config).encode()
 
 
-class _Door:
+class AgentGateway:
     """A worker gateway without a database: every call is answered at once, a claim with nothing after a second."""
 
     def __init__(self) -> None:

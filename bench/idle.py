@@ -1,7 +1,7 @@
 """1,000 idle workers for a minute: their share of a core and their statements a second; the bars are 10 % and 100.
 
 The processes are those of `thousand`: only the pods are played. Each agent waits in a long poll and beats as it does on
-a real pod. The door, where the agents' calls arrive, runs on a thread of its own, so its share can be told from the
+a real pod. The gateway server, which gets the agents' calls, has its own thread, so its share can be separated from the
 loop's: what remains is ticks, the provider's lists and a look for new log bytes at each pod now and then.
 """
 
@@ -50,13 +50,13 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         await stack.migrate()
         await stack.control("POST", "settings", UNLIMITED)
         daemon = await stack.start_orchestrator({**OPERATOR, **fleet})
-        door = httpx.AsyncClient(base_url=stack.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
-        async with await stack.connect() as sql, door:
+        client = httpx.AsyncClient(base_url=stack.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        async with await stack.connect() as sql, client:
             await _until(sql, IDLE, tries)
             await _until(sql, QUIET.format(QUIET_S), 1)
-            before = await _look(sql, door, daemon)
+            before = await _look(sql, client, daemon)
             await asyncio.sleep(WATCH_S)
-            after = await _look(sql, door, daemon)
+            after = await _look(sql, client, daemon)
             idle = (await row(sql, IDLE))["n"]
     seconds = after.at_s - before.at_s
     shares = {name: (after.cpu_s[name] - before.cpu_s[name]) / seconds for name in after.cpu_s}
@@ -75,9 +75,9 @@ async def _until(sql: Any, statement: str, wanted: int) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-async def _look(sql: Any, door: httpx.AsyncClient, daemon: Child) -> Look:
+async def _look(sql: Any, client: httpx.AsyncClient, daemon: Child) -> Look:
     calls = Counter[str]()
-    for family in text_string_to_metric_families((await door.get("/metrics")).raise_for_status().text):
+    for family in text_string_to_metric_families((await client.get("/metrics")).raise_for_status().text):
         for sample in family.samples:
             if sample.name == CALLS:
                 calls[sample.labels["function"]] = int(sample.value)

@@ -41,10 +41,10 @@ from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.services.supabase_roles import create_roles
 from worker import protocol
 from worker.agent import EMPTY_PAUSE_MAX_S, Agent
+from worker.agent_state import HeldTask
 from worker.config import Config, RunDir
 from worker.exits import Outcome
 from worker.journal import Journal
-from worker.life import Held
 
 TRIES = 500
 GOALS = {"ours_p99_s": ("<=", 0.02)}
@@ -172,12 +172,12 @@ class Poller(Agent):
         """Ask for tasks until there is one, and complete it."""
         self._work()
 
-    def _carry_all(self, tasks: list[Held]) -> None:
+    def _run_all(self, tasks: list[HeldTask]) -> None:
         for held in tasks:
             self.claimed_s = time.perf_counter()
             self._reports.add(held, Outcome("done"))
-            self._reports.settle()
-            self.life.draining = True
+            self._reports.flush()
+            self.state.draining = True
 
 
 async def polling_turns(
@@ -209,7 +209,7 @@ async def polling_turns(
                 await asyncio.gather(*running)
         finally:
             for one in pollers:
-                one.life.end("the turn is over")
+                one.state.end("the turn is over")
         return [one.claimed_s - began_s for one in pollers]
 
     return turn
@@ -238,14 +238,16 @@ async def new_worker(store: SqlStore, pool: str = "default") -> dict[str, str]:
     return {"p_worker_id": name, "p_nonce": nonce}
 
 
-async def serve(stack: AsyncExitStack, db: PostgresDb, signal: WakeupHub, secret: str) -> str:
-    """Our gateway, until the stack closes; its address."""
+async def serve(
+    stack: AsyncExitStack, db: PostgresDb, signal: WakeupHub, secret: str, blobs: S3Blobs | None = None
+) -> str:
+    """Our gateway, until the stack closes; its address. Without `blobs`, no task may have an output."""
 
     async def listen() -> None:
         async for channel, payload in db.notifications():
             signal.heard(channel, payload)
 
-    blobs = S3Blobs(None, "none", "none", "none", "", "us-east-1")  # no task of these has an output
+    blobs = blobs or S3Blobs(None, "none", "none", "none", "", "us-east-1")
     health = Health(started_at_s=time.monotonic())
     app = build_app(db=db, blobs=blobs, verifier=verifier(secret), health=health, wakeups=signal)
     server = uvicorn.Server(bounded(app, "127.0.0.1", 0))

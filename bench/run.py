@@ -24,6 +24,7 @@ from testbed.stack import ROOT
 
 QUICK = (
     "agent_start",
+    "monitor",
     "startup",
     "pickup",
     "queue",
@@ -33,7 +34,9 @@ QUICK = (
     "reaction",
     "bringup",
     "shipping",
+    "outputs",
     "tick",
+    "commands",
     "idle",
 )
 LONG = ("week", "thousand")  # minutes each: by name only

@@ -22,7 +22,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import Offer, Pod, PodStatus, Policy, Pool
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.loop.daemon import Daemon
-from orchestrator.loop.execute import Executor, PodOperations, Terms
+from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.migrate import migrate
@@ -32,7 +32,7 @@ from orchestrator.observability.metrics import Metrics
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import Cloud
-from orchestrator.service import GC_THRESHOLDS
+from orchestrator.service.process import GC_THRESHOLDS
 from testbed.services.postgres import EmbeddedPostgres
 from worker import protocol
 
@@ -77,7 +77,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
             stack.push_async_callback(db.close)
             store = SqlStore(db, FLEET)
             term = (await store.lead("bench", 3_600)).term
-            pods = [await _worker(db, store, term, number) for number in range(size)]
+            pods = [await add_worker(db, store, term, number) for number in range(size)]
             sql = await stack.enter_async_context(await psycopg.AsyncConnection.connect(url, autocommit=True))
             wall_s, ours_s, postgres_s = await _ticks(_daemon(db, Listing(tuple(pods))), term, sql, tries)
             figures[f"wall_ms_at_{size}"] = _spread_ms(wall_s)
@@ -93,18 +93,18 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
 async def _ticks(daemon: Daemon, term: int, sql: Any, tries: int) -> tuple[list[float], list[float], float]:
     """Wall and processor seconds of each tick, and of Postgres of one on average."""
     wall_s, ours_s = [], []
-    await daemon._tick_as_leader(term)  # noqa: SLF001  the first one prepares statements, and says more
+    await daemon._tick.run(term)  # noqa: SLF001  the first one prepares statements, and says more
     servers_s = await servers_cpu_s(sql)
     for _ in range(tries):
         began = (time.perf_counter(), time.process_time())
-        made = await daemon._tick_as_leader(term)  # noqa: SLF001  without its timers
+        made = await daemon._tick.run(term)  # noqa: SLF001  without its timers
         wall_s.append(time.perf_counter() - began[0])
         ours_s.append(time.process_time() - began[1])
         assert not made.actions  # noqa: S101  a fleet at rest
     return wall_s, ours_s, (await servers_cpu_s(sql) - servers_s) / tries
 
 
-async def _worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Pod:
+async def add_worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Pod:
     """One that was promoted, has beaten and found nothing to do; its pod."""
     name, nonce = f"gpu-20261121_101500-{number:08x}", uuid.uuid4().hex
     await store.spawn(term, {"id": name, "pool": POOL.name, **WORKER, "metadata": {"offer": POOL.offers[0].key}})
@@ -138,15 +138,14 @@ async def _worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Po
 
 
 def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:
-    """As service.py builds it, without what only acts."""
+    """As the service builds it, without what only acts."""
     metrics, provider, nobody = Metrics(), cast("Cloud", cloud), cast("Any", None)
     store = SqlStore(MeteredDb(db, metrics), FLEET)
     catalog = Catalog(provider, POLICY)
-    terms = Terms(heartbeat_s=20, lease_s=60, own_program=False)
     health = Health(started_at_s=time.monotonic())
     runtime = Runtime(store, db, POLICY, health, metrics, Latest(), "bench", 30)
     operations = PodOperations(nobody, nobody, nobody, nobody)
-    executor = Executor(store, provider, operations, POLICY, terms)
+    executor = Executor(store, provider, operations, POLICY)
     return Daemon(runtime, Observer(store, provider, FLEET, catalog), executor, catalog=catalog, shipper=nobody)
 
 

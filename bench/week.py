@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 FAULTS_H, WORK_H, DAY_H = 8, 22, 24  # until when there are faults, and new work
 WORK_EVERY_H = 2
 ASK_S = 20.0  # an idle agent, as on a real pod, where it is a long poll
-MISCHIEF_S = 300.0  # between two outages or losses, on average
+FAULT_EVERY_S = 300.0  # between two outages or losses, on average
 FLEET = 2  # workers at rest
 MOST = 5
 OUTSIDE = (type, ModuleType, CodeType, World, SimLoop, Kernel, Faults, Laws, Records, Provider, SimPod, agents.Agent)
@@ -97,7 +97,7 @@ class Week(Story):
     def _pass_day(self) -> None:
         began_s = self._kernel.now
         self._faults.active = True
-        self._kernel.after(MISCHIEF_S, self._mischief)
+        self._kernel.after(FAULT_EVERY_S, self._inject_fault)
         for hour in range(DAY_H):
             if hour < WORK_H and hour % WORK_EVERY_H == 0:
                 self._submit()
@@ -107,12 +107,12 @@ class Week(Story):
         self._at_midnight()
         self._forget()
 
-    def _mischief(self) -> None:
+    def _inject_fault(self) -> None:
         if not self._faults.active:
             return
         away = [self._lose_database, self._lose_provider, self._mangle_lists, self._lose_s3, self._dry_market]
         self._faults.one_of([*away, self._evict, self._hurt_agent, self._lie])()
-        self._kernel.after(self._faults.dice.expovariate(1 / MISCHIEF_S), self._mischief)
+        self._kernel.after(self._faults.dice.expovariate(1 / FAULT_EVERY_S), self._inject_fault)
 
     def _calm_down(self) -> None:
         self._faults.active = False
