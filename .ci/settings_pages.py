@@ -1,0 +1,84 @@
+"""Write .env.example and docs/settings.md from the declared settings: `.venv/bin/python .ci/settings_pages.py`."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from orchestrator.config.setting import Setting, settings_of
+from orchestrator.config.settings import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH = 119
+EXAMPLE_HEAD = """\
+# This file lists every environment variable that the orchestrator reads, with its default. Copy it to .env and fill
+# in the values that you need. You can delete every line that keeps its default.
+#
+# Every command reads .env of the current directory. The environment takes precedence. A shell loads the file with:
+# set -a; . ./.env; set +a
+# docker run --env-file .env loads it too, if each value is on one line. `doctor ssh --repair` prints the private key
+# in that form.
+#
+# If settings are misspelt, unusable or contradictory, the orchestrator reports all of them at once and exits with 4.
+"""
+PAGE_HEAD = """\
+# Settings
+
+All settings are environment variables. [.env.example](../.env.example) has the same list as a file to fill in.
+`python -m orchestrator doctor settings` checks what is set. It also names variables that no setting reads, although
+their name begins like a setting or is similar to one.
+
+`POOLS_FILE` describes further pools. A pool has the value of the environment, unless the file sets the key that the
+column "Pool key" names. For `WORKER_HANDLERS` and `WORKER_ENV`, a pool names the part of them that its workers get.
+"""
+
+
+def example() -> str:
+    """Return the text of .env.example."""
+    return EXAMPLE_HEAD + "".join(_example_section(section.__doc__, settings_of(section)) for section in SECTIONS)
+
+
+def _example_section(title: str | None, declared: Iterator[Setting]) -> str:
+    heading = f"# --- {_heading(title)} "
+    lines = [f"\n{heading:-<{WIDTH}}\n"]
+    for one in declared:
+        unit = f" Unit: {one.unit}." if one.unit else ""
+        lines += textwrap.wrap(
+            f"{one.field.description}{unit}",
+            WIDTH,
+            initial_indent="# ",
+            subsequent_indent="# ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        value = _default(one)
+        lines.append(f'{one.name.upper()}="{value}"' if " " in value else f"{one.name.upper()}={value}")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """Return the text of docs/settings.md."""
+    return PAGE_HEAD + "".join(_table(section.__doc__, settings_of(section)) for section in SECTIONS)
+
+
+def _table(title: str | None, declared: Iterator[Setting]) -> str:
+    rows = [f"\n## {_heading(title)}\n", "| Setting | Default | Unit | Pool key | Meaning |", "|---|---|---|---|---|"]
+    for one in declared:
+        default, key = (f"`{text}`" if text else "" for text in (_default(one), one.pool_key))
+        rows.append(f"| `{one.name.upper()}` | {default} | {one.unit or ''} | {key} | {one.field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def _heading(title: str | None) -> str:
+    return (title or "").rstrip(".")
+
+
+def _default(one: Setting) -> str:
+    value = one.field.default
+    return ",".join(value) if isinstance(value, tuple) else "" if value is None else f"{value}"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {".env.example": example, "docs/settings.md": page}
+
+if __name__ == "__main__":
+    for name, text in PAGES.items():
+        (ROOT / name).write_text(text())
