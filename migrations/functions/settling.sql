@@ -573,61 +573,44 @@ begin
 end
 $$;
 
+-- In these searches `offset 0` keeps the planner from a join, for which it might read all waiting tasks.
+
 -- Those of these tasks that failed or were cancelled, and their dependants at any depth, each after a task that it
 -- waits for. At most p_most dependants.
 create or replace function public.internal_waiting_dependants(p_ended uuid[], p_most int) returns uuid[]
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-#variable_conflict use_variable
-declare
-    v_most int := p_most + cardinality(p_ended);
-    v_all uuid[] := array(select t.id from public.tasks t where t.id = any (p_ended) and t.status in ('Failed', 'Cancelled'));
-    v_level uuid[] := v_all;
-begin
-    while v_level <> '{}' and cardinality(v_all) < v_most loop
-        v_level := array(select unnest(public.internal_dependants(v_level)) except select unnest(v_all));
-        v_all := v_all || v_level;
-    end loop;
-    return nullif(v_all[:v_most], '{}');
-end
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+    with recursive ended (ids) as (
+        select array(select d.id from public.tasks d where d.id = any (internal_waiting_dependants.p_ended) and d.status in ('Failed', 'Cancelled'))
+    ), behind (id) as (
+        select n.id from ended e cross join unnest(e.ids) n (id)
+        union
+        select w.id from behind b cross join lateral (
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on @> array[b.id] offset 0) w
+    )
+    select array_agg(l.id) from (select b.id from behind b limit internal_waiting_dependants.p_most + cardinality(internal_waiting_dependants.p_ended)) l
 $$;
 
--- Queued tasks that depend on one of these. Each search names its ids as parameters: in a join with them the planner may
--- prefer to read all waiting tasks.
+-- Queued tasks that depend on one of these.
 create or replace function public.internal_dependants(p_ids uuid[]) returns uuid[]
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
-#variable_conflict use_variable
-declare
-    c_ids constant int := 1000;  -- of one search
-    v_found uuid[] := '{}';
-    v_first int;
-begin
-    for v_first in 1 .. coalesce(cardinality(p_ids), 0) by c_ids loop
-        v_found := v_found || array(
-            select t.id from public.tasks t
-             where t.blocked and t.status = 'Queued' and t.depends_on && p_ids[v_first : v_first + c_ids - 1]);
-    end loop;
-    return (select array_agg(distinct f.id) from unnest(v_found) f (id));
-end
+    select array_agg(distinct w.id)
+      from (select array_agg(e.id) as ids from unnest(internal_dependants.p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+     cross join lateral (
+           select t.id from public.tasks t where t.blocked and t.status = 'Queued' and t.depends_on && s.ids offset 0) w
 $$;
 
 -- Tasks that depend on one of these and have not started: ready or waiting.
 create or replace function public.internal_needing(p_ids uuid[]) returns uuid[]
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
-#variable_conflict use_variable
-declare
-    c_ids constant int := 1000;  -- of one search
-    v_found uuid[] := '{}';
-    v_first int;
-begin
-    for v_first in 1 .. coalesce(cardinality(p_ids), 0) by c_ids loop
-        v_found := v_found || array(
-            select t.id from public.tasks t
-             where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && p_ids[v_first : v_first + c_ids - 1]);
-    end loop;
-    return (select array_agg(distinct f.id) from unnest(v_found) f (id));
-end
+    select array_agg(distinct w.id)
+      from (select array_agg(e.id) as ids from unnest(internal_needing.p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+     cross join lateral (
+           select t.id from public.tasks t
+            where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && s.ids offset 0) w
 $$;
 
 -- The results of tasks for their dependants, deleted tasks included.

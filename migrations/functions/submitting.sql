@@ -250,24 +250,17 @@ $$;
 
 -- This task and those that failed only because of it, at any depth.
 create or replace function public.internal_failed_dependants(p_id uuid) returns uuid[]
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
-set jit = off as $$
-#variable_conflict use_variable
-declare
-    c_ids constant int := 1000;  -- of one search, which names them as a parameter
-    v_all uuid[] := array[p_id];
-    v_done int := 0;
-begin
-    while v_done < cardinality(v_all) loop
-        v_all := v_all || array(
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+    with recursive behind (id) as (
+        select internal_failed_dependants.p_id
+        union
+        select f.id from behind b cross join lateral (
             select t.id from public.tasks t
-             where t.depends_on && v_all[v_done + 1 : v_done + c_ids] and t.depends_on <> '{}' and t.status = 'Failed'
-               and t.failure_code = 'DEPENDENCY_FAILED'
-            except select unnest(v_all));
-        v_done := v_done + c_ids;
-    end loop;
-    return v_all;
-end
+             where t.depends_on @> array[b.id] and t.depends_on <> '{}' and t.status = 'Failed'
+               and t.failure_code = 'DEPENDENCY_FAILED' offset 0) f
+    )
+    select array_agg(b.id) from behind b
 $$;
 
 create or replace function public.task_get(p_id uuid, p_now timestamptz default null) returns jsonb
