@@ -57,7 +57,7 @@ async def lived(fleet: Fleet, agent: Agent, tenant: str | None = None) -> None:
 
 
 async def test_who_gets_the_places_of_rows_never_plans_to_read_the_whole_table(hand: AsyncConnection[DictRow]) -> None:
-    """A small table is cheaper to read as a whole, and the plan stays when it grows. Who plans first may be any caller."""
+    """A small table is cheaper to read as a whole, and the plan stays when it grows. Any caller may plan first."""
     query = """select oid::regprocedure::text as name from pg_proc
                 where pronamespace = 'public'::regnamespace and 'tid[]'::regtype = any (proargtypes)
                   and not coalesce('enable_seqscan=off' = any (proconfig), false)"""
