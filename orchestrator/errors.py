@@ -24,12 +24,11 @@ SETTING = ErrorKind("E001", 4, "a setting cannot be used", "compare your environ
 MISSING_PART = ErrorKind(
     "E002", 4, "a part of this program is not installed", "./run --help makes .venv the first time"
 )
-NO_DATABASE = ErrorKind(
-    "E010",
-    1,
-    "the database does not answer",
-    'psql "$DATABASE_URL" -c "select 1"; or: curl -i "$SUPABASE_URL/rest/v1/"',
-)
+REACHED = {  # how to see for oneself whether the database answers, by the way that the settings choose
+    "DATABASE_URL": 'psql "$DATABASE_URL" -c "select 1"',
+    "SUPABASE_URL": 'curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: $SUPABASE_SERVICE_ROLE_KEY"; is the project paused?',
+}
+NO_DATABASE = ErrorKind("E010", 1, "the database does not answer", "; or: ".join(REACHED.values()))
 OLD_SCHEMA = ErrorKind("E011", 4, "the database's schema is not this version's", "python -m orchestrator migrate")
 DATABASE_AUTH = ErrorKind(
     "E012", 4, "the database refuses the connection", 'psql "$DATABASE_URL" -c "select current_user"'

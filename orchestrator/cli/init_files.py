@@ -87,6 +87,8 @@ def write_new(path: Path, text: str, *, mode: int, force: bool) -> None:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             file.write(text)
         fresh.replace(path)
+    except OSError as error:
+        raise Failure(BAD_ARGUMENT, what=f"{path} cannot be written", why=error.strerror or str(error)) from None
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ plan has changes (or wrong usage), 3 not found, 4 configuration or authenticatio
 """
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -245,14 +246,16 @@ def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, o
     except (Failure, Failures, PortError) as error:
         failures = error.failures if isinstance(error, Failures) else [error]
         told = [from_port_error(one) if isinstance(one, PortError) else one for one in failures]
-        return output.fail(*(_with_help(one, commands, argv, prog_name) for one in told))
+        return output.fail(*(_with_own_fix(one, commands, argv, prog_name) for one in told))
     return code if isinstance(code, int) else 0
 
 
-def _with_help(failure: "Failure", commands: click.Command, argv: Sequence[str], prog_name: str | None) -> "Failure":
-    """Replace the fix of an argument that cannot be used by the command whose help describes it."""
-    from orchestrator.errors import BAD_ARGUMENT
+def _with_own_fix(failure: "Failure", commands: click.Command, argv: Sequence[str], prog_name: str | None) -> "Failure":
+    """Replace a general fix: for an argument by the help of its command, for the database by what the settings use."""
+    from orchestrator.errors import BAD_ARGUMENT, NO_DATABASE, REACHED
 
+    if failure.kind is NO_DATABASE and failure.fix == NO_DATABASE.fix:
+        failure.fix = REACHED["DATABASE_URL" if os.environ.get("DATABASE_URL") else "SUPABASE_URL"]
     if failure.kind is not BAD_ARGUMENT or failure.fix != BAD_ARGUMENT.fix:
         return failure
     words, known = [f"python {prog_name}" if prog_name else typed()], commands

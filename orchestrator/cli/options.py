@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.output import moment
+from orchestrator.cli.program import suggestion
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 SPAN = re.compile(r"(\d{1,5})([smhdw])")
@@ -26,6 +27,15 @@ MAX_PARAMS_BYTES = 1 << 20
 
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also the formula of each decision.")
 force_option = click.option("--force", "--yes", "force", is_flag=True, help="Do not ask.")
+
+
+class Choice(click.Choice[str]):
+    """One of several words. The error names them as they are declared, and suggests the most similar one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:  # noqa: ARG002
+        """Return the error."""
+        known = [str(one) for one in self.choices]
+        return f"{value!r} is not one of {', '.join(map(repr, known))}.{suggestion(str(value), known)}"
 
 
 def since(text: str, now: datetime, name: str = "--since") -> datetime:

@@ -26,6 +26,16 @@ async def follow(store: "SqlStore", output: Output, task_id: str, *, for_s: floa
 
     Raises Failure if the task fails, is cancelled or deleted, or has not ended after `for_s` seconds.
     """
+    try:
+        return await _to_its_end(store, output, task_id, for_s)
+    except asyncio.CancelledError:  # Ctrl-C
+        if output.err.is_terminal:
+            output.say("")  # below ^C
+        output.say(f"The task goes on. To follow it again: python -m orchestrator tasks watch {task_id}")
+        raise
+
+
+async def _to_its_end(store: "SqlStore", output: Output, task_id: str, for_s: float) -> Mapping[str, Any]:
     began, seen = utcnow(), None
     while True:
         row = await store.find.task(task_id)

@@ -10,6 +10,7 @@ from orchestrator.core.places import are_far
 from orchestrator.diagnostics import causes, database_errors, pool_rules, task_rules, worker_rules
 from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact, in_order
 from orchestrator.diagnostics.facts import Facts
+from orchestrator.errors import REACHED
 
 SLOW_S = 2.0  # a report of the database, or a request to S3
 FAILING_S = 10.0  # a tick that fails once may be an accident
@@ -17,10 +18,6 @@ DEAR = 2.0  # times a usual day
 DEAR_USD = 1.0  # below it nothing is an anomaly
 LAZY_SHARE = 0.1  # of a worker's money that bought work …
 LAZY_USD = 1.0  # … once it has cost this much
-REACHED = {  # how to see for oneself, by the way that the settings choose
-    "DATABASE_URL": 'psql "$DATABASE_URL" -c "select 1"',
-    "SUPABASE_URL": 'curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: $SUPABASE_SERVICE_ROLE_KEY"; is the project paused?',
-}
 KEYS = {  # what is wrong with the SSH keys, by cause
     "bad_private_key": "RUNPOD_SSH_PRIVATE_KEY is mangled",
     "bad_public_key": "RUNPOD_SSH_PUBLIC_KEY is mangled",

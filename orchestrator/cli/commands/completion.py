@@ -3,6 +3,8 @@
 import click
 from click.shell_completion import get_completion_class
 
+from orchestrator.cli.options import Choice
+
 PROGRAM = "orchestrator"
 LINES = {  # where each shell reads it
     "bash": 'eval "$(orchestrator completion bash)"   # in ~/.bashrc',
@@ -12,7 +14,7 @@ LINES = {  # where each shell reads it
 
 
 @click.command(epilog="\b\n" + "\n".join(LINES.values()))
-@click.argument("shell", type=click.Choice(tuple(LINES)), metavar="SHELL")
+@click.argument("shell", type=Choice(tuple(LINES)), metavar="SHELL")
 def completion(shell: str) -> None:
     """Print the completion script for SHELL: bash, zsh or fish.
 

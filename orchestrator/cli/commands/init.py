@@ -15,9 +15,10 @@ from orchestrator.cli import init_files
 from orchestrator.cli.commands.doctor import MARKS
 from orchestrator.cli.commands.handlers import CODE_DIR, FUNCTION
 from orchestrator.cli.fixes import whole
+from orchestrator.cli.options import Choice
 from orchestrator.cli.output import Output, usd
 from orchestrator.config.env_file import ENV_FILE
-from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure
+from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure, Failures
 
 TRIES = 5  # for each answer
 COMPOSE_FILE = Path("compose.production.yaml")
@@ -43,16 +44,22 @@ BUCKET: tuple[Question, ...] = (
     ("AWS_ACCESS_KEY_ID", "Access key id of the bucket", False),
     ("AWS_SECRET_ACCESS_KEY", "Secret access key of the bucket", True),
 )
+PUBLIC: tuple[Question, ...] = (
+    ("WORKER_API_URL", "Public URL by which pods reach the orchestrator (on Railway: empty, Railway sets it)", False),
+)  # fmt: skip
 MAY_BE_EMPTY = {"S3_ENDPOINT_URL", "WORKER_API_URL"}
 DEFAULTS = {"AWS_REGION": "us-east-1"}
 OTHER = ("RUNPOD_SSH_PUBLIC_KEY", "RUNPOD_SSH_PRIVATE_KEY", "WORKER_JWT_SECRET", "METRICS_TOKEN", "RUNPOD_GPU_TYPE")
 
 
+def _flag(name: str) -> str:
+    return f"--{name.lower().replace('_', '-')}"
+
+
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, question, secret in reversed([*POSTGRES, *SUPABASE, *RUNPOD, *BUCKET]):
-        flag = f"--{name.lower().replace('_', '-')}"
         text = f"{question}; better in the environment: {name}" if secret else question
-        command = click.option(flag, name.lower(), help=f"{text}.")(command)
+        command = click.option(_flag(name), name.lower(), help=f"{text}.")(command)
     return command
 
 
@@ -70,11 +77,14 @@ def init(output: Output, /, *, no_input: bool, force: bool, **given: str | None)
     environment answer questions in advance.
     """
     for path in (ENV_FILE, COMPOSE_FILE):
+        if path.exists() and not path.is_file():
+            raise Failure(BAD_ARGUMENT, why=f"{path} exists and is not a file", fix=f"rename or remove {path}")
         if path.exists() and not force:
             raise Failure(BAD_ARGUMENT, why=f"{path} exists", fix="repeat it with --force to replace the file")
     os.environ.update({name.upper(): value for name, value in given.items() if value is not None})
     ask = _Ask(output, is_asking=output.interactive and not no_input)
     database = SUPABASE if ask.prefers_supabase() else POSTGRES
+    ask.need([*database, *RUNPOD, *BUCKET])
     ask.section("database", database)
     ask.title("2. RunPod")
     ask.section("runpod", RUNPOD)
@@ -83,8 +93,7 @@ def init(output: Output, /, *, no_input: bool, force: bool, **given: str | None)
     ask.section("s3", BUCKET)
     _generate()
     ask.title("4. Address of the orchestrator, and the key pair of the pods")
-    ask.public_url()
-    ask.check("ssh")
+    ask.section("ssh", () if os.environ.get("SUPABASE_URL") else PUBLIC)  # with Supabase, pods call that
     _write(output, database, force=force)
     ask.offer()
     return 0
@@ -101,8 +110,17 @@ class _Ask:
         self.title("1. Database")
         if os.environ.get("DATABASE_URL") or os.environ.get("SUPABASE_URL") or not self._is_asking:
             return bool(os.environ.get("SUPABASE_URL")) and not os.environ.get("DATABASE_URL")
-        kind = click.Choice(["postgresql", "supabase"])
+        kind = Choice(["postgresql", "supabase"])
         return str(click.prompt("PostgreSQL URL, or Supabase's API", "postgresql", type=kind, err=True)) == "supabase"
+
+    def need(self, questions: Sequence[Question]) -> None:
+        """Without a terminal, raise Failures that name each value that is not there."""
+        names = [name for name, _, _ in questions if name not in MAY_BE_EMPTY and name not in DEFAULTS]
+        missing = [name for name in names if not os.environ.get(name)]
+        if missing and not self._is_asking:
+            why = "nothing may be asked"
+            fixes = {name: f"set {name} in the environment, or give {_flag(name)}" for name in missing}
+            raise Failures(Failure(SETTING, what=f"{name} is missing", why=why, fix=fixes[name]) for name in missing)
 
     def title(self, text: str) -> None:
         """Show what the next questions are about."""
@@ -111,10 +129,11 @@ class _Ask:
 
     def section(self, section: str, questions: Sequence[Question]) -> None:
         """Ask until the check of this section passes. Raises Failure if it does not."""
-        for _ in range(TRIES if self._is_asking else 1):
+        asks = self._is_asking and bool(questions)
+        for _ in range(TRIES if asks else 1):
             for question in questions:
                 self._answer(*question)
-            if self.check(section, is_last=not self._is_asking):
+            if self.check(section, is_last=not asks):
                 return
             for name, _, _ in questions:
                 os.environ.pop(name, None)
@@ -123,17 +142,14 @@ class _Ask:
     def _answer(self, name: str, question: str, secret: bool) -> None:
         if os.environ.get(name):
             return
-        default = DEFAULTS.get(name, "" if name in MAY_BE_EMPTY else None)
+        value = default = DEFAULTS.get(name, "" if name in MAY_BE_EMPTY else None)  # need() has found the others
         if self._is_asking:
+            default = _own_address() if name == "WORKER_API_URL" else default
             value = click.prompt(question, default, hide_input=secret, err=True, show_default=bool(default))
-        elif default is None:
-            raise Failure(SETTING, what=f"{name} is missing", why="nothing may be asked", fix=f"set {name}")
-        else:
-            value = default
         if value:
             os.environ[name] = str(value).strip()
 
-    def check(self, section: str, *, is_last: bool = True) -> bool:
+    def check(self, section: str, *, is_last: bool) -> bool:
         """Check one section as `doctor` does, and show the result. Raises Failure if `is_last`."""
         from orchestrator.diagnostics.doctor import diagnose
         from orchestrator.diagnostics.doctor.database import MIGRATE
@@ -172,17 +188,8 @@ class _Ask:
             if chosen:
                 os.environ["RUNPOD_GPU_TYPE"] = ",".join(chosen)
                 return
+            self._output.say(f"  choose from 1 to {len(names)}", "yellow")
         raise Failure(BAD_ARGUMENT, why="no GPU type was chosen")
-
-    def public_url(self) -> None:
-        """Ask for the URL by which pods reach this service, unless they call Supabase."""
-        if os.environ.get("WORKER_API_URL") or os.environ.get("SUPABASE_URL") or not self._is_asking:
-            return
-        host = os.environ.get("RAILWAY_PUBLIC_DOMAIN") or socket.getfqdn()
-        suggestion = f"https://{host}" if "." in host and not host.endswith((".local", ".arpa")) else ""
-        question = "Public URL by which pods reach the orchestrator (on Railway: empty, Railway sets it)"
-        if value := str(click.prompt(question, suggestion, err=True, show_default=bool(suggestion))).strip():
-            os.environ["WORKER_API_URL"] = value
 
     def offer(self) -> None:
         """Offer the next steps on a terminal; otherwise name them."""
@@ -196,6 +203,12 @@ class _Ask:
             if click.confirm(f"{question} (./run {command})?", default=True, err=True):
                 subprocess.run([sys.executable, "-m", "orchestrator", command], check=False)
         self._output.say("Next: ./run run starts the orchestrator; ./run tasks submit --help shows how to add a task.")
+
+
+def _own_address() -> str:
+    """Return the public URL that this machine's name suggests, or an empty text."""
+    host = os.environ.get("RAILWAY_PUBLIC_DOMAIN") or socket.getfqdn()
+    return f"https://{host}" if "." in host and not host.endswith((".local", ".arpa")) else ""
 
 
 async def _offers() -> list[tuple[str, float, str]]:

@@ -11,6 +11,7 @@ from orchestrator.cli.commands.workers import NOBODY
 from orchestrator.cli.log_fallbacks import DATABASE, each, in_the_database, on_the_pod
 from orchestrator.cli.log_lines import LogLine, LogPrinter, merged
 from orchestrator.cli.log_reader import Reader
+from orchestrator.cli.options import Choice
 from orchestrator.cli.output import Output, json_option, moment
 from orchestrator.cli.session import find_task_id, find_worker, opened_store, runs, settings_for
 from orchestrator.cli.worker_rows import is_live
@@ -43,7 +44,7 @@ class _Asked:
 @click.option(
     "--stream",
     "streams",
-    type=click.Choice(STREAMS),
+    type=Choice(STREAMS),
     multiple=True,
     default=DEFAULT_STREAMS,
     show_default=True,

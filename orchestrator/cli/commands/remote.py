@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CONNECT_S = 15.0
 DEFAULT_S = 3_600.0
 UNKNOWN_STATUS = 255  # as OpenSSH exits if a signal ended the command
+SIGNALLED = 128  # a shell adds the number of the signal that ended a command
 ROOT = "root"
 
 
@@ -48,8 +49,10 @@ async def ssh(output: Output, worker: str) -> int:
     with tempfile.TemporaryDirectory(prefix="orchestrator-ssh-") as directory:
         words = [program, *_client_options(target, key, Path(directory))]
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the remote program's
-        return subprocess.run(words, check=False).returncode  # noqa: ASYNC221  nothing else runs meanwhile
+            # Ctrl-C is for the client and the remote program. They would inherit SIG_IGN.
+            signal.signal(signal.SIGINT, lambda *_: None)
+        status = subprocess.run(words, check=False).returncode  # noqa: ASYNC221  nothing else runs meanwhile
+        return status if status >= 0 else SIGNALLED - status
 
 
 @click.command("exec")
@@ -91,6 +94,8 @@ async def execute(output: Output, worker: str, command: Sequence[str], timeout_s
         finally:
             await session.close()
     except PortError as error:
+        if isinstance(error.__cause__, BrokenPipeError):  # whoever read our output, like `head`, has enough
+            raise error.__cause__ from None
         fix = f"python -m orchestrator verify {target.id} --now"
         raise Failure(NO_SSH, why=f"{type(error).__name__}: {one_line(str(error), 400)}", fix=fix) from None
     texts = [one.end() for one in outputs]

@@ -50,11 +50,11 @@ async def _opened() -> "AsyncIterator[ScheduleStore]":
 @click.option("--concurrency-key", help="Of the tasks with this key, one runs at a time, or as many as its limit says.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label; may be repeated.")
 @click.option(
-    "--overlap", type=click.Choice(["skip", "queue"]), default="skip", show_default=True,
+    "--overlap", type=options.Choice(["skip", "queue"]), default="skip", show_default=True,
     help="What to do when the task of the last due time has not ended.",
 )  # fmt: skip
 @click.option(
-    "--catch-up", type=click.Choice(["none", "once"]), default="none", show_default=True,
+    "--catch-up", type=options.Choice(["none", "once"]), default="none", show_default=True,
     help="After an outage: nothing, or one task for all missed due times.",
 )  # fmt: skip
 @json_option

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from orchestrator.cli.maintenance import LOOK_EVERY_S, PATIENCE_S, carried_out, opened_cloud
-from orchestrator.cli.options import force_option
+from orchestrator.cli.options import Choice, force_option
 from orchestrator.cli.output import Output, json_option, span, usd
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
@@ -29,7 +29,7 @@ ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
 
 
 @click.command()
-@click.argument("action", type=click.Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
+@click.argument("action", type=Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
 @click.option("--database", metavar="ID", help="With terminate_orphaned: end the pods of this other database.")
 @force_option
 @json_option

@@ -33,7 +33,7 @@ def filtered(command: F) -> F:
         click.option(
             "--status",
             "statuses",
-            type=click.Choice(STATUSES, case_sensitive=False),
+            type=options.Choice(STATUSES, case_sensitive=False),
             multiple=True,
             help="Only this status; may be repeated.",
         ),

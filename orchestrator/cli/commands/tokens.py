@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import click
 
-from orchestrator.cli.options import force_option
+from orchestrator.cli.options import Choice, force_option
 from orchestrator.cli.output import SCHEMA_VERSION, Output, ago, clock, json_option, one_line, relative, span
 from orchestrator.cli.session import actor, opened_store, runs, utcnow
 from orchestrator.cli.tables import table
@@ -28,7 +28,7 @@ def tokens() -> None:
 @click.option(
     "--scope",
     "scopes",
-    type=click.Choice([scope.value for scope in TokenScope]),
+    type=Choice([scope.value for scope in TokenScope]),
     multiple=True,
     default=[scope.value for scope in DEFAULT_SCOPES],
     show_default=True,

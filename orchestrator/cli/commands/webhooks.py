@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.options import force_option
+from orchestrator.cli.options import Choice, force_option
 from orchestrator.cli.output import Output, json_option, relative
 from orchestrator.cli.session import actor, runs, settings_for
 from orchestrator.cli.tables import table
@@ -60,7 +60,7 @@ async def add(output: Output, name: str, **given: Any) -> None:
 
 
 @webhooks.command("list")
-@click.option("--state", type=click.Choice(STATES), help="Only messages in this state.")
+@click.option("--state", type=Choice(STATES), help="Only messages in this state.")
 @click.option("--task", "task_id", type=click.UUID, help="Only messages about this task.")
 @click.option("-n", "limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Messages at most.")
 @json_option

@@ -40,7 +40,7 @@ FAILED = ("failed", "timeout", "lost")
 @click.option(
     "--state",
     "states",
-    type=click.Choice([state.value for state in State]),
+    type=options.Choice([state.value for state in State]),
     multiple=True,
     help="Only this state; may be repeated.",
 )

@@ -133,11 +133,13 @@ async def test_what_the_database_driver_logs_is_no_line_of_a_command(cli: Cli) -
 
 
 async def test_a_misspelt_word_is_answered_with_the_similar_one(cli: Cli) -> None:
-    """Commands, options, sections, codes and pools."""
+    """Commands, options, choices, sections, codes and pools."""
     asked = {
         ("lst",): "'list'", ("tasks", "sumbit"): "'submit'", ("list", "--al"): "'--all'",
         ("doctor", "sttings"): "'settings'", ("explain", "AUTH_FAILD"): "'AUTH_FAILED'",
-        ("spawn", "--pool", "defualt"): "'default'",
+        ("spawn", "--pool", "defualt"): "'default'", ("tasks", "list", "--status", "complet"): "'Complete'",
+        ("list", "--state", "actve"): "'active'", ("sync", "analyse"): "'analyze'",
+        ("logs", "--stream", "sys"): "'system'",
     }  # fmt: skip
     for arguments, meant in asked.items():
         ran = await cli(*arguments)

@@ -217,8 +217,14 @@ async def test_a_database_that_does_not_answer(cli: Cli) -> None:
         assert (ran.code, ran.out) == (1, "")
         assert ran.err.startswith("error[E010]: the database does not answer\nwhy: connection")
         assert len(ran.err.splitlines()) == 3
+    assert rest[0].err.endswith('fix: psql "$DATABASE_URL" -c "select 1"\n')
     assert (doctor.code, doctor.err) == (0, "")
     assert "Unavailable: connection" in doctor.out
+    api = {"SUPABASE_URL": "http://127.0.0.1:9", "SUPABASE_SERVICE_ROLE_KEY": "sb_secret_x"}
+    ran = await cli("list", DATABASE_URL=None, **api)
+    assert ran.err.startswith("error[E010]: the database does not answer\n")
+    assert '\nfix: curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: ' in ran.err
+    assert "psql" not in ran.err
 
 
 async def test_a_database_that_refuses_us(cli: Cli, postgres: Database) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.init_files import write_new
+from orchestrator.errors import Failure
 from testbed.runpod.server import Emulator
 from testbed.shared_services import Database
 from tests.process.cli.builders import INHERITED, PROGRAM, Ran, run
 
 ANSWER_TIMEOUT_S = 60.0
-Answer = tuple[str, str]  # what the program asks, what the person types
+Answer = tuple[str, str | None]  # what the program says, and what the person types, if anything
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +85,30 @@ async def test_what_fails_its_check_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_without_a_terminal_all_missing_values_are_named(tmp_path: Path, given: dict[str, str]) -> None:
+    """At once, each with its flag; nothing is checked before."""
+    for names in (("DATABASE_URL", "RUNPOD_API_KEY"), ("S3_BUCKET", "AWS_SECRET_ACCESS_KEY")):
+        ran = await program(tmp_path, "init", "--no-input", **(given | dict.fromkeys(names, "")))
+        assert (ran.code, ran.out) == (4, "")
+        assert re.findall(r"^error\[E001\]: (\w+) is missing$", ran.err, re.MULTILINE) == list(names)
+        assert f"fix: set {names[1]} in the environment, or give --{names[1].lower().replace('_', '-')}" in ran.err
+        assert "checks" not in ran.err
+
+
+async def test_a_folder_in_the_place_of_a_file_is_named_before_the_questions(tmp_path: Path) -> None:
+    """With --force, too: it would be an error at the end."""
+    (tmp_path / ".env").mkdir()
+    ran = await program(tmp_path, "init", "--no-input", "--force")
+    assert ran.code == 2
+    assert ran.err.endswith("why: .env exists and is not a file\nfix: rename or remove .env\n")
+
+
+def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    """With the cause that the operating system gave."""
+    with pytest.raises(Failure, match=r"\.env cannot be written: No such file or directory"):
+        write_new(tmp_path / "gone" / ".env", "", mode=0o600, force=False)
+
+
 async def test_the_environment_has_precedence_over_the_file(tmp_path: Path, given: dict[str, str]) -> None:
     """A value of the file counts only if the environment has none; a file that cannot be used is named."""
     (tmp_path / ".env").write_text("DATABASE_URL='postgresql://127.0.0.1:1/none'\nLOG_LEVEL=chatty # no level\n")
@@ -104,12 +130,16 @@ async def test_on_a_terminal_it_asks_and_checks_each_answer(tmp_path: Path, give
         ("Database (postgresql://", "postgresql://127.0.0.1:1/none"),
         ("Database (postgresql://", given["DATABASE_URL"]),
         ("RunPod API key", given["RUNPOD_API_KEY"]),
+        ("GPU types in order of preference", "99"),
+        ("choose from 1 to ", None),
         ("GPU types in order of preference", "2,1"),
         ("Name of the bucket", given["S3_BUCKET"]),
         ("URL of the S3 service", given["S3_ENDPOINT_URL"]),
         ("Region of the bucket", ""),
         ("Access key id", given["AWS_ACCESS_KEY_ID"]),
         ("Secret access key", given["AWS_SECRET_ACCESS_KEY"]),
+        ("Public URL", "pods.example.com"),
+        ("must begin with http:// or https://", None),
         ("Public URL", "https://pods.example.com"),
         ("Create the tables now", "n"),
         ("Check every part now", "n"),
@@ -142,7 +172,8 @@ def _typed(folder: Path, environment: Mapping[str, str], answers: list[Answer]) 
             assert more, f"never asked: {question}\n{shown}"
             shown += more
         seen = shown.index(question, seen) + len(question)
-        os.write(terminal, answer.encode() + b"\n")
+        if answer is not None:
+            os.write(terminal, answer.encode() + b"\n")
     while more := read():
         shown += more
     os.close(terminal)

@@ -1,7 +1,9 @@
 """`ssh`, `exec` and `gpus`: the pod's real SSH server, and the provider's catalogue."""
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from orchestrator.core.states import Stage, State
 from testbed.runpod.server import Emulator
 from testbed.runpod.sshd import Mode, PodSshd
-from tests.process.cli.builders import Cli, Fleet
+from tests.process.cli.builders import INHERITED, PROGRAM, TIMEOUT_S, Cli, Fleet, ended, start
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")
 PUBLIC = KEY.export_public_key().decode().strip()
@@ -55,6 +57,33 @@ async def test_a_command_runs_as_it_was_written(cli: Cli, fleet: Fleet, sshd: Po
     late = await cli("exec", name, "--timeout-s", "0.5", "--", "sleep", "60", **KEYS)
     assert late.code == 1
     assert "no answer within 0.5 s" in late.err
+
+
+async def test_nobody_needs_to_read_all_of_a_commands_output(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
+    """A closed pipe, as of `head`, ends the command without an error."""
+    name = await worker(fleet, sshd, sshd.host_key)
+    process = await start(*PROGRAM, "exec", name, "--", "yes", environment={**cli.environment, **KEYS})
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"y\n"
+    process.stdout._transport.close()  # type: ignore[attr-defined]  # asyncio has no other way to close a pipe
+    ran = await ended(process)
+    assert (ran.code, ran.err) == (1, "")
+
+
+async def test_ctrl_c_ends_a_shell_that_does_not_connect(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
+    """OpenSSH's client gets the signal, as before its start nobody else can."""
+    name = await worker(fleet, sshd, sshd.host_key)
+    connected = asyncio.Event()
+    async with await asyncio.start_server(lambda *_: connected.set(), "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        await fleet.move(name, State.ACTIVE, stage=Stage.PROMOTED, ssh_port=port)
+        command = [*PROGRAM, "ssh", name]
+        env = {name: os.environ[name] for name in INHERITED if name in os.environ} | KEYS
+        env |= {name: value for name, value in cli.environment.items() if value is not None}
+        process = await asyncio.create_subprocess_exec(*command, env=env, start_new_session=True)
+        await asyncio.wait_for(connected.wait(), TIMEOUT_S)
+        os.killpg(process.pid, signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 5) in {130, 255}
 
 
 async def test_a_shell_opens_with_the_fleets_key(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import re
+import signal
 import uuid
 from pathlib import Path
 
 import psycopg
 
-from tests.process.cli.builders import Cli, Fleet
+from tests.process.cli.builders import PROGRAM, TIMEOUT_S, Cli, Fleet, ended, start
 
 
 async def test_a_task_from_submission_to_its_end(cli: Cli) -> None:
@@ -60,6 +61,25 @@ async def test_a_dedupe_key_submits_once(cli: Cli, fleet: Fleet) -> None:
     second = await cli("tasks", "submit", "--type", "t", "--dedupe-key", key)
     assert second.out == f"{first['id']}\n"
     assert "already there" in second.err
+
+
+async def test_ctrl_c_ends_the_wait_and_not_the_task(cli: Cli, fleet: Fleet) -> None:
+    """It says so, and how to follow the task again; also for a program that does not know the id yet."""
+    for words in ([], ["--json"]):
+        submit = ["tasks", "submit", "--type", f"kind-{uuid.uuid4().hex[:8]}", "--wait", *words]
+        process = await start(*PROGRAM, *submit, environment=cli.environment)
+        assert process.stderr is not None
+        async with asyncio.timeout(TIMEOUT_S):
+            while b"Queued" not in await process.stderr.readline():
+                pass
+        process.send_signal(signal.SIGINT)
+        ran = await ended(process)
+        assert ran.code == 130
+        said = re.fullmatch(
+            r"The task goes on. To follow it again: python -m orchestrator tasks watch (.+)\n\n", ran.err
+        )
+        assert said, ran.err
+        assert (await fleet.store.task(said[1]))["task"]["status"] == "Queued"
 
 
 async def test_what_would_wait_or_fail_for_ever_is_said_at_once(cli: Cli) -> None:
