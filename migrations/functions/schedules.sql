@@ -142,6 +142,23 @@ begin
 end
 $$;
 
+-- Schedules that submit no task, and why: their due times cannot be worked out, or their last task was refused within a
+-- day. It looks at 10,000 schedules at most.
+create or replace function public.internal_schedule_troubles(p_now timestamptz, p_limit int) returns jsonb
+language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    select coalesce(jsonb_agg(jsonb_build_object('name', f.name, 'why', f.why) order by f.name), '[]')
+      from (select s.name, coalesce(s.problem, r.reason) as why
+              from (select * from public.schedules d order by d.name limit 10000) s
+              left join lateral (
+                  select n.outcome, n.reason, n.at from public.schedule_runs n
+                   where n.schedule = s.name order by n.due_at desc limit 1) r on true
+             where s.paused_at is null
+               and (s.problem is not null
+                    or r.outcome = 'skipped' and r.reason like 'the task could not be submitted: %'
+                       and r.at > internal_schedule_troubles.p_now - interval '1 day')
+             order by s.name limit internal_schedule_troubles.p_limit) f
+$$;
+
 -- A schedule that was changed or resumed needs a new next due time.
 create or replace function public.internal_schedule_changed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$

@@ -225,6 +225,10 @@ class ConditionKind(Explained):
     WEBHOOKS_LATE = "webhooks_late", ConditionRow(
         "Tasks", "{count:webhook message has|webhook messages have} been due for more than 5 minutes",
         "set WEBHOOK_SECRET, if it is not set; python -m orchestrator webhooks list --state waiting", after_s=300)
+    SCHEDULE_FAILS = "schedule_fails", ConditionRow(
+        "Tasks", "Schedule {name} submits no task",
+        "python -m orchestrator schedules list; correct it with schedules add {name}, or its row",
+        alert="OrchestratorScheduleFails", after_s=300)
     MACHINE_WARNING = "machine_warning", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}")
     FOREIGN_PODS = "foreign_pods", ConditionRow("RunPod", "{what}", "{fix}")
     SSH_UNREACHABLE = "ssh_unreachable", ConditionRow(

@@ -124,6 +124,7 @@ class Facts:
     refused_tasks: Sequence[Row] = ()  # that the database does not let change, by pool and change
     schema_problems: Sequence[Row] = ()  # what in the database differs from what the functions need: what, why, fix
     webhooks: Row = field(default_factory=dict)  # messages that were not delivered
+    schedules: Sequence[Row] = ()  # that submit no task: name, why
     lost_tasks: Sequence[Row] = ()  # of a day, with the worker that was lost last
     drift: Drift = NO_DRIFT
     expired_leases: int = 0
@@ -168,6 +169,7 @@ class Asked:
     refused_tasks: Sequence[Row] = ()
     schema_problems: Sequence[Row] = ()
     webhooks: Row = field(default_factory=dict)
+    schedules: Sequence[Row] = ()
     lost_tasks: Sequence[Row] = ()
     failed_tasks: Sequence[Row] = ()  # of a quarter of an hour, if most attempts fail
     failed_bringups: Sequence[Row] = ()  # of a quarter of an hour

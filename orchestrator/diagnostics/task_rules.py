@@ -53,6 +53,8 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         yield Condition(ConditionKind.WEBHOOKS_UNDELIVERABLE, detail=detail, evidence=facts.webhooks["failure"] or "")
     if late := facts.webhooks.get("late"):
         yield Condition(ConditionKind.WEBHOOKS_LATE, detail={"count": late})
+    for row in facts.schedules:
+        yield Condition(ConditionKind.SCHEDULE_FAILS, row["name"], {"name": row["name"]}, row["why"])
     for row in facts.failed_tasks:
         detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
         if row["no_segments"]:

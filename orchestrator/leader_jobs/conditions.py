@@ -32,6 +32,7 @@ TROUBLES = (
     "refused_tasks",
     "lost_tasks",
     "webhooks",
+    "schedules",
     "failed_tasks",
     "failed_bringups",
     "schema_problems",

@@ -152,6 +152,38 @@ async def test_a_row_by_hand_that_is_never_due_is_set_aside_until_it_is_changed(
     assert (bad["problem"], bad["next_at"] is None) == (None, False)
 
 
+async def test_what_keeps_a_schedule_from_submitting_is_told_to_health(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """A row that is never due, and a task that is refused; not one that waits for the previous task, or is paused."""
+    await add(store, name="waits")
+    await add(store, name="refused", task={**TASK, "task_type": "u"})
+    await hand.execute(
+        """insert into schedules (name, cron, timezone, task) values
+               ('bad', '1 * * * *', 'Mars', '{"task_type": "t"}'), ('bad-too', '1 * * * *', 'Mars', '{"task_type": "t"}')"""
+    )
+
+    async def told() -> dict[str, str]:
+        asked = (await fleet.call("fleet_task_troubles", p_fleet=FLEET, p_handled=[]))["schedules"]
+        assert asked == (await fleet.call("fleet_report", p_fleet=FLEET))["schedules"]
+        return {row["name"]: row["why"] for row in asked}
+
+    await step(fleet, store)
+    await store.pause("bad-too", paused=True)
+    assert await told() == {"bad": "no time zone 'Mars': use a name such as Europe/Berlin"}
+    await store.remove("bad")
+    await hand.execute("alter table tasks add constraint nobody check (task_type <> 'u')")
+    try:
+        await step(fleet, store, 100)
+        await step(fleet, store, 100)
+        ((name, why),) = (await told()).items()
+        assert (name, "nobody" in why) == ("refused", True)
+    finally:
+        await hand.execute("alter table tasks drop constraint nobody")
+    await step(fleet, store, 100)
+    assert await told() == {}
+
+
 async def test_a_paused_schedule_has_no_due_times(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
