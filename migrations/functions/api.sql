@@ -24,6 +24,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_known public.api_submissions;
     v_tasks jsonb;
+    v_created int;
 begin
     if p_key is not null then
         insert into public.api_submissions (fleet, actor, key, sha256, at) values (p_fleet, p_actor, p_key, p_sha256, v_now)
@@ -43,8 +44,11 @@ begin
         update public.api_submissions s set sha256 = p_sha256, answer = v_tasks, at = v_now
          where s.fleet = p_fleet and s.actor = p_actor and s.key = p_key;
     end if;
-    perform public.internal_audit(p_fleet, p_actor, 'task.submit', v_tasks->0->>'id',
-        jsonb_build_object('tasks', jsonb_array_length(v_tasks)), v_now);
+    v_created := (select count(*) from jsonb_array_elements(v_tasks) e where (e.value->>'created')::boolean);
+    if v_created > 0 then
+        perform public.internal_audit(p_fleet, p_actor, 'task.submit', v_tasks->0->>'id',
+            jsonb_build_object('tasks', v_created), v_now);
+    end if;
     return jsonb_build_object('outcome', 'ok', 'tasks', v_tasks);
 end
 $$;

@@ -360,9 +360,10 @@ class SqlStore:
         """Return what in the database differs from what the functions need: what, why and fix, the worst first."""
         return list((await self._db.call("fleet_schema_problems"))["problems"])
 
-    async def submit(self, tasks: Sequence[Row]) -> Sequence[Row]:
+    async def submit(self, tasks: Sequence[Row], *, actor: str = OPERATOR) -> Sequence[Row]:
         """Submit at most 2000 tasks; {id, created} of each. BadArgument names the first invalid one."""
-        return list((await self._db.call("task_submit", p_tasks=list(tasks)))["tasks"])
+        everywhere = {"p_scope": {}, "p_key": None, "p_sha256": None}
+        return list((await self._call("task_submit_for", p_actor=actor, p_tasks=list(tasks), **everywhere))["tasks"])
 
     async def task(self, task_id: UUID | str) -> Row:
         """Return one task with its attempts. "task" is None if it is unknown."""

@@ -11,7 +11,7 @@ import click
 
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.progress import amount
-from orchestrator.cli.session import opened_store, runs
+from orchestrator.cli.session import actor, opened_store, runs
 from orchestrator.cli.task_lines import Line, read
 from orchestrator.errors import BAD_ARGUMENT, SOME_FAILED, Failure
 from orchestrator.ports import BadArgument
@@ -98,7 +98,7 @@ async def _submit(store: "SqlStore", lines: Sequence[Line], imported: _Imported)
     if not lines:
         return
     try:
-        made = await store.submit([line.task for line in lines if line.task is not None])
+        made = await store.submit([line.task for line in lines if line.task is not None], actor=actor())
     except BadArgument as error:
         if len(lines) == 1:
             imported.refuse(lines[0], str(error))

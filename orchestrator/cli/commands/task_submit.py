@@ -7,7 +7,7 @@ import click
 
 from orchestrator.cli import options
 from orchestrator.cli.output import Output, json_option
-from orchestrator.cli.session import find_task_id, opened_store, runs, settings_for, utcnow
+from orchestrator.cli.session import actor, find_task_id, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.task_follow import follow
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def submit(
     async with opened_store() as store:
         if depends:
             task["depends_on"] = [await find_task_id(store, name) for name in depends]
-        (made,) = await store.submit([task])
+        (made,) = await store.submit([task], actor=actor())
         if made.get("ignored"):
             output.say(f"ignored: {made['ignored']}", "yellow")
         if not output.json:

@@ -81,11 +81,12 @@ async def test_the_stores_note_their_actions(db: Db, fleet: Fleet) -> None:
     await store.request_termination(agent.id, "r", actor="cli:a")
     await store.pause("r", for_s=10, actor="cli:a")
     assert await store.pause(None, actor="cli:a") == {}
+    await store.submit([{"task_type": "t"}], actor="cli:a")
     await store.cancel(task, actor="cli:a")
     await store.retry(task, actor="cli:a")
     await schedules.put({"name": "nightly", **NIGHTLY}, actor="cli:a")
     await schedules.remove("nightly", actor="cli:a")
     assert [(actor, action) for actor, action, _ in await noted(fleet)] == [
-        ("cli:a", "worker.terminate"), ("cli:a", "pool.pause"), ("cli:a", "pool.resume"), ("cli:a", "task.cancel"),
-        ("cli:a", "task.retry"), ("cli:a", "schedule.put"), ("cli:a", "schedule.remove"),
+        ("cli:a", "worker.terminate"), ("cli:a", "pool.pause"), ("cli:a", "pool.resume"), ("cli:a", "task.submit"),
+        ("cli:a", "task.cancel"), ("cli:a", "task.retry"), ("cli:a", "schedule.put"), ("cli:a", "schedule.remove"),
     ]  # fmt: skip

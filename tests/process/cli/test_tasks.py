@@ -221,6 +221,21 @@ async def test_an_import_submits_each_line_once(cli: Cli, fleet: Fleet, tmp_path
     assert (await fleet.store.find.tasks({"type": kind}, 0))["counts"] == {"Queued": 602}
 
 
+async def test_submissions_are_in_the_audit_log(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+    """With the person's name: one entry for a task, and one for each call of an import; none if nothing is new."""
+    kind, file = f"kind-{uuid.uuid4().hex[:8]}", tmp_path / f"{uuid.uuid4().hex}.jsonl"
+    file.write_text("\n".join(json.dumps({"params": {"n": n}}) for n in range(501)))
+    task = (await cli("tasks", "submit", "--type", kind, "--dedupe-key", kind)).out.strip()
+    for _ in range(2):
+        assert (await cli("tasks", "submit", "--type", kind, "--dedupe-key", kind)).out.strip() == task
+        assert (await cli("tasks", "import", str(file), "--type", kind)).code == 0
+    last, first, one = (await fleet.store.api.audit(limit=3))[:3]
+    assert {entry["actor"].partition(":")[0] for entry in (one, first, last)} == {"cli"}
+    assert [entry["action"] for entry in (one, first, last)] == ["task.submit"] * 3
+    assert (one["subject"], one["detail"]) == (task, {"tasks": 1})
+    assert [entry["detail"] for entry in (first, last)] == [{"tasks": 500}, {"tasks": 1}]
+
+
 WRONG: tuple[list[str], ...] = (
     ["--type", "t", "--params", "{"],
     ["--type", "t", "--params", "[1]"],
