@@ -362,7 +362,7 @@ class SqlStore:
 
     async def submit(self, tasks: Sequence[Row], *, actor: str = OPERATOR) -> Sequence[Row]:
         """Submit at most 2000 tasks; {id, created} of each. BadArgument names the first invalid one."""
-        everywhere = {"p_scope": {}, "p_key": None, "p_sha256": None}
+        everywhere: Row = {"p_scope": {}, "p_key": None, "p_sha256": None}
         return list((await self._call("task_submit_for", p_actor=actor, p_tasks=list(tasks), **everywhere))["tasks"])
 
     async def task(self, task_id: UUID | str) -> Row:

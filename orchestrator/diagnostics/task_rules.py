@@ -48,13 +48,6 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         change, impact = REFUSED.get(row["what"], (row["what"], Impact.WAIT))
         detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"], "change": change}
         yield Condition(ConditionKind.TASKS_REFUSED, f"{row['pool']} {row['what']}", detail, row["reason"], impact)
-    if lost := facts.webhooks.get("undeliverable"):
-        detail = {"count": lost, "host": facts.webhooks["host"]}
-        yield Condition(ConditionKind.WEBHOOKS_UNDELIVERABLE, detail=detail, evidence=facts.webhooks["failure"] or "")
-    if late := facts.webhooks.get("late"):
-        yield Condition(ConditionKind.WEBHOOKS_LATE, detail={"count": late})
-    for row in facts.schedules:
-        yield Condition(ConditionKind.SCHEDULE_FAILS, row["name"], {"name": row["name"]}, row["why"])
     for row in facts.failed_tasks:
         detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
         if row["no_segments"]:
@@ -64,6 +57,17 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         else:
             detail["within"] = facts.failed_within
             yield Condition(ConditionKind.TASKS_FAILED, row["task_type"], detail, row["message"] or "")
+
+
+def _applications(facts: Facts) -> Iterator[Condition]:
+    """Find webhook messages that were not delivered, and schedules that submit no task."""
+    if lost := facts.webhooks.get("undeliverable"):
+        detail = {"count": lost, "host": facts.webhooks["host"]}
+        yield Condition(ConditionKind.WEBHOOKS_UNDELIVERABLE, detail=detail, evidence=facts.webhooks["failure"] or "")
+    if late := facts.webhooks.get("late"):
+        yield Condition(ConditionKind.WEBHOOKS_LATE, detail={"count": late})
+    for row in facts.schedules:
+        yield Condition(ConditionKind.SCHEDULE_FAILS, row["name"], {"name": row["name"]}, row["why"])
 
 
 def _lost(facts: Facts) -> Iterator[Condition]:
@@ -120,4 +124,4 @@ def _words(cause: causes.Cause | None, worker: str) -> dict[str, Any]:
     return {"means": cause.means, "fix": cause.about(worker=worker).fix}
 
 
-RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_tasks, _lost, _failed)
+RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_tasks, _applications, _lost, _failed)

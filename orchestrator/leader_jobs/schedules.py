@@ -40,9 +40,10 @@ def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime
     except (KeyError, ValueError, OSError) as error:
         raise ScheduleError(f"no time zone {schedule['timezone']!r}: use a name such as Europe/Berlin") from error
     try:
-        return _utc(CronSim(schedule["cron"], after.astimezone(zone)), schedule["cron"])
+        times = _utc(CronSim(schedule["cron"], after.astimezone(zone)), schedule["cron"])
     except CronSimError as error:
         raise ScheduleError(f"{error} in {schedule['cron']!r}: use minute hour day month weekday") from error
+    return (time for time in times if time > after)  # in a repeated hour, the first one is the hour before
 
 
 def _every(every_s: int, begin: datetime, after: datetime) -> Iterator[datetime]:

@@ -30,6 +30,7 @@ def dues(row: dict[str, Any], after: datetime, count: int) -> list[str]:
         pytest.param("*/30 * * * *", "2026-03-29T00:15Z", ["29 00:30:00", "29 01:00:00"], id="skipped hour"),
         # … and returns to it on 2026-10-25, when 03:00 becomes 02:00 (01:00 UTC).
         pytest.param("30 2 * * *", "2026-10-24T12:00Z", ["25 00:30:00", "26 01:30:00"], id="repeated time"),
+        pytest.param("30 2 * * *", "2026-10-25T01:15Z", ["26 01:30:00", "27 01:30:00"], id="in the repeated hour"),
     ],
 )
 def test_a_local_time_is_due_once_a_day(cron: str, after: str, expected: list[str]) -> None:

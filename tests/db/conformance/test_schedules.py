@@ -159,8 +159,8 @@ async def test_what_keeps_a_schedule_from_submitting_is_told_to_health(
     await add(store, name="waits")
     await add(store, name="refused", task={**TASK, "task_type": "u"})
     await hand.execute(
-        """insert into schedules (name, cron, timezone, task) values
-               ('bad', '1 * * * *', 'Mars', '{"task_type": "t"}'), ('bad-too', '1 * * * *', 'Mars', '{"task_type": "t"}')"""
+        """insert into schedules (name, cron, timezone, task)
+           select n, '1 * * * *', 'Mars', '{"task_type": "t"}' from unnest('{bad,bad-too}'::text[]) n"""
     )
 
     async def told() -> dict[str, str]:
