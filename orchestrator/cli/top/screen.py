@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Sparkline, Static
@@ -49,6 +49,7 @@ class Top(App[None]):
         ("p", "pause", "Pause"),
         ("e", "ended", "Ended"),
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False),
     ]
     CSS = """
     Static { height: auto; padding: 0 1; }

@@ -65,6 +65,15 @@ async def test_the_screen_shows_the_fleet_and_explains_a_worker(fleet: Fleet) ->
     assert app.return_code == 0
 
 
+async def test_ctrl_c_quits_as_it_ends_other_commands(fleet: Fleet) -> None:
+    """A narrow terminal has no room for the key that the footer names."""
+    app = Top(fleet.store, POLICY, every_s=0.2)
+    async with app.run_test(size=(40, 20)) as pilot:
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app.return_code is not None)
+    assert app.return_code == 0
+
+
 @pytest.mark.parametrize("width", [80, 160])
 async def test_the_screen_fits_and_says_what_enter_does(fleet: Fleet, width: int) -> None:
     """The note is there at either width, whole in the table, and the footer names the keys."""
