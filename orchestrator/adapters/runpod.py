@@ -73,12 +73,8 @@ class RunPodCloud:
 
     async def list_pods(self) -> tuple[Pod, ...]:
         """Return every pod of the account, from all pages. Unavailable unless the list is complete and well-formed."""
-        pods: dict[str, Pod] = {}
-        for record in await self._whole_list("/v2/pods", "pods", Priority.LIST):
-            read = _read(pod, record, "list pods")
-            if read is not None:
-                pods.setdefault(read.id, read)  # after a create between two pages, a pod may be on both pages
-        return tuple(pods.values())
+        records = await self._whole_list("/v2/pods", "pods", Priority.LIST)
+        return await asyncio.to_thread(_pods, records)  # 50,000 records take more than a second
 
     async def create_pod(self, spec: PodSpec) -> Pod:
         """Return the new pod. Unavailable if it may exist without a clear answer; NotSent if it cannot exist.
@@ -160,7 +156,7 @@ class RunPodCloud:
             doing,
             lambda: run_rest_request("GET", "/v2/billing/pods", api_key=self._api_key, params=span),
         )
-        return _read(bills, reply, doing)
+        return await asyncio.to_thread(_read, bills, reply, doing)
 
     def list_pause_s(self) -> float:
         """Return the least seconds between two pages of lists that the account's limits allow now."""
@@ -284,6 +280,15 @@ def _body(spec: PodSpec) -> dict[str, Any]:
     if spec.volume_id:
         body["mounts"] = {"network": [{"volumeId": spec.volume_id, "path": spec.volume_mount_path}]}
     return body
+
+
+def _pods(records: list[Any]) -> tuple[Pod, ...]:
+    pods: dict[str, Pod] = {}
+    for record in records:
+        read = _read(pod, record, "list pods")
+        if read is not None:
+            pods.setdefault(read.id, read)  # after a create between two pages, a pod may be on both pages
+    return tuple(pods.values())
 
 
 def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], Any]:

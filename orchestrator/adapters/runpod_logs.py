@@ -10,6 +10,8 @@ import requests
 from runpod.error import AuthenticationError, QueryError
 from runpod.user_agent import USER_AGENT
 
+from orchestrator.adapters.runpod_transport import refuse_redirect
+
 CONNECT_TIMEOUT_S = 5.0
 PAUSE_S = 2.0  # seconds without a new line after which the log counts as complete
 MAX_READ_S = 8.0  # for which a log is read that never pauses
@@ -27,7 +29,9 @@ def system_log(pod_id: str, api_key: str) -> str:
         headers={"Accept": "text/event-stream", "User-Agent": USER_AGENT, "Authorization": f"Bearer {api_key}"},
         timeout=(CONNECT_TIMEOUT_S, PAUSE_S),
         stream=True,
+        allow_redirects=False,
     ) as response:
+        refuse_redirect(response)
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             raise AuthenticationError("Unauthorized request")
         if response.status_code >= HTTPStatus.BAD_REQUEST:

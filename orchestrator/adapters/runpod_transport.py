@@ -6,6 +6,7 @@ name.
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +15,15 @@ from typing import Any, TypeVar
 
 import requests
 from runpod.api import rest
+from runpod.error import QueryError
 
 MAX_REPLY_BYTES = 32 * 1024 * 1024  # bytes of one page: a pod's record is about 2 KiB
+MAX_REPLY_NODES = 1_000_000  # values and keys of one page: a pod's record has about 100
 MAX_REPLY_S = 60.0  # however slowly a reply arrives; the SDK's own timeout applies to each read
 CHUNK_BYTES = 64 * 1024
 MAX_ERROR_BYTES = 64 * 1024
+MAX_HOST_CHARACTERS = 100  # of a host to which a reply redirects
+NODE_BYTES = (b",", b":", b"[", b"{")
 Result = TypeVar("Result")
 ReplyObserver = Callable[[int | None, Mapping[str, str]], None]
 _call = threading.local()
@@ -38,10 +43,12 @@ class Reply:
     def json(self) -> Any:
         """Decode the body.
 
-        Raises InvalidJSONError (an error of requests) if it is not JSON, or is nested too deeply.
+        Raises InvalidJSONError (an error of requests) if it is not JSON, is nested too deeply or has too many values.
         """
-        try:
-            return json.loads(self.content)
+        if _has_too_many_nodes(self.content):
+            raise requests.exceptions.InvalidJSONError(f"more than {MAX_REPLY_NODES} values")
+        try:  # without hooks in Python, the decoder holds the GIL, and so the event loop, until its end
+            return json.loads(self.content, object_hook=lambda fields: fields, parse_int=lambda digits: int(digits))  # noqa: PLW0108
         except (ValueError, RecursionError) as error:
             raise requests.exceptions.InvalidJSONError(type(error).__name__) from error
 
@@ -50,18 +57,51 @@ class Transport:
     """Replaces the module `requests` in the SDK."""
 
     def request(self, method: str, url: str, **options: Any) -> Reply:
-        """Make one request. Raises the errors of `requests`; ContentDecodingError for a reply beyond the limit."""
+        """Make one request.
+
+        Raises the errors of `requests`; ContentDecodingError for a reply beyond the limit; QueryError for a redirect.
+        """
         status: int | None = None
         headers: Mapping[str, str] = {}
         try:
-            response = requests.request(method, url, stream=True, **options)  # noqa: S113 - the SDK passes a timeout
-            with response:
+            with _response(method, url, **options) as response:
                 status, headers = response.status_code, response.headers
+                refuse_redirect(response)
                 return Reply(status, _body(response, begun_s=time.monotonic()))
         finally:
             observer: ReplyObserver | None = getattr(_call, "observer", None)
             if observer is not None:
                 observer(status, headers)
+
+
+def _response(method: str, url: str, **options: Any) -> requests.Response:
+    try:
+        return requests.request(method, url, stream=True, allow_redirects=False, **options)  # noqa: S113 - in options
+    except requests.RequestException:
+        raise
+    except ValueError as error:  # requests reads the address of a redirect that it does not follow
+        raise requests.exceptions.InvalidURL("the API redirects to no valid URL") from error
+
+
+def refuse_redirect(response: requests.Response) -> None:
+    """Raise QueryError for a redirect: the request carries secrets, and the answer of another host proves nothing."""
+    if not HTTPStatus.MULTIPLE_CHOICES <= response.status_code < HTTPStatus.BAD_REQUEST:
+        return
+    host = re.split(r"[/?#]", response.headers.get("Location", "").partition("//")[2])[0].rpartition("@")[2]
+    to = f" to {host[:MAX_HOST_CHARACTERS]!a}" if host else ""
+    why = f"the API redirects{to}; redirects are not followed; check RUNPOD_API_BASE_URL"
+    raise QueryError(why, str(response.request.method), status_code=response.status_code)
+
+
+def _has_too_many_nodes(content: bytes) -> bool:
+    """Count values and keys outside of strings. Of a body that is not JSON, no more is decoded than is counted."""
+    if sum(map(content.count, NODE_BYTES)) <= MAX_REPLY_NODES:
+        return False
+    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * MAX_REPLY_NODES:
+        return True
+    structure = b"".join(plain.split(b'"')[::2])
+    return sum(map(structure.count, NODE_BYTES)) > MAX_REPLY_NODES
 
 
 def _body(response: requests.Response, begun_s: float) -> bytes:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from orchestrator import ports
 from orchestrator.adapters.runpod import RunPodCloud
+from orchestrator.adapters.runpod_transport import MAX_REPLY_NODES
 from orchestrator.core.model import PodStatus
 from tests.db.conformance.runpod_contract import Records, violations
 from tests.db.conformance.test_cloud import FLEET, spec
@@ -64,6 +65,46 @@ async def account() -> AsyncIterator[Account]:
 def cloud(account: Account) -> RunPodCloud:
     """The adapter in front of it."""
     return RunPodCloud("key", base_url=account.url, call_timeout_s=20)
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_no_call_follows_a_redirect(account: Account, cloud: RunPodCloud, status: int) -> None:
+    """A create call has secrets in its body, and the empty list of another host is no proof that the pods are gone."""
+    account.status, account.headers = status, {"Location": f"{account.url}/elsewhere?key=value"}
+    host = account.url.removeprefix("http://")
+    calls = (cloud.create_pod(spec()), cloud.list_pods(), cloud.delete_pod("p0"), cloud.pod_log("p0"), cloud.prices())
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(answer, ports.Unavailable)
+        assert f": {status} the API redirects to '{host}'; redirects are not followed" in str(answer)
+    assert "/elsewhere" not in {path for _, path, _ in account.asked}
+    assert [path for method, path, _ in account.asked if method == "POST"] == ["/v2/pods"]
+
+
+@pytest.mark.parametrize("location", ["", "/v2/pods", "http://[", "//@"])
+async def test_a_redirect_to_nowhere_blames_no_spec(account: Account, cloud: RunPodCloud, location: str) -> None:
+    """Whatever the header holds: a spec that counts as refused would stop its pool."""
+    account.status, account.headers = 307, {"Location": location}
+    with pytest.raises(ports.Unavailable):
+        await cloud.create_pod(spec())
+
+
+@pytest.mark.parametrize("many", [b"{},", b"[],", b"1,", b'"",'])
+async def test_a_list_with_too_many_values_is_refused_before_it_is_decoded(
+    account: Account, cloud: RunPodCloud, many: bytes
+) -> None:
+    """Such a list held the event loop for seconds, although it was decoded in a thread."""
+    count = MAX_REPLY_NODES // many.count(b",")
+    account.reply = b'{"pods": [{"id": "p0", "env": {}, "x": [' + many * count + b"1]}]}"
+    with pytest.raises(ports.Unavailable, match="cannot be read"):
+        await cloud.list_pods()
+
+
+async def test_punctuation_in_texts_counts_as_no_value(account: Account, cloud: RunPodCloud) -> None:
+    """A pod's environment may hold JSON."""
+    holds_json = '{"a": [1, "\\\\", 2]},' * (MAX_REPLY_NODES // 4)
+    account.reply = {"pods": [{"id": "p0", "env": OURS | {"SETTINGS": holds_json}}]}
+    (pod,) = await cloud.list_pods()
+    assert pod.id == "p0"
 
 
 async def test_whatever_the_document_allows_is_listed(account: Account, cloud: RunPodCloud) -> None:
