@@ -6,6 +6,7 @@ and the log gets no gap.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -25,7 +26,9 @@ READ_TIMEOUT_S = 30.0
 ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto pauses between them
 CALL_TIMEOUT_S = 120.0  # seconds for all attempts of one call
 MAX_UPLOADS = 10_000  # multipart uploads that one call lists
+MAX_PAGES = 100  # pages of one list: a page may be empty, and say that there are more
 CLOSED = "S3: the client was closed"
+MALFORMED = (KeyError, ValueError, RecursionError)  # boto's and ours for a reply that does not match the API of S3
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 PRECONDITION_FAILED = 412  # HTTP status
 T = TypeVar("T")
@@ -98,10 +101,14 @@ class S3Blobs:
     async def look(self, key: str) -> Mapping[str, Any]:
         """Return what a HEAD shows of the object. Raises NotFound."""
         name = self._prefix + key
-        shown = await self._in_thread("look", lambda: self._client.head_object(Bucket=self._bucket, Key=name))
-        version, sha256 = shown.get("VersionId"), shown.get("Metadata", {}).get("sha256")
-        seen = {"bytes": int(shown["ContentLength"]), "etag": shown["ETag"].strip('"')}
-        return seen | ({"version": version} if version else {}) | ({"sha256": sha256[:64]} if sha256 else {})
+
+        def look() -> dict[str, Any]:
+            shown = self._client.head_object(Bucket=self._bucket, Key=name)
+            version, sha256 = shown.get("VersionId"), shown.get("Metadata", {}).get("sha256")
+            seen = {"bytes": int(shown["ContentLength"]), "etag": shown["ETag"].strip('"')}
+            return seen | ({"version": version} if version else {}) | ({"sha256": sha256[:64]} if sha256 else {})
+
+        return await self._in_thread("look", look)
 
     async def put_new(self, key: str, content: bytes) -> None:
         """Store the object if none has this key. Raises ObjectExists."""
@@ -125,7 +132,8 @@ class S3Blobs:
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"MaxItems": MAX_UPLOADS}
             )
-            old = [one for page in pages for one in page.get("Uploads", ()) if one["Initiated"] < older_than]
+            some = itertools.islice(pages, MAX_PAGES)
+            old = [one for page in some for one in page.get("Uploads", ()) if one["Initiated"] < older_than]
             for one in old:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=one["Key"], UploadId=one["UploadId"])
             return len(old)
@@ -216,6 +224,8 @@ def _translated(call: Callable[[], T]) -> T:
         raise _refusal(error.response, str(error)) from error
     except (BotoCoreError, HTTPError, OSError) as error:  # HTTPError: the body ended while it was read
         raise Unavailable(f"S3: {type(error).__name__}: {error}") from error
+    except MALFORMED as error:
+        raise Unavailable(f"S3: the answer cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _refusal(response: Any, text: str) -> PortError:

@@ -6,6 +6,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from orchestrator.adapters.s3 import THREADS, S3Blobs
+from orchestrator.adapters.s3 import MAX_PAGES, THREADS, S3Blobs
 from orchestrator.ports import BlobRefused, NotFound, Unavailable
 from testbed.services.s3 import REGION, EmbeddedS3
 
@@ -120,6 +122,59 @@ async def test_a_server_that_keeps_less_than_it_was_given_is_caught() -> None:
         with pytest.raises(Unavailable, match="4 of the 5 bytes"):
             await blobs.put("k", b"12345", content_type="text/plain")
         await blobs.close()
+
+
+UPLOAD = b"<Key>k</Key><UploadId>u</UploadId>"
+ODD_REPLIES = {
+    "no length": b"HTTP/1.1 200 OK\r\n\r\n",
+    "a length that is no number": b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+    "a time that is none": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nETag: x\r\nLast-Modified: then\r\n\r\n",
+    "no ETag": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+    "a redirect of the bucket and of its region": (
+        b"HTTP/1.1 307 Moved\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n"
+    ),
+    "an upload without a time": b"HTTP/1.1 200 OK\r\n\r\n<R><Upload>%s</Upload></R>" % UPLOAD,
+    "an upload whose time is none": (
+        b"HTTP/1.1 200 OK\r\n\r\n<R><Upload>%s<Initiated>then</Initiated></Upload></R>" % UPLOAD
+    ),
+}
+
+
+@asynccontextmanager
+async def answering(reply: Callable[[int], bytes]) -> AsyncIterator[tuple[S3Blobs, list[int]]]:
+    """A bucket of a server with these replies, and the numbers of its requests."""
+    asked: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.append(len(asked))
+        writer.write(reply(asked[-1]))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        blobs = S3Blobs(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "a", "b", "bucket", "", REGION)
+        yield blobs, asked
+        await blobs.close()
+
+
+@pytest.mark.parametrize("what", ODD_REPLIES)
+async def test_a_reply_that_is_none_of_s3_is_an_outage(what: str) -> None:
+    """Any other error would end a shipment of logs, or a leader's job, without a word about the store."""
+    async with answering(lambda _: ODD_REPLIES[what]) as (blobs, _):
+        with pytest.raises(Unavailable, match="cannot be read"):
+            await (blobs.abort_uploads("", older_than=datetime.now(UTC)) if "upload" in what else blobs.look("k"))
+
+
+async def test_a_list_of_uploads_that_never_ends_is_given_up() -> None:
+    """Each such call would hold one of a few threads for good."""
+
+    def page(number: int) -> bytes:
+        more = b"<IsTruncated>true</IsTruncated><NextKeyMarker>%d</NextKeyMarker>" % number
+        return b"HTTP/1.1 200 OK\r\n\r\n<R>%s<NextUploadIdMarker>u</NextUploadIdMarker></R>" % more
+
+    async with answering(page) as (blobs, asked), asyncio.timeout(DEADLINE_S):
+        assert await blobs.abort_uploads("outputs/", older_than=datetime.now(UTC)) == 0
+        assert len(asked) <= MAX_PAGES
 
 
 async def test_calls_that_meet_a_closed_client_are_unavailable_each_and_cancel_nobody() -> None:
