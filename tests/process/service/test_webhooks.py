@@ -25,6 +25,11 @@ SECRET, NEXT_SECRET = "5f2b8c1e9a7d4036b1c8e2f5a9d3706c", "c607d3a9f5e2c8b1630d4
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "webhooks.md"
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 BODY = {"type": "test", "data": {"ü": 1}}
+WRONG_HEADERS = (  # each alone makes a message one that the orchestrator did not send
+    ("webhook-id", "m-2"), ("webhook-id", ""), ("webhook-timestamp", "1700000000"), ("webhook-timestamp", "soon"),
+    ("webhook-timestamp", ""), ("webhook-timestamp", "9" * 5_000), ("webhook-signature", ""),
+    ("webhook-signature", "v1,not base64"), ("webhook-signature", "v1,\u00fc"), ("webhook-signature", "v2,eA=="),
+)  # fmt: skip
 Write = Callable[[asyncio.StreamWriter], Awaitable[None]]
 Verify = Callable[[str, Mapping[str, str], bytes], bool]
 
@@ -186,8 +191,9 @@ async def test_the_page_verifies_what_is_sent() -> None:
         assert verify(receiver_key(secret, receiver.url.replace("/hooks", "/other")), head, body)
         assert not verify(receiver_key(secret, "https://another.example/"), head, body)
         assert not verify(receiver_key(secret, receiver.url), head, body + b" ")
-        assert not verify(receiver_key(secret, receiver.url), {**head, "webhook-id": "m-2"}, body)
-        assert not verify(receiver_key(secret, receiver.url), {**head, "webhook-timestamp": "1700000000"}, body)
+        assert not verify(receiver_key(secret, receiver.url), {}, body)
+        for name, value in WRONG_HEADERS:
+            assert not verify(receiver_key(secret, receiver.url), {**head, name: value}, body), (name, value)
 
 
 class Moody(Receiver):
