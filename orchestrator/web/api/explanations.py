@@ -25,6 +25,8 @@ async def task(api: Api, call: ApiCall) -> Response:
     found = await api.rows.task_explained(task_id_of(call))
     if found["task"] is None:  # deleted in between
         await found_task(api, call)
+    if call.holder.pools is not None and found.get("limit"):
+        found = {**found, "limit": {**found["limit"], "next": None}}  # it may be a task of another pool
     explanation = dataclasses.asdict(task_facts.explained(found, api.policy))
     if call.holder.pools is not None:
         explanation["dependencies"] = []  # they may be tasks of other pools

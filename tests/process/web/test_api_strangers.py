@@ -45,6 +45,16 @@ async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operatio
     assert (await rig.call("GET", f"/tasks/{task_id}")).json() == before
 
 
+async def test_a_task_that_waits_for_a_limit_names_no_task_of_others(rig: ApiRig) -> None:
+    """A concurrency key is the same one in all pools; the task that has its place may be in another pool."""
+    key = uuid.uuid4().hex
+    first = await rig.submit(pool="another", concurrency_key=key)
+    mine = await rig.submit(concurrency_key=key)
+    for token, named in ((ADMIN, True), (await rig.token("read", pools=[rig.pool]), False)):
+        explained = await rig.call("GET", f"/tasks/{mine}/explanation", token)
+        assert (explained.status_code, key in explained.text, first in explained.text) == (200, True, named)
+
+
 @pytest.mark.parametrize(
     "place",
     [
