@@ -16,21 +16,25 @@ LEAVE_S = 1.0  # for threads that still wait for a name server or S3 after the a
 
 
 class Progress:
-    """Counts the parts that have not answered yet."""
+    """Counts the parts that have not answered yet, and shows them if there is a bar."""
 
-    def __init__(self, bar: "Bar") -> None:
-        self._bar, self._task = bar, bar.add_task("asking", total=0)
+    def __init__(self, bar: "Bar | None" = None) -> None:
+        self._bar = bar
+        if bar is not None:
+            self._task = bar.add_task("asking", total=0)
         self._waiting: dict[str, None] = {}
 
     def expect(self, name: str) -> None:
         """Add a part."""
         self._waiting[name] = None
-        self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) + 1)
+        if self._bar is not None:
+            self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) + 1)
 
     def done(self, name: str) -> None:
         """Mark a part as done, and show the next one."""
         del self._waiting[name]
-        self._bar.update(self._task, advance=1, description=f"asking {next(iter(self._waiting), '')}")
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=f"asking {next(iter(self._waiting), '')}")
 
 
 @contextmanager
@@ -54,7 +58,12 @@ def amount(output: Output, what: str, total: int | None, *, unit: str = "") -> I
 @contextmanager
 def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progress]:
     """Show a progress bar on stderr; without a terminal, one line with the longest duration of `what`."""
-    from rich import progress as rich
+    if what and not output.err.is_terminal:
+        output.say(f"{what}, for at most {most_s:g} s")
+    if not output.err.is_terminal:
+        yield Progress()
+        return
+    from rich import progress as rich  # a thirtieth of a short command's time
 
     columns = (
         rich.SpinnerColumn(),
@@ -64,10 +73,7 @@ def counting(output: Output, what: str | None, most_s: float) -> Iterator[Progre
         rich.TimeElapsedColumn(),
         rich.TextColumn(f"of at most {most_s:g} s"),
     )
-    shown = output.err.is_terminal
-    if what and not shown:
-        output.say(f"{what}, for at most {most_s:g} s")
-    with rich.Progress(*columns, console=output.err, transient=True, disable=not shown) as bar:
+    with rich.Progress(*columns, console=output.err, transient=True) as bar:
         yield Progress(bar)
 
 
