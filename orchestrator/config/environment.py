@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from orchestrator.config.errors import SettingProblem, SettingsError, shown
+from orchestrator.config.errors import LIBRARY_WORDS, SettingProblem, SettingsError, shown
 from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import contradictions
@@ -97,7 +97,9 @@ def _problem(item: Mapping[str, Any]) -> SettingProblem:
     secret = any(word in name for word in ("KEY", "SECRET", "URL", "TOKEN"))
     given = "its value" if secret else f"{shown(item.get('input'))} from the environment"
     return SettingProblem(
-        f"{name} cannot be used", f"{given}: {item['msg']}", f"set {name} as described in .env.example"
+        f"{name} cannot be used",
+        f"{given}: {item['msg'].removeprefix(LIBRARY_WORDS)}",
+        f"set {name} as described in .env.example",
     )
 
 

@@ -13,6 +13,7 @@ class SettingProblem(NamedTuple):
 
 
 SHOWN_CHARS = 80  # of a value that cannot be used
+LIBRARY_WORDS = "Value error, "  # pydantic writes them before what our validators say
 PATH_CHARS = 200  # of a path, whose end says most
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from orchestrator.config.errors import PATH_CHARS, SettingProblem, SettingsError, shown
+from orchestrator.config.errors import LIBRARY_WORDS, PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
 from orchestrator.config.setting import settings_of
 from orchestrator.core.model import ID_PATTERN, Offer, Pool, TaskType
@@ -156,5 +156,5 @@ def _problem(item: Mapping[str, Any]) -> SettingProblem:
         near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         fix = f"rename it {near[0]}" if near else f"remove it, or take one of {', '.join(sorted(known))}"
         return SettingProblem(f"POOLS_FILE: {where} is not a setting", "nothing reads it", fix)
-    why = f"{shown(item.get('input'))}: {item['msg']}"
+    why = f"{shown(item.get('input'))}: {item['msg'].removeprefix(LIBRARY_WORDS)}"
     return SettingProblem(f"POOLS_FILE: {where} cannot be used", why, EXAMPLE)

@@ -119,3 +119,10 @@ def test_a_value_that_is_not_utf_8_is_refused(monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setenv("HF_HOME", "/x")
     problem = _problem(monkeypatch, name, "postgresql://u:\udcff\udcfe" * 9)
     assert "UTF-8" in problem.why
+
+
+def test_the_answer_is_in_our_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's name for the error is not a part of it."""
+    assert (
+        _problem(monkeypatch, "WORKER_API_URL", "example.com").why == "its value: must begin with http:// or https://"
+    )
