@@ -23,6 +23,7 @@ EVERY_S = 5.0
 LATE_S = 60.0
 AT_ONCE = 100  # schedules in one step
 TIMES_AT_ONCE = 1_000  # due times of one schedule in one call
+CRON_FIELDS = 5
 CALLS = 20  # for one schedule in one step; the next step continues
 log = structlog.get_logger()
 
@@ -39,6 +40,8 @@ def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime
         zone = ZoneInfo(schedule["timezone"])
     except (KeyError, ValueError, OSError) as error:
         raise ScheduleError(f"no time zone {schedule['timezone']!r}: use a name such as Europe/Berlin") from error
+    if len(schedule["cron"].split()) > CRON_FIELDS:  # CronSim reads a sixth one as seconds
+        raise ScheduleError(f"Wrong number of fields in {schedule['cron']!r}: use minute hour day month weekday")
     try:
         times = _utc(CronSim(schedule["cron"], after.astimezone(zone)), schedule["cron"])
     except CronSimError as error:

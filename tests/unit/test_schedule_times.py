@@ -51,6 +51,7 @@ def test_an_interval_counts_from_the_creation() -> None:
     [
         (schedule("61 * * * *"), "Bad minute"),
         (schedule("* * * *"), "number of fields"),
+        (schedule("*/5 * * * * *"), "number of fields"),  # seconds: more often than an interval may be
         (schedule("0 0 29 2 1#5"), None),
         (schedule("0 0 * * *", timezone="Mars/Olympus"), "no time zone"),
         (schedule("0 0 * * *", timezone="../../etc/passwd"), "no time zone"),
