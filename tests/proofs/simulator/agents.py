@@ -60,6 +60,8 @@ class Agent:
         self.beaten_s: float | None = None  # … to a heartbeat
         self.spoke = False  # it has sent one, heard or not
         self.done = False
+        self.silent_s: float | None = None  # since when it claims nothing, for no reason that it knows of
+        self.claimed_s = world.kernel.now  # when a claim was last answered
         self._ending: str | None = None
         self._wanted = protocol.RUN
         self._claim_no = 1
@@ -131,7 +133,7 @@ class Agent:
 
     async def _work(self) -> None:
         while self._ending is None and self._wanted == protocol.RUN:
-            tasks = await self._claim() if self._is_fit() else []
+            tasks = await self._claim() if self._asks() else []
             if not tasks:
                 await self._pause(PAUSE_S)
             while tasks:
@@ -145,6 +147,7 @@ class Agent:
 
     def _claimed(self, answer: dict[str, Any]) -> list[Held]:
         self._claim_no += 1
+        self.claimed_s = self._world.kernel.now
         self._obey(answer)
         tasks = [Held(t["id"], t["attempt"], t["params"], t["task_type"]) for t in answer.get("tasks", ())]
         tasks = [held for held in tasks if not self._world.faults.happens("agent_forgot", 0.02)]
@@ -181,7 +184,7 @@ class Agent:
         data = {"by": self.nonce[:8]}
         alone = int(held.id[-1], 16) % 2 == 0  # as one that leaves an output
         claims = claims and not alone and self._ending is None and self._wanted == protocol.RUN
-        claims = claims and self._is_fit()
+        claims = claims and self._asks()
         if claims:
             ended = {"task_id": held.id, "attempt": held.attempt, "result_data": data}
             asked = {"p_results": [ended], "p_claim_no": self._claim_no, "p_batch": self._config["batch"]}
@@ -274,6 +277,9 @@ class Agent:
 
     def _found(self) -> list[Any]:
         return [*self.pod.findings, *([self._world.alarm] if self._world.alarm else [])]
+
+    def _asks(self) -> bool:
+        return self.silent_s is None and self._is_fit()
 
     def _is_fit(self) -> bool:
         """An agent that finds its own machine faulty claims nothing."""

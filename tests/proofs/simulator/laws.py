@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
 from orchestrator.core.budget import PRICE_SEEN_S
 from orchestrator.core.exit_causes import ABRUPT
-from orchestrator.core.fitness import DISK_FULL_S
+from orchestrator.core.fitness import DISK_FULL_S, UNCLAIMED_S
 from orchestrator.core.guards import ALARM_WORKERS, CONVINCED_S, LASTS_S
+from orchestrator.core.lifecycle import UNASKED_S
 from orchestrator.pods import agent_commands
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
 from tests.proofs.simulator.sql.queue import FAULTS
@@ -70,6 +71,7 @@ class Laws:
         self._told: dict[str, tuple[float, float]] = {}  # worker -> since when it reports a fault, and the last time
         self._faults: list[tuple[float, int]] = []  # when workers ended because of their machines, and of how many
         self._bad: dict[tuple[str, str], float] = {}  # pool, release -> when its last worker ended as release_bad
+        self._moving_s: dict[str, float] = {}  # pool -> when it last had no silent worker, no task, or a worker on its way
         self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
     def broken(self, law: str, what: str) -> None:
@@ -166,6 +168,7 @@ class Laws:
         elif new["status"] == "terminating":
             self._ended(old, new, pod)
             self._sick(new)
+            self._silent(new, pod)
             self._guarded(old, new, pod)
 
     def _ended(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
@@ -390,6 +393,33 @@ class Laws:
             if min(held_s - bound_s, self._world.kernel.now - quiet) > OVERDUE_S:
                 self.broken("sick", f"{row['id']} claims no more, and is still {row['status']} after {held_s:.0f} s")
 
+    def _silent(self, new: Mapping[str, Any], pod: SimPod | None) -> None:
+        """A worker ends because it claims nothing: that is so, and it is the only one of its pool at that time."""
+        if new["failure_code"] != "NOT_CLAIMING":
+            return
+        agent = pod.agents.get(new["nonce"]) if pod else None
+        ago_s = self._world.kernel.now - agent.claimed_s if agent is not None and agent.lives else math.inf
+        if ago_s < UNCLAIMED_S - 1:
+            self.broken("claims", f"{new['id']} was ended as NOT_CLAIMING; a claim was answered {ago_s:.0f} s ago")
+        for other in self._world.db.workers.values():
+            same = (other["pool"], other["failure_code"]) == (new["pool"], "NOT_CLAIMING")
+            if same and other["status"] == "terminating" and other["id"] != new["id"]:
+                self.broken("claims", f"{new['id']} was ended as NOT_CLAIMING while {other['id']} is being replaced")
+
+    def _unclaimed(self, quiet: float) -> None:
+        """Tasks do not wait behind workers that claim nothing for longer than it takes to be sure of that."""
+        now, db = self._world.kernel.now, self._world.db
+        silent = {a.worker_id for p in self._world.provider.own() for a in p.agents.values() if a.silent_s is not None}
+        for pool in self._world.policy.pools:
+            here = [w for w in db.workers.values() if w["pool"] == pool.name]
+            waits = any(_is_ready(t, db.now) for t in db.tasks.values() if t["pool"] == pool.name)
+            held = waits and any(w["id"] in silent and w["status"] in ("active", "idle") for w in here)
+            if not held or any(w["status"] in ("spawning", "terminating") for w in here):
+                self._moving_s[pool.name] = now
+            waited_s = now - max(self._moving_s.get(pool.name, now), quiet)
+            if waited_s > UNASKED_S + UNCLAIMED_S + OVERDUE_S:
+                self.broken("claims", f"tasks of {pool.name} wait for {waited_s:.0f} s behind workers that claim nothing")
+
     def _given_up(self, row: Mapping[str, Any]) -> None:
         now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")
         calm_s = now - self._world.faults.over_s
@@ -518,6 +548,7 @@ class Laws:
         self._lead(now, quiet)
         self._limit(now, quiet)
         self._unfit(quiet)
+        self._unclaimed(quiet)
         self._faulty(quiet)
         self._cost(now, quiet)
         self._retention(now, quiet)
@@ -611,6 +642,11 @@ class Laws:
                             self.broken("I5", f"{piece['key']} is not what was written")
                     if known is not None and known < len(content):
                         self.broken("I5", f"{len(content) - known} bytes of {stream}.log of {agent.worker_id} are lost")
+
+
+def _is_ready(task: Mapping[str, Any], now: datetime) -> bool:
+    due = task["run_after"] is None or task["run_after"] <= now
+    return bool(task["status"] == "Queued" and not task["blocked"] and due)
 
 
 def _stands(task: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that o
 SICK = 0.3  # of the seeds: in these every task fails on one worker, or on all of them, or a disk becomes full
 SICKNESSES = ("tasks_fail_on_one", "tasks_fail_on_one", "tasks_fail_everywhere", "disk_fills")
 FOUND = 0.4  # of the others: in these an agent reports something of its machine, or all of them the same
+SILENT = 0.5  # of those without either: in these all agents of a pool go on with their heartbeats, and claim nothing
 XID_79: dict[str, Any] = {"u": 22, "code": "XID_79", "severity": "C", "evidence": "fallen off the bus"}
 INODES: dict[str, Any] = {"u": 7, "code": "INODES_FULL", "severity": "H", "evidence": "no inodes"}
 REPORTS: dict[str, tuple[Any, ...]] = {
@@ -49,6 +50,7 @@ class Story:
         self._moves = random.Random(f"addresses of {world.seed}")
         self._sick = random.Random(f"sick workers of {world.seed}")
         self._guards = random.Random(f"findings of {world.seed}")
+        self._silence = random.Random(f"silent agents of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
 
@@ -341,6 +343,21 @@ class Story:
             pod.findings = tuple(one | since if isinstance(one, dict) else one for one in REPORTS[what])
             world.say(f"it is {pod.id} at {now:.0f} s")
 
+    def _silence_pool(self) -> None:
+        """Once the default pool has all its workers, their agents claim nothing more, and tasks wait."""
+        world, pool = self._world, self._world.policy.pools[0]
+        here = {w["id"] for w in world.db.workers.values() if w["pool"] == pool.name and w["status"] in ("active", "idle")}
+        agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.worker_id in here]
+        if len(agents) < pool.max_active:
+            if not self._over:
+                self._kernel.after(1.0, self._silence_pool)
+            return
+        self._faults.count["agents_claim_nothing"] += 1
+        world.say("fault: agents_claim_nothing")
+        for agent in agents:
+            agent.silent_s = self._kernel.now
+        self._hand_in("t", 10, 10)
+
     def _correct(self) -> None:
         self._world.bad_release_s = None
 
@@ -393,6 +410,9 @@ class Story:
             self._hand_in("t", 60, 4)
             many = sum(pool.max_active for pool in world.policy.pools) >= ALARM_WORKERS
             self._report("false_alarm" if many and self._guards.random() < 0.6 else self._guards.choice([*REPORTS]))
+        elif self._silence.random() < SILENT:
+            self._hand_in("t", 30, 20)
+            self._silence_pool()
         if self._flicker.random() < FLICKERS:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 
