@@ -413,7 +413,8 @@ class Laws:
         for pool in self._world.policy.pools:
             here = [w for w in db.workers.values() if w["pool"] == pool.name]
             waits = any(_is_ready(t, db.now) for t in db.tasks.values() if t["pool"] == pool.name)
-            held = waits and any(w["id"] in silent and w["status"] in ("active", "idle") for w in here)
+            empty = [w for w in here if w["status"] in ("active", "idle") and not db.running.get(w["id"])]
+            held = waits and any(w["id"] in silent for w in empty)
             if not held or any(w["status"] in ("spawning", "terminating") for w in here):
                 self._moving_s[pool.name] = now
             waited_s = now - max(self._moving_s.get(pool.name, now), quiet)

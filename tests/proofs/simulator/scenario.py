@@ -403,6 +403,7 @@ class Story:
             if replica.loop.dead or replica.ended:
                 world.start_replica(slot)
             replica.hears("connected", "")
+        flickers = self._flicker.random() < FLICKERS
         if self._sick.random() < SICK:
             self._hand_in("t", 30, 4)
             self._sicken()
@@ -410,10 +411,10 @@ class Story:
             self._hand_in("t", 60, 4)
             many = sum(pool.max_active for pool in world.policy.pools) >= ALARM_WORKERS
             self._report("false_alarm" if many and self._guards.random() < 0.6 else self._guards.choice([*REPORTS]))
-        elif self._silence.random() < SILENT:
+        elif not flickers and self._silence.random() < SILENT:  # a heartbeat without an answer counts as a question
             self._hand_in("t", 30, 20)
             self._silence_pool()
-        if self._flicker.random() < FLICKERS:
+        if flickers:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 
     def _drop_out(self, every_s: float) -> None:
