@@ -71,7 +71,7 @@ class Laws:
         self._told: dict[str, tuple[float, float]] = {}  # worker -> since when it reports a fault, and the last time
         self._faults: list[tuple[float, int]] = []  # when workers ended because of their machines, and of how many
         self._bad: dict[tuple[str, str], float] = {}  # pool, release -> when its last worker ended as release_bad
-        self._moving_s: dict[str, float] = {}  # pool -> when it last had no silent worker, no task, or a worker on its way
+        self._moving_s: dict[str, float] = {}  # pool -> when no task last waited behind a silent worker
         self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
     def broken(self, law: str, what: str) -> None:
@@ -419,7 +419,7 @@ class Laws:
                 self._moving_s[pool.name] = now
             waited_s = now - max(self._moving_s.get(pool.name, now), quiet)
             if waited_s > UNASKED_S + UNCLAIMED_S + OVERDUE_S:
-                self.broken("claims", f"tasks of {pool.name} wait for {waited_s:.0f} s behind workers that claim nothing")
+                self.broken("claims", f"tasks of {pool.name} wait for {waited_s:.0f} s behind silent workers")
 
     def _given_up(self, row: Mapping[str, Any]) -> None:
         now, pod = self._world.kernel.now, self._world.provider.pods.get(row["pod_id"] or "")

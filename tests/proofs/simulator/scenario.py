@@ -346,7 +346,8 @@ class Story:
     def _silence_pool(self) -> None:
         """Once the default pool has all its workers, their agents claim nothing more, and tasks wait."""
         world, pool = self._world, self._world.policy.pools[0]
-        here = {w["id"] for w in world.db.workers.values() if w["pool"] == pool.name and w["status"] in ("active", "idle")}
+        workers = world.db.workers.values()
+        here = {w["id"] for w in workers if w["pool"] == pool.name and w["status"] in ("active", "idle")}
         agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.worker_id in here]
         if len(agents) < pool.max_active:
             if not self._over:
