@@ -48,6 +48,8 @@ begin
                 union all
                 select 2, p.* from public.internal_column_problems(false) p
                 union all
+                select 2, p.* from public.internal_overload_problems() p
+                union all
                 select 3, p.* from public.internal_trigger_problems() p
                 union all
                 select 4, p.* from public.internal_insert_problems() p) f), '[]'));
@@ -178,4 +180,24 @@ language sql stable security definer set search_path = '' as $$
       join pg_catalog.pg_attribute a on a.attrelid = to_regclass('public.' || c.rel)
      where a.attnum > 0 and not a.attisdropped and a.attnotnull and not a.atthasdef and a.attidentity = ''
        and not exists (select from unnest(c.columns) l (item) where split_part(l.item, ' ', 1) = a.attname)
+$$;
+
+-- Functions of a user with the name of one of ours, which a call with as many arguments may mean.
+create or replace function public.internal_overload_problems() returns table (what text, why text, fix text)
+language sql stable security definer set search_path = '' as $$
+    with named as (
+        select p.oid, p.proname, p.pronargs, p.pronargs - p.pronargdefaults as least_args,
+               p.provariadic <> 0 as any_more,
+               p.prosecdef and coalesce('search_path=""' = any (p.proconfig), false) as is_ours
+          from pg_catalog.pg_proc p
+         where p.pronamespace = 'public'::regnamespace and p.prokind = 'f'
+           and p.proname ~ '^(internal|task|worker|fleet)_' and p.prorettype <> 'trigger'::regtype
+    )
+    select format('there is a second function %s', n.oid::regprocedure),
+           format('a call of %s may mean either: PostgreSQL refuses it, or calls the wrong one', n.proname),
+           format('drop function %s', n.oid::regprocedure)
+      from named n
+     where not n.is_ours
+       and exists (select from named o where o.is_ours and o.proname = n.proname and n.least_args <= o.pronargs
+                                         and (n.any_more or n.pronargs >= o.least_args))
 $$;

@@ -35,6 +35,12 @@ CHANGES = {
     "alter table tasks alter output_object type json": "the column tasks.output_object has the type json",
     "alter table workers alter claim_no type text": "the column workers.claim_no has the type text",
     "alter table tasks disable trigger tasks_changed": "triggers of tasks are disabled: tasks_changed",
+    "create function internal_now(x int default 0) returns timestamptz language sql as 'select now()'": (
+        "there is a second function public.internal_now(integer)"
+    ),
+    "create function task_cancel(p_id text, p_now text default null) returns text language sql as 'select p_id'": (
+        "there is a second function public.task_cancel(text,text)"
+    ),
     "create rule own as on update to tasks do also notify somebody": "the table public.tasks has the rule own",
 }
 CHOICES = {
