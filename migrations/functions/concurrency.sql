@@ -350,26 +350,30 @@ begin
 end
 $$;
 
--- Once an hour: tasks that were written without triggers wait for their limits, and each limit is counted again.
+-- Once an hour: tasks that were written without triggers wait for their limits, and each limit is counted again. Claims
+-- let further tasks wait when they meet them, and the next snapshots count further limits.
 create or replace function public.internal_let_in_all(p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_most constant int := 10000;  -- tasks of one call, …
+    c_slice constant int := 1000;  -- … and of one statement
     v_rows tid[];
-    v_passed uuid[];
 begin
     v_rows := array(select t.ctid from public.tasks t
                      where t.status = 'Queued' and not t.blocked and t.queue_gate = 0
                        and (t.concurrency_key is not null
                             or exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type))
-                       for no key update skip locked);
-    if v_rows <> '{}' then
-        v_passed := public.internal_begin_waiting(v_rows);
-    end if;
-    perform public.internal_limits_changed(
-        array(select distinct t.concurrency_key from public.tasks t
-               where t.status = 'Queued' and t.queue_gate = 1 and t.concurrency_key is not null), null,
-        array(select distinct t.task_type from public.tasks t where t.status = 'Queued' and t.queue_gate = 2), null);
+                     limit c_most for no key update skip locked);
+    for v_first in 1..cardinality(v_rows) by c_slice loop
+        perform public.internal_begin_waiting(v_rows[v_first:v_first + c_slice - 1]);
+    end loop;
+    insert into public.concurrency_notes (scope, name)
+    select 'key', t.concurrency_key from public.tasks t
+     where t.status = 'Queued' and t.queue_gate = 1 and t.concurrency_key is not null group by 2
+    union all
+    select 'type', t.task_type from public.tasks t where t.status = 'Queued' and t.queue_gate = 2 group by 2;
+    perform public.internal_let_in_pending(p_now);
 end
 $$;
 

@@ -222,6 +222,37 @@ async def test_writes_of_users_break_no_limit_and_lose_no_task(fleet: Fleet, han
     assert row["n"] == 0
 
 
+async def test_the_hourly_pass_changes_so_many_tasks_at_once_and_ticks_do_the_rest(
+    direct: PostgresDb, hand: Hand
+) -> None:
+    """After a load without triggers: 12,000 tasks of a limited type, and 2,500 keys with a task that may run."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    await limit(fleet, "t", 5, "type")
+    await hand.execute(
+        """set session_replication_role = replica;
+           insert into tasks (task_type, pool, max_attempts, queue_turn)
+           select 't', 'default', 3, 9007199254740991 from generate_series(1, 12000);
+           insert into tasks (task_type, pool, max_attempts, queue_turn, concurrency_key, queue_gate, blocked)
+           select 'another', 'default', 3, 9007199254740991, i, 1, true from generate_series(1, 2500) i;
+           set session_replication_role = origin"""
+    )
+    async with hand.transaction():
+        await hand.execute("select internal_let_in_all(now())")
+        (row,) = await (
+            await hand.execute("select n_tup_upd as n from pg_stat_xact_user_tables where relname = 'tasks'")
+        ).fetchall()
+    assert row["n"] <= 10_000 + 1_000 + 5
+    for _ in range(3):
+        await fleet.snapshot()
+    ready = "select count(*) as n from tasks where not blocked and task_type = 'another'"
+    assert await (await hand.execute(ready)).fetchall() == [{"n": 2500}]
+    agent = await fleet.agent()
+    claimed = [task for _ in range(60) for task in await agent.claim(batch=100)]
+    assert len(claimed) == 2505
+    await hand.execute("truncate tasks, task_attempts")
+
+
 async def test_a_task_says_which_limit_it_waits_for(fleet: Fleet) -> None:
     """Key or type, and how much of it is in use."""
     await fleet.submit(count=2, concurrency_key="k")
