@@ -150,6 +150,7 @@ declare
     -- Claims between two tries to raise the mark. A claim of n tasks counts as n, and the number shrinks by the root of
     -- n: a try costs as much as reading past the tasks of that many claims.
     c_raise_every constant int := 32;
+    c_postponed constant int := 1000;  -- tasks of a pool; a claim may read past so many
     c_lowered constant int := 64;  -- marks; a claim does not read more of them again and again
     c_light_bytes constant int := 2000;  -- of params, as stored and as text: a hundred times that is a small answer
     c_bytes constant int := 33554432;  -- of an answer: an agent reads so much, and it is built in time
@@ -184,8 +185,15 @@ begin
         elsif v_rows is null then
             -- No row was found although the counts show tasks: other claims take them now, or a mark is wrong. So that
             -- no task waits forever, the whole index is read before the claim returns nothing.
-            if v_from.place = c_least
-               or coalesce((select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'plain'), 0)
+            if v_from.place = c_least then
+                -- So that no claim of an idle worker reads past all postponed tasks again.
+                if v_look = 1 and c_postponed
+                   < (select sum(c.n) from public.task_counts c where c.pool = p_worker.pool and c.kind = 'timed') then
+                    perform public.internal_raise_mark(p_worker.pool, p_now, true);
+                end if;
+                return null;
+            elsif coalesce((select sum(c.n) from public.task_counts c
+                             where c.pool = p_worker.pool and c.kind = 'plain'), 0)
                   <= coalesce((select r.n from public.internal_refused_ready(p_now) r where r.pool = p_worker.pool), 0) then
                 return null;
             end if;

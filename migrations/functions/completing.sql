@@ -131,7 +131,7 @@ begin
         returning t.id, t.attempts
     ), ended as (
         update public.task_attempts a set ended_at = p_now, outcome = 'complete', log_last = v_log_last
-          from done d where a.task_id = d.id and a.attempt = d.attempts
+          from done d where a.task_id = d.id and a.attempt = d.attempts and a.task_id = any (p_ids)
     )
     select array_agg(d.id) into v_held from done d;
     return v_held;
@@ -409,8 +409,10 @@ begin
                                    when 'Cancelled' then 'cancelled' else 'lost' end,
            message = case when p_gone or t.id is null then 'The task was deleted'
                           else format('The task was changed by hand: %s', t.status) end
-      from unnest(p_ids) n (id) left join public.tasks t on t.id = n.id
-     where a.task_id = n.id and a.ended_at is null
+      from unnest(p_ids) n (id)
+      left join (select d.* from public.tasks d where d.id = any (p_ids) offset 0) t on t.id = n.id
+     where a.task_id = n.id and a.task_id = any (p_ids)
+       and coalesce(a.ended_at, 'infinity') = 'infinity'  -- not by its index, which has many pages without a summary
        and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true;
 end
 $$;

@@ -35,9 +35,10 @@ begin
 end
 $$;
 
--- Sums up the rows of task_counts. With p_anew, counts the whole queue and makes new marks.
+-- Sums up the rows of task_counts. With p_anew, counts the whole queue and makes new marks. The functions that it calls
+-- are planned as for all their callers, although retention joins without nested loops: a connection keeps plans.
 create or replace function public.internal_roll_up(p_anew boolean) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set enable_nestloop = on as $$
 #variable_conflict use_variable
 begin
     if p_anew then

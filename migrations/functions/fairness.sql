@@ -73,12 +73,16 @@ declare
     v_row tid;
     v_turn bigint;
 begin
-    if not exists (select from public.tasks t where t.pool = p_pool and t.status = 'Queued' and not t.blocked
-                      and ~t.priority = p_place and t.queue_turn = c_none)
+    -- In orders that only one index has: to find any row, the planner would read another index as a whole.
+    if (select t.id from public.tasks t
+         where t.pool = p_pool and ~t.priority = p_place and t.status = 'Queued' and not t.blocked
+           and t.queue_turn = c_none
+         order by t.pool, ~t.priority, t.queue_turn, t.created_at, t.id limit 1) is null
        or 2 * p_batch <= (select count(*) from (
                select from public.tasks t
                 where t.pool = p_pool and ~t.priority = p_place and coalesce(t.tenant, '') = '' and t.status = 'Queued'
-                  and not t.blocked and t.run_after is null and t.queue_turn < c_none limit 2 * p_batch) d)
+                  and not t.blocked and t.run_after is null and t.queue_turn < c_none
+                order by t.pool, ~t.priority, coalesce(t.tenant, ''), t.queue_turn limit 2 * p_batch) d)
        or not pg_try_advisory_xact_lock(c_turns, hashtext(p_pool)) then
         return;
     end if;

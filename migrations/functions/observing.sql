@@ -189,11 +189,13 @@ begin
     ), heads as (
         select p.pool, h.mark
           from pools p
+         cross join lateral public.internal_claim_start(p.pool, v_now) s  -- not past all postponed tasks each time
          cross join lateral (
              select md5(string_agg(c.id || '/' || c.attempts, ',')) as mark from (
                  select t.id, t.attempts from public.tasks t
                   where t.pool = p.pool and t.status = 'Queued' and not t.blocked
                     and coalesce(t.run_after <= v_now, true)
+                    and (~t.priority, t.queue_turn, t.created_at, t.id) >= (s.place, s.queue_turn, s.created_at, s.id)
                   order by ~t.priority, t.queue_turn, t.created_at, t.id limit c_head) c) h
          where h.mark is not null
     ), held as (

@@ -367,14 +367,22 @@ declare
     v_place int;
     v_next int := 1;
 begin
+    -- Only arrays and lists of this size are joined: hashed with the table, all tasks would be read.
     with edges (id, needs) as materialized (
-        select t.id, n.id from public.tasks t cross join unnest(t.depends_on) n (id)
-         where t.id = any (p_ids) and t.blocked and t.status = 'Queued'
-    ), open (id, needs) as materialized (  -- without complete ones
-        select e.id, e.needs from edges e
-          left join public.tasks d on d.id = e.needs
-          left join public.task_results r on r.id = e.needs
-         where d.status is distinct from 'Complete' and (d.id is not null or r.id is null)
+        select t.id, n.id
+          from (select d.* from public.tasks d where d.id = any (p_ids) offset 0) t cross join unnest(t.depends_on) n (id)
+         where t.blocked and t.status = 'Queued'
+    ), needed (ids) as materialized (
+        select array_agg(distinct e.needs) from edges e
+    ), found (id, status) as materialized (
+        select d.id, d.status from public.tasks d where d.id = any ((select n.ids from needed n)::uuid[])
+    ), closed (id) as materialized (  -- complete ones
+        select f.id from found f where f.status = 'Complete'
+        union all
+        select r.id from public.task_results r
+         where r.id = any ((select n.ids from needed n)::uuid[]) and r.id not in (select f.id from found f)
+    ), open (id, needs) as materialized (
+        select e.id, e.needs from edges e left join closed c on c.id = e.needs where c.id is null
     ), placed (id, n) as materialized (
         select o.id, (row_number() over (order by o.id))::int from (select distinct o.id from open o) o
     ), follows (needs, id) as materialized (

@@ -73,7 +73,7 @@ language sql stable security definer set search_path = '' as $$
      cross join lateral (
            select n.task_id, n.outcome, n.started_at, n.ended_at from public.task_attempts n
             where n.worker_id = o.id order by n.started_at desc limit 20) a
-      join public.tasks t on t.id = a.task_id
+     cross join lateral (select d.task_type from public.tasks d where d.id = a.task_id offset 0) t  -- each by its key
      where o.fleet = internal_done_elsewhere.p_worker.fleet and o.status <> 'terminated' and o.pool = internal_done_elsewhere.p_worker.pool and o.id <> internal_done_elsewhere.p_worker.id
        and a.outcome = 'complete'
        and a.started_at >= coalesce(internal_done_elsewhere.p_worker.held_back->>'first', internal_done_elsewhere.p_worker.held_back->>'since')::timestamptz
@@ -119,8 +119,10 @@ begin
     with recursive revived (id) as (  -- tasks that failed only because one of these had failed
         select t.id from public.tasks t where t.id = any (v_ids) and t.status = 'Queued'
         union
-        select t.id from revived r join public.tasks t on t.depends_on @> array[r.id]
-         where t.status = 'Failed' and t.failure_code = 'DEPENDENCY_FAILED'
+        select f.id from revived r cross join lateral (  -- by the index of dependencies, and not a join of all tasks
+            select t.id from public.tasks t
+             where t.depends_on @> array[r.id] and t.depends_on <> '{}' and t.status = 'Failed'
+               and t.failure_code = 'DEPENDENCY_FAILED' offset 0) f
     )
     update public.tasks t
        set status = 'Queued', blocked = true, run_after = null, error_message = null, failure_code = null,

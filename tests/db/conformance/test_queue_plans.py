@@ -13,11 +13,12 @@ from tests.db.conformance.builders import FLEET, Agent, Fleet, result, rows_read
 
 ROUNDS = 12  # a place in the queue is marked after some claims, and plans are kept after some calls
 MANY = 30_000
+SOME = 5_000  # of each of several kinds
 FEW = 1_000
 
 
 class Counted:
-    """A database of one connection; the most rows of tasks and attempts that a call of each function has read."""
+    """A database of one connection; the most rows of the queue's tables that a call of each function has read."""
 
     def __init__(self, hand: AsyncConnection[DictRow]) -> None:
         self._hand = hand
@@ -34,7 +35,7 @@ class Counted:
         return row["it"]
 
     async def _rows_read(self) -> int:
-        return await rows_read(self._hand, "tasks") + await rows_read(self._hand, "task_attempts")
+        return sum([await rows_read(self._hand, table) for table in ("tasks", "task_attempts", "webhook_messages")])
 
 
 async def lived(fleet: Fleet, agent: Agent, tenant: str | None = None) -> None:
@@ -130,3 +131,84 @@ async def test_no_call_reads_the_tasks_that_wait_for_a_limit(
     assert len(counted.most) >= 6
     assert {function: rows for function, rows in counted.most.items() if rows > FEW} == {}
     await hand.execute("truncate tasks, task_attempts")
+
+
+# As statements without triggers leave them: so many rows take a short time. "i" is the number of a task.
+TASKS = """
+    insert into tasks (task_type, max_attempts, queue_turn, pool, status, blocked, queue_gate, depends_on, run_after,
+                       concurrency_key, worker_id, attempts, failure_code)
+    select 't', 3, 9007199254740991, v.pool, v.status, v.blocked, v.queue_gate, v.depends_on::uuid[],
+           v.run_after::timestamptz, v.key || i, v.worker_id, v.attempts, v.failure_code
+      from generate_series(1, {many}) i, (values {rows})
+           v (pool, status, blocked, queue_gate, depends_on, run_after, key, worker_id, attempts, failure_code)"""
+NOBODY = "{00000000-0000-0000-0000-000000000000}"
+BACKLOG = f"""
+    ('default', 'Queued', false, 0, '{{}}', null, null, null, 0, null),
+    ('default', 'Queued', true, 0, '{NOBODY}', null, null, null, 0, null),
+    ('default', 'Queued', true, 1, '{{}}', null, 'key', null, 0, null),
+    ('idle', 'Queued', false, 0, '{{}}', '2027-01-01', null, null, 0, null),
+    ('default', 'Failed', false, 0, '{NOBODY}', null, null, null, 0, 'DEPENDENCY_FAILED'),
+    ('default', 'Complete', false, 0, '{{}}', null, null, 'gone', 1, null)"""
+ENDED = """
+    insert into task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome)
+    select id, 1, 'gone', 'launch', 1, '2026-11-20', '2026-11-20', 'complete' from tasks where status = 'Complete'
+    on conflict do nothing"""
+MESSAGES = """
+    insert into webhook_messages (event, task_id, url, host, body, created_at, give_up_at, sent_at)
+    select 'task.completed', gen_random_uuid(), 'https://example.com', 'example.com', '{{}}', now(), now(), now()
+      from generate_series(1, {many})"""
+
+
+async def lived_with_more(fleet: Fleet, agent: Agent, idle: Agent) -> None:
+    """Rounds of chains, retries, webhooks, postponed tasks, lost workers and workers without work."""
+    for _ in range(ROUNDS):
+        root, *_ = await fleet.submit({}, {"depends_on": ["#0"]}, {"depends_on": ["#1"]})
+        await fleet.call("task_cancel", p_id=root)
+        await fleet.call("task_retry", p_id=root)
+        await fleet.call("task_cancel", p_id=root)
+        await fleet.submit(count=5, priority=1, webhook_url="https://example.com", webhook_progress=True)
+        one, two, three, four, five = await agent.claim(batch=5)
+        await agent.beat({**one, "progress": {"done": 1}}, two)
+        await fleet.fleet("webhooks_progress", p_every_s=1)
+        await agent.complete(one)
+        await agent.complete_many(result(two))
+        await agent.complete_and_claim(result(three))
+        await agent.fail(four, code="OOM", message="no memory", retryable=False)
+        await agent.release(five)
+        args = {"p_busy": {}, "p_per_host": 2, "p_limit": 2, "p_lease_s": 60, "p_after": None}
+        for message in (await fleet.fleet("webhooks_take", **args))["messages"]:
+            await fleet.fleet("webhook_close", p_id=message["id"], p_error=None, p_retry_s=None)
+        await fleet.fleet("rescue", p_worker_id=agent.id)
+        await fleet.fleet("rescue_overdue", p_over_s=0)
+        await idle.claim()
+        await fleet.call("fleet_changes", p_digest=None)
+        await fleet.snapshot()
+        fleet.wait(1)
+
+
+@STATISTICS
+async def test_no_call_reads_what_waits_or_has_ended(
+    direct: PostgresDb, hand: AsyncConnection[DictRow], statistics: str
+) -> None:
+    """Tasks that wait for a task, a limit or their time, those that ended, their attempts, and messages."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    agent, idle = await fleet.agent(), await fleet.agent(pool="idle")
+    counted = Counted(hand)
+    fleet.db = counted  # type: ignore[assignment]
+    await fleet.fleet("retention")  # it may be the first to plan what others call too
+    await lived_with_more(fleet, agent, idle)
+    await hand.execute("vacuum analyze tasks, task_attempts, webhook_messages")
+    await lived_with_more(fleet, agent, idle)
+    await hand.execute("set session_replication_role = replica")
+    for many in (TASKS, ENDED, MESSAGES):
+        await hand.execute(many.format(many=SOME, rows=BACKLOG).encode())
+    await hand.execute("insert into task_counts values ('idle', 'timed', %s)", (SOME,))
+    await hand.execute("set session_replication_role = origin")
+    await hand.execute(statistics.replace("tasks", "tasks, task_attempts, webhook_messages").encode())
+    await idle.claim()  # from now on, claims know where the postponed tasks end
+    counted.most.clear()
+    await lived_with_more(fleet, agent, idle)
+    assert len(counted.most) >= 15
+    assert {function: rows for function, rows in counted.most.items() if rows > FEW} == {}
+    await hand.execute("truncate tasks, task_attempts, webhook_messages")
