@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -197,7 +197,7 @@ class PostgresDb:
             try:
                 async with self._pool.connection(timeout=max(0.0, limit.left_s - kept_s)) as connection:
                     with limit.on(connection):
-                        return await _once(connection, claims, statement, values)
+                        return await _replaced_if_read_only(connection, _once(connection, claims, statement, values))
             except psycopg_pool.PoolTimeout as error:
                 raise await self._no_connection(function, limit) from error
             except psycopg.Error as error:
@@ -334,6 +334,18 @@ class _Deadline:
 def _sever(connection: psycopg.AsyncConnection[TupleRow]) -> None:
     with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.shutdown(socket.SHUT_RDWR)
+
+
+async def _replaced_if_read_only(connection: psycopg.AsyncConnection[TupleRow], call: Awaitable[Any]) -> Any:
+    """Return the call's answer. Close a connection that allows no writes: the pool makes a new one in its place.
+
+    A session keeps `default_transaction_read_only` of its start; Supabase sets it while a disk is full.
+    """
+    try:
+        return await call
+    except psycopg.errors.ReadOnlySqlTransaction:
+        await connection.close()
+        raise
 
 
 async def _once(

@@ -422,3 +422,19 @@ async def test_the_hosted_version_is_understood_as_the_embedded_one(
             await db.call("fleet_describe")
     relay.canned = []
     assert await db.call("fleet_describe")
+
+
+async def test_a_connection_that_allows_no_writes_is_replaced(database: str, hand: AsyncConnection[DictRow]) -> None:
+    """Supabase sets this while a disk is full. A session keeps the setting of its start, and a pool keeps sessions."""
+    name = database.rpartition("/")[2]
+    await hand.execute(f'alter database "{name}" set default_transaction_read_only = on')
+    db = await PostgresDb.open(database, pool_size=1, call_timeout_s=5)
+    try:
+        with pytest.raises(Unavailable, match="25006"):
+            await db.call("fleet_lead", p_fleet="f", p_holder="h", p_ttl_s=30)
+    finally:
+        await hand.execute(f'alter database "{name}" reset default_transaction_read_only')
+    with suppress(Unavailable):  # its connection was made before the reset
+        await db.call("fleet_lead", p_fleet="f", p_holder="h", p_ttl_s=30)
+    await db.call("fleet_lead", p_fleet="f", p_holder="h", p_ttl_s=30)
+    await db.close()
