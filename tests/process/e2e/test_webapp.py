@@ -71,18 +71,20 @@ async def test_pictures_become_a_video_in_a_browser(tmp_path: Path) -> None:
     process, url = await started(tmp_path / "demo")
     family = psutil.Process(process.pid).children(recursive=True)
     problems: list[str] = []
-    async with async_playwright() as playwright:
-        environment: dict[str, str | float | bool] = {**os.environ, **browser_program.environment}
-        browser = await playwright.chromium.launch(executable_path=str(browser_program.path), env=environment)
-        for viewport in (PHONE, WIDE):
-            page = await browser.new_page(viewport=viewport)  # type: ignore[arg-type]  # a dict is what it takes
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-            await make_a_video(page, url, pictures)
-            assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-            await page.close()
-        await browser.close()
-    process.send_signal(signal.SIGINT)
+    try:
+        async with async_playwright() as playwright:
+            environment: dict[str, str | float | bool] = {**os.environ, **browser_program.environment}
+            browser = await playwright.chromium.launch(executable_path=str(browser_program.path), env=environment)
+            for viewport in (PHONE, WIDE):
+                page = await browser.new_page(viewport=viewport)  # type: ignore[arg-type]  # a dict is what it takes
+                page.on("pageerror", lambda error: problems.append(str(error)))
+                page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+                await make_a_video(page, url, pictures)
+                assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+                await page.close()
+            await browser.close()
+    finally:
+        process.send_signal(signal.SIGINT)
     async with asyncio.timeout(STOP_TIMEOUT_S):
         assert await process.wait() == INTERRUPTED
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, STOP_TIMEOUT_S)

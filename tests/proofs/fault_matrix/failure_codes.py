@@ -10,6 +10,7 @@ from tests.proofs.fault_matrix.provider import MENDED_LATER, REPLACED, WAVE, unt
 from tests.proofs.fault_matrix.runner import Case
 
 SPAWNING_S = 12  # SPAWNING_TIMEOUT_SEC where it is to pass
+AWAY_S = 20  # longer than that, and longer than the lease of a leader
 NAMED_AGAIN_S = 10.0  # the bar for what a new leader finds
 DRY_S = 20.0
 DRY_CALLS = 4  # of two workers at two offers, each of which then cools down for longer than it is dry
@@ -25,7 +26,7 @@ async def unasked(env: Environment) -> None:
     await env.stack.run("spawn")
     env.mark_fault()
     await env.named()
-    await env.until(OLDER, SPAWNING_S)
+    await env.until(OLDER, AWAY_S)
     await env.start_orchestrator()
     began = time.monotonic()
     await env.until(ENDED, FailureCode.INTENT_STALE)

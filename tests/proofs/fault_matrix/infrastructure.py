@@ -301,7 +301,7 @@ INFRASTRUCTURE: tuple[Case, ...] = (
     _pod("pod_freezes", "a busy pod stands still", SILENT, killed("freeze")),
     _pod("agent_killed", "SIGKILL to the agent of a busy pod", "NO_HEARTBEAT/KILLED: Its agent was killed",
          agent(signal.SIGKILL), keeps_logs=True, quick=True),
-    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", "NO_HEARTBEAT/RUNNING: Its agent's process still runs",
+    _pod("agent_stopped", "SIGSTOP to the agent of a busy pod", "NO_HEARTBEAT/RUNNING: Its agent's process runs",
          agent(signal.SIGSTOP), keeps_logs=True),
     _ssh("refused", "a busy pod's sshd is away for 8 s"),
     _ssh("silent", "a busy pod's sshd says nothing for 8 s"),
