@@ -10,11 +10,13 @@ import requests
 from runpod.error import AuthenticationError, QueryError
 from runpod.user_agent import USER_AGENT
 
+from orchestrator.adapters import http_deadline
 from orchestrator.adapters.runpod_transport import refuse_redirect
 
 CONNECT_TIMEOUT_S = 5.0
 PAUSE_S = 2.0  # seconds without a new line after which the log counts as complete
 MAX_READ_S = 8.0  # for which a log is read that never pauses
+MAX_CALL_S = 20.0  # of the whole call
 TAIL_LINES = 100
 MAX_BYTES = 64 * 1024
 MAX_MESSAGE_CHARACTERS = 500
@@ -23,12 +25,13 @@ MAX_MESSAGE_CHARACTERS = 500
 def system_log(pod_id: str, api_key: str) -> str:
     """Return the last TAIL_LINES lines, oldest first. Raises the errors of the SDK and of requests."""
     path = f"/v2/pods/{pod_id}/logs"
-    with requests.get(
+    with http_deadline.response(
+        "GET",
         os.environ["RUNPOD_API_BASE_URL"] + path,
+        MAX_CALL_S,
         params={"source": "system", "tail": str(TAIL_LINES)},
         headers={"Accept": "text/event-stream", "User-Agent": USER_AGENT, "Authorization": f"Bearer {api_key}"},
         timeout=(CONNECT_TIMEOUT_S, PAUSE_S),
-        stream=True,
         allow_redirects=False,
     ) as response:
         refuse_redirect(response)

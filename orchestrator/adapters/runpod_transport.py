@@ -8,7 +8,6 @@ name.
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -17,9 +16,11 @@ import requests
 from runpod.api import rest
 from runpod.error import QueryError
 
+from orchestrator.adapters import http_deadline
+
 MAX_REPLY_BYTES = 32 * 1024 * 1024  # bytes of one page: a pod's record is about 2 KiB
 MAX_REPLY_NODES = 1_000_000  # values and keys of one page: a pod's record has about 100
-MAX_REPLY_S = 60.0  # however slowly a reply arrives; the SDK's own timeout applies to each read
+MAX_REPLY_S = 60.0  # of a whole call; the SDK's own timeout applies to each read
 CHUNK_BYTES = 64 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 MAX_HOST_CHARACTERS = 100  # of a host to which a reply redirects
@@ -64,23 +65,14 @@ class Transport:
         status: int | None = None
         headers: Mapping[str, str] = {}
         try:
-            with _response(method, url, **options) as response:
+            with http_deadline.response(method, url, MAX_REPLY_S, allow_redirects=False, **options) as response:
                 status, headers = response.status_code, response.headers
                 refuse_redirect(response)
-                return Reply(status, _body(response, begun_s=time.monotonic()))
+                return Reply(status, _body(response))
         finally:
             observer: ReplyObserver | None = getattr(_call, "observer", None)
             if observer is not None:
                 observer(status, headers)
-
-
-def _response(method: str, url: str, **options: Any) -> requests.Response:
-    try:
-        return requests.request(method, url, stream=True, allow_redirects=False, **options)  # noqa: S113 - in options
-    except requests.RequestException:
-        raise
-    except ValueError as error:  # requests reads the address of a redirect that it does not follow
-        raise requests.exceptions.InvalidURL("the API redirects to no valid URL") from error
 
 
 def refuse_redirect(response: requests.Response) -> None:
@@ -104,15 +96,13 @@ def _has_too_many_nodes(content: bytes) -> bool:
     return sum(map(structure.count, NODE_BYTES)) > MAX_REPLY_NODES
 
 
-def _body(response: requests.Response, begun_s: float) -> bytes:
+def _body(response: requests.Response) -> bytes:
     most = MAX_REPLY_BYTES if response.status_code < HTTPStatus.BAD_REQUEST else MAX_ERROR_BYTES
     content = bytearray()
     for chunk in response.iter_content(CHUNK_BYTES):
         content += chunk
         if len(content) > most:
             raise requests.exceptions.ContentDecodingError(f"more than {most} bytes")
-        if time.monotonic() - begun_s > MAX_REPLY_S:
-            raise requests.exceptions.ReadTimeout(f"not complete within {MAX_REPLY_S:g} s")
     return bytes(content)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 import structlog
 
+from orchestrator.adapters import http_deadline
 from orchestrator.core.model import Offer, Policy, Pool
 from orchestrator.pods.bundle import Bundle
 from orchestrator.ports import PortError, Unavailable
@@ -287,16 +288,16 @@ class World:
 
     def run(self, story: Callable[["World"], None]) -> Outcome:
         """Live through it."""
-        before = requests.request
+        before = http_deadline.response
         structlog.configure(processors=[self._heard], cache_logger_on_first_use=False)
         jobs = logging.getLogger("apscheduler")
         jobs.propagate, jobs.handlers = False, [_Crashes(self)]
         try:
             with virtual(self.kernel):
-                requests.request = self.provider.request  # type: ignore[assignment]
+                http_deadline.response = self.provider.request  # type: ignore[assignment]
                 story(self)
         finally:
-            requests.request = before
+            http_deadline.response = before
             jobs.handlers = [logging.NullHandler()]  # what is collected later still speaks
             self.kernel.clear()
             structlog.reset_defaults()

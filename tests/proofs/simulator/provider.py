@@ -1,6 +1,6 @@
 """RunPod as it is: REST v2 over `requests`, a listing that lags, capacity, prices, refusals, lies and lost replies.
 
-The unmodified SDK and the orchestrator's own adapter stand in front of it: what is faked is `requests.request`.
+The unmodified SDK and the orchestrator's own adapter stand in front of it: what is faked is `http_deadline.response`.
 """
 
 import json
@@ -143,8 +143,8 @@ class Provider:
         """The fleet's pods that exist."""
         return (pod for pod in self.pods.values() if pod.exists() and pod.ours)
 
-    def request(self, method: str, url: str, **said: Any) -> Reply:
-        """`requests.request`, at the moment when it arrives."""
+    def request(self, method: str, url: str, _limit_s: float, **said: Any) -> Reply:
+        """`http_deadline.response`, at the moment when it arrives."""
         path = url.partition("/v2/")[2]
         if self.down:
             raise requests.ConnectionError("refused")
