@@ -317,7 +317,18 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 declare
     v_now timestamptz := public.internal_now();
     v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
+    c_dearest constant numeric := 1000000;  -- US dollars, of an hour too
 begin
+    -- An amount that cannot be one, written by hand, would hide what is spent.
+    if new.price_usd_per_hour not between 0 and c_dearest then
+        new.price_usd_per_hour := case when old.price_usd_per_hour between 0 and c_dearest then old.price_usd_per_hour end;
+    end if;
+    if new.reserved_usd_per_hour not between 0 and c_dearest then
+        new.reserved_usd_per_hour := case when old.reserved_usd_per_hour between 0 and c_dearest then old.reserved_usd_per_hour else 0 end;
+    end if;
+    if new.reserved_usd not between 0 and c_dearest then
+        new.reserved_usd := case when old.reserved_usd between 0 and c_dearest then old.reserved_usd else 0 end;
+    end if;
     if tg_op = 'INSERT' then
         if new.status <> 'spawning' then
             perform public.internal_refuse('OR007', format('a worker cannot begin as %s', new.status),

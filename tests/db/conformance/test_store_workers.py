@@ -692,3 +692,18 @@ async def test_a_task_that_waits_behind_another_of_its_claim_is_not_stuck(fleet:
     await agent.beat({**first, "progress": {"fraction": 0.5}}, second)
     (worker,) = map(worker_of, (await fleet.snapshot())["workers"])
     assert worker.progress_at == (START if own_program else fleet.now)
+
+
+@pytest.mark.parametrize("amount", ["-5", "NaN", "Infinity", "1e300"])
+async def test_an_amount_that_cannot_be_one_changes_no_budget(
+    fleet: Fleet, hand: AsyncConnection[DictRow], amount: str
+) -> None:
+    """Written by hand, a negative price would make the day's spend negative, and no budget would be reached."""
+    agent = await fleet.agent()
+    columns = ("price_usd_per_hour", "reserved_usd_per_hour", "reserved_usd")
+    await hand.execute(b"update workers set price_usd_per_hour = 2, reserved_usd_per_hour = 3, reserved_usd = 1")
+    for column in columns:
+        update = sql.SQL("update workers set {} = %s::numeric").format(sql.Identifier(column))
+        await hand.execute(update, (amount,))
+    (row,) = await (await hand.execute("select * from workers where id = %s", (agent.id,))).fetchall()
+    assert [row[column] for column in columns] == [2, 3, 1]
