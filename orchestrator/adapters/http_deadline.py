@@ -23,7 +23,7 @@ def response(method: str, url: str, limit_s: float, **options: Any) -> Iterator[
 
     Raises the errors of `requests`, among them ReadTimeout if the block has not ended after `limit_s`.
     """
-    deadline = _Deadline(limit_s)
+    deadline = _TimeLimit(limit_s)
     try:
         with deadline, requests.Session() as session:
             for scheme in ("http://", "https://"):
@@ -51,7 +51,7 @@ def _late(limit_s: float) -> requests.exceptions.ReadTimeout:
     return requests.exceptions.ReadTimeout(f"not complete within {limit_s:g} s")
 
 
-class _Deadline:
+class _TimeLimit:
     """Shuts down the connections that this thread makes inside the block, when the time is over."""
 
     def __init__(self, limit_s: float) -> None:
@@ -91,11 +91,11 @@ class _Deadline:
             self._connections.clear()
 
 
-class _Call(threading.local):
-    deadline: _Deadline | None = None
+class _RunningCall(threading.local):
+    deadline: _TimeLimit | None = None
 
 
-_call = _Call()
+_call = _RunningCall()
 
 
 class _Watched(HTTPConnection):

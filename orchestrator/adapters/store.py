@@ -362,8 +362,9 @@ class SqlStore:
 
     async def submit(self, tasks: Sequence[Row], *, actor: str = OPERATOR) -> Sequence[Row]:
         """Submit at most 2000 tasks; {id, created} of each. BadArgument names the first invalid one."""
-        everywhere: Row = {"p_scope": {}, "p_key": None, "p_sha256": None}
-        return list((await self._call("task_submit_for", p_actor=actor, p_tasks=list(tasks), **everywhere))["tasks"])
+        args: Row = {"p_fleet": self._fleet, "p_actor": actor, "p_scope": {}, "p_key": None, "p_sha256": None}
+        answer = await self._db.call("task_submit_for", p_tasks=list(tasks), **args)  # a user's params are not redacted
+        return list(answer["tasks"])
 
     async def task(self, task_id: UUID | str) -> Row:
         """Return one task with its attempts. "task" is None if it is unknown."""
