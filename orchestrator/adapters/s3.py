@@ -25,6 +25,8 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto pauses between them
 CALL_TIMEOUT_S = 120.0  # seconds for all attempts of one call
+MAX_GET_BYTES = 128 * 1024 * 1024  # of an object that is read as a whole: a piece of a log, or a list of files
+CHUNK_BYTES = 1024 * 1024
 MAX_UPLOADS = 10_000  # multipart uploads that one call lists
 MAX_PAGES = 100  # pages of one list: a page may be empty, and say that there are more
 CLOSED = "S3: the client was closed"
@@ -78,11 +80,18 @@ class S3Blobs:
             raise Unavailable(f"S3 kept {kept_bytes} of the {len(content)} bytes of {key}")
 
     async def get(self, key: str) -> bytes:
-        """Return all bytes of an object. Raises NotFound."""
+        """Return all bytes of an object. Raises NotFound, and Unavailable for more than MAX_GET_BYTES."""
         name = self._prefix + key
 
         def get() -> bytes:
-            return self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
+            content = bytearray()
+            body = self._client.get_object(Bucket=self._bucket, Key=name)["Body"]
+            for chunk in body.iter_chunks(CHUNK_BYTES):
+                content += chunk
+                if len(content) > MAX_GET_BYTES:
+                    body.close()
+                    raise Unavailable(f"S3: {name} has more than {MAX_GET_BYTES} bytes")
+            return bytes(content)
 
         return await self._in_thread("get", get)
 

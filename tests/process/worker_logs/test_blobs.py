@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from orchestrator.adapters import s3
 from orchestrator.adapters.s3 import MAX_PAGES, THREADS, S3Blobs
 from orchestrator.ports import BlobRefused, NotFound, Unavailable
 from testbed.services.s3 import REGION, EmbeddedS3
@@ -41,6 +42,16 @@ async def test_what_is_put_is_got_back_with_its_size(blobs: S3Blobs) -> None:
         await blobs.put("there/and/back", content, content_type="application/octet-stream")
         assert await blobs.size("there/and/back") == len(content)
         assert await blobs.get("there/and/back") == content
+
+
+async def test_an_object_that_is_too_large_is_not_read_whole(blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fill the memory of the orchestrator, or of a command."""
+    monkeypatch.setattr(s3, "MAX_GET_BYTES", 100)
+    await blobs.put("large", bytes(100), content_type="application/octet-stream")
+    assert await blobs.get("large") == bytes(100)
+    await blobs.put("large", bytes(101), content_type="application/octet-stream")
+    with pytest.raises(Unavailable, match="more than 100 bytes"):
+        await blobs.get("large")
 
 
 async def test_a_missing_object_is_not_found(blobs: S3Blobs) -> None:
