@@ -68,6 +68,8 @@ class Transport:
             with http_deadline.response(method, url, MAX_REPLY_S, allow_redirects=False, **options) as response:
                 status, headers = response.status_code, response.headers
                 refuse_redirect(response)
+                if method == "GET" and HTTPStatus.OK < status < HTTPStatus.MULTIPLE_CHOICES:
+                    raise requests.exceptions.ContentDecodingError(f"status {status}: the list may be incomplete")
                 return Reply(status, _body(response))
         finally:
             observer: ReplyObserver | None = getattr(_call, "observer", None)

@@ -88,6 +88,14 @@ async def test_a_redirect_to_nowhere_blames_no_spec(account: Account, cloud: Run
         await cloud.create_pod(spec())
 
 
+@pytest.mark.parametrize("status", [202, 206, 299])
+async def test_a_list_that_may_be_incomplete_proves_nothing(account: Account, cloud: RunPodCloud, status: int) -> None:
+    """An empty part of a list would count as proof that all pods are gone."""
+    account.status = status
+    with pytest.raises(ports.Unavailable):
+        await cloud.list_pods()
+
+
 @pytest.mark.parametrize("many", [b"{},", b"[],", b"1,", b'"",'])
 async def test_a_list_with_too_many_values_is_refused_before_it_is_decoded(
     account: Account, cloud: RunPodCloud, many: bytes
