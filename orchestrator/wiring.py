@@ -113,7 +113,7 @@ async def _direct(
 async def open_store(settings: Settings, *, call_timeout_s: float = CALL_TIMEOUT_S) -> AsyncIterator[SqlStore]:
     """The fleet's rows, for a command: a database that is away is told at once, and why."""
     if settings.database_url is not None:
-        from orchestrator.adapters.postgres import try_connection
+        from orchestrator.adapters.connection_test import try_connection
 
         await try_connection(settings.database_url.get_secret_value())
     async with open_db(settings, call_timeout_s=call_timeout_s) as db:

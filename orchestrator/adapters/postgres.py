@@ -7,10 +7,8 @@ notifications, for all listeners of this process.
 import asyncio
 import contextlib
 import json
-import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import psycopg
@@ -18,67 +16,26 @@ import psycopg_pool
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
-from psycopg.types.json import Jsonb, set_json_loads
+from psycopg.types.json import set_json_loads
 
-from orchestrator.adapters.arguments import check_names, plain
+from orchestrator.adapters.call_deadline import CallDeadline
+from orchestrator.adapters.connection_test import CONNECT_TIMEOUT_S, connection_error
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.notifications import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
 from orchestrator.adapters.replies import loads
+from orchestrator.adapters.statements import bind, statement
 from orchestrator.ports import DatabaseAuth, PortError, TooManyConnections, Unavailable
 
 CHANNELS = (TASKS, FLEET, ASKS)
-ARRAYS = frozenset({"p_from"})  # list arguments that are SQL arrays; every other list or mapping is jsonb
-JSON_ARGS = frozenset(
-    {
-        "p_tasks",
-        "p_token",
-        "p_scope",
-        "p_cursor",
-        "p_ids",
-        "p_agent",
-        "p_beats",
-        "p_health",
-        "p_logs",
-        "p_result_data",
-        "p_results",
-        "p_output",
-        "p_failure",
-        "p_handled",
-        "p_items",
-        "p_messages",
-        "p_alerts",
-        "p_answers",
-        "p_pools",
-        "p_releases",
-        "p_task_types",
-        "p_worker",
-        "p_fields",
-        "p_evidence",
-        "p_decision",
-        "p_schedule",
-        "p_missed",
-        "p_webhook",
-        "p_busy",
-        "p_args",
-        "p_filter",
-    }
-)
 TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no prepared statements
-STATEMENTS = 256  # a PostgresDb keeps this finding
 DEADLOCK = "40P01"  # the transaction was rolled back, so a repetition is safe
 DEADLOCK_TRIES = 4
 BROKEN = (None, "57P01", "57P02")  # the connection is lost, or the server stopped or crashed
 CLAIMS = "the claims"  # no argument can have this name
 ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
-CONNECT_TIMEOUT_S = 10
-# the refusal does not concern the credentials
-PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")
-# The errors of PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer if no connection is left.
-FULL = ("too many", "remaining connection slots", "max clients", "max client conn", "no more connections")
 RECONNECT_TIMEOUT_S = 5.0  # the pool then waits for the next call, because its own back-off grows to minutes
 CLOSE_TIMEOUT_S = 5.0
 POOL_SHARE = 0.9  # of a call's time; the rest is for a connection test
-HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
 SERVER_SHARE = 0.9  # so that the server cancels a statement first, and it is known to be rolled back
 # Claims at a higher level, which a database or role may have as its default, would fail as serialization errors.
 LEVEL = "select set_config('default_transaction_isolation', 'read committed', false)"
@@ -189,15 +146,15 @@ class PostgresDb:
         return answers
 
     async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
-        statement = _statement(function, tuple(args))
-        values = {name: _bind(name, value) for name, value in args.items()}
-        limit = _Deadline(self._call_timeout_s)
+        text = statement(function, tuple(args))
+        values = {name: bind(name, value) for name, value in args.items()}
+        limit = CallDeadline(self._call_timeout_s)
         kept_s = self._call_timeout_s * (1 - POOL_SHARE)
         for attempt in range(1, DEADLOCK_TRIES + 1):
             try:
                 async with self._pool.connection(timeout=max(0.0, limit.left_s - kept_s)) as connection:
                     with limit.on(connection):
-                        return await _replaced_if_read_only(connection, _once(connection, claims, statement, values))
+                        return await _replaced_if_read_only(connection, _once(connection, claims, text, values))
             except psycopg_pool.PoolTimeout as error:
                 raise await self._no_connection(function, limit) from error
             except psycopg.Error as error:
@@ -210,11 +167,13 @@ class PostgresDb:
                 raise _port_error(function, error) from error
         raise AssertionError("unreachable")
 
-    async def _no_connection(self, function: str, limit: "_Deadline") -> PortError:
+    async def _no_connection(self, function: str, limit: CallDeadline) -> PortError:
         """Return why the pool has no connection, while time is left. All waiting calls share one connection test."""
         testing = self._testing
         if testing is None or testing.done():
-            testing = self._testing = asyncio.create_task(_test_error(self._conninfo), name="database_connection_test")
+            testing = self._testing = asyncio.create_task(
+                connection_error(self._conninfo), name="database_connection_test"
+            )
         await asyncio.wait({testing}, timeout=limit.left_s)
         why = testing.result() if testing.done() else None
         if isinstance(why, DatabaseAuth | TooManyConnections):
@@ -251,7 +210,7 @@ class PostgresDb:
                     while True:
                         async for notice in connection.notifies(timeout=LISTEN_PROBE_S):
                             tell((notice.channel, notice.payload))
-                        with _Deadline(self._call_timeout_s).on(connection):
+                        with CallDeadline(self._call_timeout_s).on(connection):
                             await connection.execute("select 1")
             except psycopg.Error:
                 await asyncio.sleep(LISTEN_BACKOFF_S[min(failures, len(LISTEN_BACKOFF_S) - 1)])
@@ -260,7 +219,7 @@ class PostgresDb:
     async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
         try:
-            with _Deadline(self._call_timeout_s).on(connection):
+            with CallDeadline(self._call_timeout_s).on(connection):
                 await connection.execute(STAY)
                 for channel in CHANNELS:
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
@@ -270,70 +229,10 @@ class PostgresDb:
         return connection
 
 
-async def try_connection(url: str) -> None:
-    """Connect once. A pool would retry for its whole timeout and then not report the reason.
-
-    Raises Unavailable, TooManyConnections or DatabaseAuth.
-    """
-    try:
-        connection = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S)
-    except psycopg.Error as error:
-        text = " ".join(str(error).split())
-        if any(words in text.lower() for words in FULL):
-            raise TooManyConnections(f"no connection left: {text}") from None
-        if "FATAL:" in text and not any(word in text for word in PASSING):
-            raise DatabaseAuth(f"{text}; fix: {HOW}") from None
-        raise Unavailable(text) from None
-    await connection.close()
-
-
-async def _test_error(url: str) -> PortError | None:
-    """Return the error of a finished connection test, or None."""
-    try:
-        await try_connection(url)
-    except PortError as error:
-        return error
-    return None
-
-
 async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:
     """Make waiting calls fail, because the pool has given up and waits for the next call."""
     if pool.get_stats().get("requests_waiting"):
         await pool.check()
-
-
-class _Deadline:
-    """Ends the wait of a connection by closing its socket.
-
-    A cancel would first ask the server to cancel the statement, and an unresponsive server does not answer that either.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._at = asyncio.get_running_loop().time() + limit_s
-
-    @property
-    def left_s(self) -> float:
-        """Return the seconds that are left."""
-        return max(0.0, self._at - asyncio.get_running_loop().time())
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the time is over."""
-        return self.left_s <= 0
-
-    @contextlib.contextmanager
-    def on(self, connection: psycopg.AsyncConnection[TupleRow]) -> Iterator[None]:
-        """Apply the deadline to the connection within the context."""
-        timer = asyncio.get_running_loop().call_at(self._at, _sever, connection)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-def _sever(connection: psycopg.AsyncConnection[TupleRow]) -> None:
-    with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
-        own.shutdown(socket.SHUT_RDWR)
 
 
 async def _replaced_if_read_only(connection: psycopg.AsyncConnection[TupleRow], call: Awaitable[Any]) -> Any:
@@ -373,24 +272,6 @@ def _of_row(row: TupleRow | None) -> Any:
     if row is None:
         raise Unavailable("a function answered without a row")
     return row[0]
-
-
-@lru_cache(STATEMENTS)
-def _statement(function: str, names: tuple[str, ...]) -> bytes:
-    """Compose a statement once for each set of names: composing took a fifth of a call's CPU time."""
-    check_names((function, *names))
-    named = [f'"{name}" => %({name})s{"::text[]" if name in ARRAYS else ""}' for name in names]
-    return f'select "public"."{function}"({", ".join(named)})'.encode()
-
-
-def _bind(name: str, value: Any) -> Any:
-    """Return a number as untyped text. The function's signature gives the type, as with PostgREST."""
-    if value is None or name in ARRAYS:
-        return value
-    if name in JSON_ARGS:
-        return Jsonb(plain(value))
-    text = plain(value)
-    return text if isinstance(text, str) else json.dumps(text)
 
 
 def _port_error(function: str, error: psycopg.Error) -> PortError:

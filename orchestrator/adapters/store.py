@@ -1,18 +1,10 @@
-"""The Store port over any Db: names the SQL functions and their arguments, and decodes their rows.
-
-Rows for people (`SqlStore` from `workers` on) stay as the JSON of the database, with times as ISO 8601.
-"""
+"""The Store port over any Db: names the SQL functions and their arguments, and decodes their rows."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
-from uuid import UUID
 
-from orchestrator.adapters.api_rows import ApiRows
-from orchestrator.adapters.finder import Finder
-from orchestrator.adapters.functions import FUNCTIONS
+from orchestrator.adapters.operator_rows import OperatorRows
 from orchestrator.adapters.rows import (
-    OPERATOR,
     Row,
     arguments_of,
     demand_of,
@@ -21,36 +13,19 @@ from orchestrator.adapters.rows import (
     maybe_moment,
     moment,
     offer_of,
-    storable,
     worker_of,
 )
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
-from orchestrator.core.model import EVERY_POOL, Pause, Spent, StoreOutage, TaskType, Worker
+from orchestrator.core.model import Pause, Spent, StoreOutage, TaskType, Worker
 from orchestrator.core.states import Stage, State
-from orchestrator.observability.redaction import redact
-from orchestrator.ports import DatabaseHalf, Db, Lease, LogRange, SchemaMismatch, StageAttempt
+from orchestrator.ports import DatabaseHalf, Lease, LogRange, SchemaMismatch, StageAttempt
 
 RETENTION_EVERY_S = 3600.0
 
 
-class SqlStore:
-    """The rows of one fleet."""
-
-    def __init__(self, db: Db, fleet_id: str) -> None:
-        self._db = db
-        self._fleet = fleet_id
-        self.find = Finder(db, fleet_id)
-
-    @property
-    def api(self) -> ApiRows:
-        """The rows of the API: tokens and the audit log."""
-        return ApiRows(self._db, self._fleet)
-
-    async def _call(self, function: str, /, **args: Any) -> Any:
-        # Evidence, reasons and final snapshots quote the output of pods, commands and libraries.
-        arguments = {name: storable(_without_secrets(value)) for name, value in args.items()}
-        return await self._db.call(function, p_fleet=self._fleet, **arguments)
+class SqlStore(OperatorRows):
+    """The rows of one fleet, for its leader. The database refuses a write with an old term."""
 
     async def lead(self, holder: str, ttl_s: float) -> Lease:
         """Take or renew the lease of the fleet, or learn who has it."""
@@ -244,48 +219,8 @@ class SqlStore:
         row = dict(await self._call("fleet_metrics", p_since=since))
         return row | {"until": moment(row["until"])}
 
-    async def workers(self, *, all: bool = False, limit: int = 1000) -> Sequence[Row]:  # noqa: A002 - an option's name
-        """Return live workers, newest first, with tasks and costs; with `all`, also ended ones."""
-        return list((await self._call("fleet_workers", p_all=all, p_limit=limit))["workers"])
-
-    async def worker(self, worker_id: str) -> Row:
-        """Return one worker with its events, bring-up attempts and tasks. "worker" is None if it is unknown."""
-        return dict(await self._call("fleet_worker", p_worker_id=worker_id))
-
-    async def _act(self, actor: str, action: str, subject: str, args: Row) -> Any:
-        """Do an action and note it in the audit log, in one transaction."""
-        return await self._call("fleet_act", p_actor=actor, p_action=action, p_subject=subject, p_args=args)
-
-    async def request_spawn(self, worker: Row, *, actor: str = OPERATOR) -> bool:
-        """Record an operator's intent: the next tick of the leader requests the pod."""
-        return bool((await self._act(actor, "worker.spawn", worker["id"], worker))["created"])
-
-    async def request_termination(
-        self, worker_id: str, reason: str, *, now_not_drain: bool = False, actor: str = OPERATOR
-    ) -> Row:
-        """Request the drain of a worker, or its immediate stop: {outcome: requested, already or not_found}."""
-        return dict(await self._act(actor, "worker.terminate", worker_id, {"reason": reason, "at_once": now_not_drain}))
-
-    async def decisions(self, limit: int = 100) -> Sequence[Row]:
-        """Return the newest decisions first."""
-        return list((await self._call("fleet_decisions", p_limit=limit))["decisions"])
-
-    async def pause(
-        self, reason: str | None, *, pool: str | None = None, for_s: float | None = None, actor: str = OPERATOR
-    ) -> Row:
-        """Stop spawning for a reason (None: resume) in one pool or all, for a time or without end.
-
-        Return the pauses in force.
-        """
-        args = {} if reason is None else {"reason": reason, "for_s": for_s}
-        answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
-        return dict(answer["paused"])
-
     async def hold_claims(self, term: int, away: StoreOutage | None, *, for_s: float) -> None:
-        """Stop the fleet's claims while the object store is unavailable. None.
-
-        It works again, and waiting claims try again.
-        """
+        """Stop the fleet's claims while the object store is unavailable. None: it works again; waiting claims try."""
         await self._call(
             "fleet_store_away",
             p_term=term,
@@ -297,115 +232,6 @@ class SqlStore:
     async def note_tick(self, term: int, error: str | None, *, for_s: float) -> None:
         """Record that ticks fail. None: a tick has succeeded again."""
         await self._call("fleet_note_tick", p_term=term, p_error=error, p_for_s=for_s)
-
-    async def leadership(self) -> Row:
-        """Return the leader ({holder, since, term} or None), and without a leader the last one: {leader, last, now}."""
-        return dict(await self._call("fleet_leadership"))
-
-    async def explain(self, worker_id: str) -> Row:
-        """Return all facts that explain one worker. "worker" is None if it is unknown."""
-        return dict(await self._call("fleet_explain", p_worker_id=worker_id))
-
-    async def explain_workers(self) -> Mapping[str, Row]:
-        """Return all facts that explain each live worker, by its id."""
-        return dict((await self._call("fleet_explain_workers"))["workers"])
-
-    async def explain_task(self, task_id: UUID | str) -> Row:
-        """Return all facts that explain one task. "task" is None if it is unknown."""
-        return dict(await self._call("fleet_task_explain", p_task_id=str(task_id)))
-
-    async def explain_scaling(self) -> Row:
-        """Return each pool's last decision, its offers, and workers that wait for capacity, budget or an operator."""
-        return dict(await self._call("fleet_scaling_explain"))
-
-    async def usual(self, gpu_type: str | None) -> Row:
-        """Return the usual duration of bring-ups: {n, p50_s, p95_s}; of all GPU types without one."""
-        return dict(await self._call("fleet_usual", p_gpu_type=gpu_type))
-
-    async def cost(self, since: datetime, until: datetime | None = None) -> Row:
-        """Return dollars between two moments, by worker, state, task type and task.
-
-        BadArgument for an invalid window.
-        """
-        return dict(await self._call("fleet_cost", p_since=since, p_until=until))
-
-    async def report(self) -> Row:
-        """Return the database's part of the diagnostic report: queue, workers, failures, decisions and spending.
-
-        Read-only.
-        """
-        return dict(await self._call("fleet_report"))
-
-    async def task_troubles(self, handled: Sequence[str]) -> Row:
-        """Return tasks without a handler (waiting_types), refused_tasks, and what failed within a quarter of an hour.
-
-        That is lost_tasks (with their worker), failed_tasks (if most attempts fail) and failed_bringups.
-        """
-        return dict(await self._call("fleet_task_troubles", p_handled=list(handled)))
-
-    async def efficiency(self, since: datetime, until: datetime | None = None) -> Row:
-        """Return throughput, utilisation, queue depth and dollars per task. BadArgument for an invalid window."""
-        return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
-
-    async def claim_as(self, worker_id: str) -> None:
-        """Claim for a worker that does not exist, to test the function. UnknownWorker shows that it works."""
-        nobody = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
-        await self._db.call("worker_claim", **nobody)
-
-    async def describe(self) -> Row:
-        """Return the schema's version, and the argument names of every function that can be called."""
-        return dict(await self._db.call("fleet_describe"))
-
-    async def schema_problems(self) -> Sequence[Row]:
-        """Return what in the database differs from what the functions need: what, why and fix, the worst first."""
-        return list((await self._db.call("fleet_schema_problems"))["problems"])
-
-    async def submit(self, tasks: Sequence[Row], *, actor: str = OPERATOR) -> Sequence[Row]:
-        """Submit at most 2000 tasks; {id, created} of each. BadArgument names the first invalid one."""
-        args: Row = {"p_fleet": self._fleet, "p_actor": actor, "p_scope": {}, "p_key": None, "p_sha256": None}
-        answer = await self._db.call("task_submit_for", p_tasks=list(tasks), **args)  # a user's params are not redacted
-        return list(answer["tasks"])
-
-    async def task(self, task_id: UUID | str) -> Row:
-        """Return one task with its attempts. "task" is None if it is unknown."""
-        return dict(await self._db.call("task_get", p_id=str(task_id)))
-
-    async def tasks(self, status: str | None = None, task_type: str | None = None, limit: int = 100) -> Row:
-        """Return tasks, newest first, and the number of all tasks by status."""
-        return dict(await self._db.call("task_list", p_status=status, p_task_type=task_type, p_limit=limit))
-
-    async def cancel(self, task_id: UUID | str, *, actor: str = OPERATOR) -> Row:
-        """Cancel a queued task now, and a running one with its agent's next heartbeat: {outcome, status}."""
-        return dict(await self._act(actor, "task.cancel", str(task_id), {}))
-
-    async def retry(self, task_id: UUID | str, *, actor: str = OPERATOR) -> Row:
-        """Requeue a failed or cancelled task, and the tasks that failed only because of it: {outcome, tasks}."""
-        return dict(await self._act(actor, "task.retry", str(task_id), {}))
-
-    async def check_functions(self) -> str:
-        """Return the schema's version.
-
-        SchemaMismatch names the functions that this version calls and the database lacks.
-
-        A later schema may have more functions, and more arguments with defaults, so that a rollback can start.
-        """
-        described = await self.describe()
-        there: Mapping[str, Sequence[str]] = described["functions"] or {}
-        missing = [
-            f"{name}({', '.join(args)})"
-            for name, args in FUNCTIONS.items()
-            if name not in there or not set(args) <= set(there[name])
-        ]
-        if missing:
-            raise SchemaMismatch(
-                f"the database (schema {described['schema_version']}) lacks {', '.join(missing)}; "
-                "fix: orchestrator migrate"
-            )
-        return str(described["schema_version"])
-
-
-def _without_secrets(value: Any) -> Any:
-    return redact(value) if isinstance(value, (str, Mapping, list, tuple)) else value
 
 
 def _half(row: Row) -> DatabaseHalf:

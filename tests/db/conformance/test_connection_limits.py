@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orchestrator.adapters.postgres import PostgresDb, try_connection
+from orchestrator.adapters.connection_test import try_connection
+from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.errors import CONNECTION_LIMIT, from_port_error
 from orchestrator.ports import TooManyConnections
 from tests.db.conformance.builders import SOON_S

@@ -14,7 +14,8 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.functions import FUNCTIONS
-from orchestrator.adapters.postgres import JSON_ARGS, PostgresDb
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.statements import JSON_ARGS
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import TRANSITIONS, Stage, State, WaitingOn
