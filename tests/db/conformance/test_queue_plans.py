@@ -65,11 +65,17 @@ async def test_who_gets_the_places_of_rows_never_plans_to_read_the_whole_table(h
     assert await (await hand.execute(query)).fetchall() == []
 
 
-STATISTICS = pytest.mark.parametrize("statistics", ["select 1", "analyze tasks", "vacuum analyze tasks"])
+NONE, OLD, NEW = "select 1", "analyze tasks", "vacuum analyze tasks"
 
 
-@STATISTICS
-@pytest.mark.parametrize("tenant", [None, "one of several"])
+def statistics_of(*ordinary: tuple[str | None, str]) -> list[Any]:
+    """Each kind of queue with each kind of statistics; these pairs in the ordinary run, the others with --full."""
+    kinds = dict.fromkeys(kind for kind, _ in ordinary)
+    pairs = [(kind, statistics) for kind in kinds for statistics in (NONE, OLD, NEW)]
+    return [pytest.param(*pair, marks=() if pair in ordinary else pytest.mark.full) for pair in pairs]
+
+
+@pytest.mark.parametrize(("tenant", "statistics"), statistics_of((None, NEW), ("one of several", NONE)))
 async def test_no_call_of_a_busy_queue_reads_all_of_it(
     direct: PostgresDb, hand: AsyncConnection[DictRow], tenant: str | None, statistics: str
 ) -> None:
@@ -91,8 +97,7 @@ async def test_no_call_of_a_busy_queue_reads_all_of_it(
     await hand.execute("truncate tasks, task_attempts")  # so many rows are not deleted in passing
 
 
-@STATISTICS
-@pytest.mark.parametrize("scope", ["key", "type"])
+@pytest.mark.parametrize(("scope", "statistics"), statistics_of(("key", NONE), ("type", NEW)))
 async def test_no_call_reads_the_tasks_that_wait_for_a_limit(
     direct: PostgresDb, hand: AsyncConnection[DictRow], scope: str, statistics: str
 ) -> None:
@@ -186,7 +191,7 @@ async def lived_with_more(fleet: Fleet, agent: Agent, idle: Agent) -> None:
         fleet.wait(1)
 
 
-@STATISTICS
+@pytest.mark.parametrize("statistics", [OLD, *(pytest.param(one, marks=pytest.mark.full) for one in (NONE, NEW))])
 async def test_no_call_reads_what_waits_or_has_ended(
     direct: PostgresDb, hand: AsyncConnection[DictRow], statistics: str
 ) -> None:

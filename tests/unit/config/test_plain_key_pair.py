@@ -30,7 +30,7 @@ def unusual() -> dict[str, tuple[str, str]]:
         "another key": (private, other[1]),
         "another kind": (private, rsa[1]),
         "RSA": rsa,
-        "encrypted": (KEY.export_private_key(passphrase="secret").decode(), public),
+        "encrypted": (KEY.export_private_key(passphrase="secret", rounds=8).decode(), public),
         "PKCS 8": (KEY.export_private_key("pkcs8-pem").decode(), public),
         "cut off": (private[:120], public),
         "escaped line breaks": (private.replace("\n", "\\n"), public),
