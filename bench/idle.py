@@ -85,7 +85,7 @@ async def _look(sql: Any, client: httpx.AsyncClient, daemon: Child) -> Look:
     shares = {
         "orchestrator": cpu_s(daemon.pid),
         "its_loop": threads.pop(daemon.pid),
-        "its_door": max(threads.values()),  # the other threads wait for S3 and RunPod
+        "http_server": max(threads.values()),  # the other threads wait for S3 and RunPod
         "postgres": await servers_cpu_s(sql),
     }
     return Look(time.monotonic(), (await row(sql, COMMITS))["n"], shares, calls)

@@ -245,7 +245,7 @@ async def serve(
 
     async def listen() -> None:
         async for channel, payload in db.notifications():
-            signal.heard(channel, payload)
+            signal.on_notification(channel, payload)
 
     blobs = blobs or S3Blobs(None, "none", "none", "none", "", "us-east-1")
     health = Health(started_at_s=time.monotonic())

@@ -67,7 +67,7 @@ async def open_db(
 
 @asynccontextmanager
 async def open_worker_db(settings: Settings, *, pool_size: int) -> AsyncIterator[PostgresDb | None]:
-    """The database as our gateway lets pods in; None over Supabase's API, to which pods speak themselves."""
+    """The database for calls of pods through the gateway. None over Supabase's API, which pods call directly."""
     if settings.database_url is None:
         yield None
         return
@@ -79,20 +79,20 @@ async def open_worker_db(settings: Settings, *, pool_size: int) -> AsyncIterator
 
 
 async def resize(db: Db, size: int) -> None:
-    """Let a direct connection's pool have so many connections; over Supabase's API they are PostgREST's."""
+    """Set the size of a direct connection's pool. Over Supabase's API, the connections are PostgREST's."""
     if (direct := as_direct(db)) is not None:
         await direct.resize(size)
 
 
 def as_direct(db: Db) -> PostgresDb | None:
-    """The same, if it speaks to PostgreSQL itself."""
+    """Return the same object if it is a direct connection to PostgreSQL, or None."""
     from orchestrator.adapters.postgres import PostgresDb
 
     return db if isinstance(db, PostgresDb) else None
 
 
 def lane_of(db: Db, limit: int) -> Db:
-    """A share of its connections: see adapters/lanes.py."""
+    """Return a share of its connections; see adapters/connection_lanes.py."""
     from orchestrator.adapters.connection_lanes import ConnectionLane
 
     return ConnectionLane(db, limit)
@@ -105,13 +105,13 @@ async def _direct(
 
     url = settings.database_url
     assert url is not None  # noqa: S101
-    logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # where nothing logs, errors say it better
+    logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # the errors name the cause
     return await PostgresDb.open(url.get_secret_value(), pool_size=pool_size, kept=kept, call_timeout_s=call_timeout_s)
 
 
 @asynccontextmanager
 async def open_store(settings: Settings, *, call_timeout_s: float = CALL_TIMEOUT_S) -> AsyncIterator[SqlStore]:
-    """The fleet's rows, for a command: a database that is away is told at once, and why."""
+    """The fleet's rows, for a command. If the database is unreachable, raise the cause at once."""
     if settings.database_url is not None:
         from orchestrator.adapters.connection_test import try_connection
 
@@ -215,7 +215,7 @@ def policy_of(settings: Settings, bundle: Bundle) -> Policy:
 
 
 async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
-    """What the next tick sees and would do, through the loop's own observation and planner; writes nothing.
+    """Return what the next tick would see and do. It uses the loop's own observer and planner, and writes nothing.
 
     A single observation has no memory. It assumes the memory of a leader without an outage: all heartbeats could be
     received, and every pod without a row has been seen since the leader's begin. Absence needs several lists, so it is
@@ -248,7 +248,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
 
 
 async def pool_decisions(settings: Settings) -> tuple[PoolDecision, ...]:
-    """What each pool's size comes to now, by the planner, from the database alone: RunPod may be away."""
+    """The planner's present decision for each pool, from the database alone: RunPod may be unavailable."""
     from orchestrator.loop.observe import Observer
     from orchestrator.pods.bundle import build_bundle
     from orchestrator.pods.provider_cache import Catalog

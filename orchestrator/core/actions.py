@@ -57,7 +57,7 @@ class ContinueBringUp:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Record whom a worker waits for, if that has changed."""
+    """Record which party a worker waits for, if that has changed."""
 
     worker_id: str
     from_state: State

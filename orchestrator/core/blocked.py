@@ -140,7 +140,7 @@ class BlockedReason(Explained):
         words=("no pool {pool!r} is configured",))
     OTHER = "other", BlockedRow(
         "A reason that another release wrote.",
-        ORCHESTRATOR, "the next tick decides", "python -m orchestrator plan", words=("{said}",))
+        ORCHESTRATOR, "the next tick decides", "python -m orchestrator plan", words=("{text}",))
     # fmt: on
 
 
@@ -174,10 +174,10 @@ TIMES = frozenset({"since"})  # facts of `detail` that are a time
 def from_json(stored: object) -> Blocked:
     """Read a reason from a decision row. Earlier releases stored a sentence."""
     if not isinstance(stored, Mapping):
-        return Blocked(BlockedReason.OTHER, detail={"said": str(stored)})
+        return Blocked(BlockedReason.OTHER, detail={"text": str(stored)})
     until = stored.get("until")
     if stored["kind"] not in KINDS:  # a later release wrote it
-        return Blocked(BlockedReason.OTHER, detail={"said": f"{stored['kind']} {dict(stored.get('detail') or {})}"})
+        return Blocked(BlockedReason.OTHER, detail={"text": f"{stored['kind']} {dict(stored.get('detail') or {})}"})
     return Blocked(
         KINDS[stored["kind"]],
         int(stored.get("count") or 0),

@@ -35,7 +35,7 @@ HALT_S = 30.0  # after a refusal that a person must correct; doubles
 HALT_MAX_S = 600.0
 OF_THE_ACCOUNT, OF_THE_SPEC = codes_where(breaker=Breaker.ACCOUNT), codes_where(breaker=Breaker.SPEC)
 UNPACED = UNTRIED - codes_where(breaker=Breaker.HOST)  # cool-downs and halts delay the next spawn after these
-# A stuck task says something about the task, and nothing about image, code or hosts.
+# A stuck task is evidence about the task, not about image, code or hosts.
 COUNTED = FAILURES - {ExitCause.TASK_STUCK}
 
 

@@ -43,7 +43,7 @@ def reservation(usd_per_hour: float | None, policy: Policy) -> dict[str, object]
     }
 
 
-def rented(usd_per_hour: float | None, policy: Policy) -> dict[str, Any]:
+def reservation_of_pod(usd_per_hour: float | None, policy: Policy) -> dict[str, Any]:
     """Return the same fields for an existing pod, which costs money whatever the budget. {} without a price."""
     if usd_per_hour is None:
         return {}
@@ -54,7 +54,7 @@ class BudgetRoom:
     """The money that may still be committed in this tick. A reservation counts at once."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
-        self._policy, self._prices, self._seen = policy, snapshot.prices, _seen_prices(snapshot)
+        self._policy, self._prices, self._seen = policy, snapshot.prices, _observed_prices(snapshot)
         self._hourly_usd = snapshot.spent.hourly_usd
         self._today_usd, self._committed_usd = snapshot.spent.today_usd, snapshot.spent.committed_usd
 
@@ -92,7 +92,7 @@ class BudgetRoom:
         self._committed_usd += rate * wind_down_s(self._policy) / HOUR_S - (own.reserved_usd if own else 0)
 
 
-def _seen_prices(snapshot: Snapshot) -> Mapping[str, float]:
+def _observed_prices(snapshot: Snapshot) -> Mapping[str, float]:
     """Return the dollars per hour of one GPU of each offer: of its dearest live pod, or of the last one that ended."""
     since = snapshot.now - timedelta(seconds=PRICE_SEEN_S)
     ended = (one for one in snapshot.ended if one.at > since)

@@ -65,7 +65,7 @@ class GuardFinding:
 
 
 def findings_of(health: Any) -> tuple[GuardFinding, ...]:
-    """Decode the findings in an agent's health. A bad record harms only itself; without a code there is no finding."""
+    """Decode the findings in an agent's health. An unreadable record affects no other. No code: no finding."""
     records = health.get(FINDINGS) if isinstance(health, Mapping) else None
     if not isinstance(records, list):
         return ()

@@ -35,18 +35,18 @@ def end(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     if full_since and not worker.tasks_running and (snapshot.now - full_since).total_seconds() >= DISK_FULL_S:
         return _sick(worker, FailureCode.DISK_FULL, f"its disk has been full since {full_since:%H:%M:%S}")
     if worker.held_back:
-        return _judged(worker, worker.held_back, snapshot, policy)
-    return _unclaiming(worker, snapshot)
+        return _end_of_held_back(worker, worker.held_back, snapshot, policy)
+    return _end_of_unclaiming(worker, snapshot)
 
 
-def _unclaiming(worker: Worker, snapshot: Snapshot) -> Terminate | None:
-    """Return the end of an idle worker that does not ask for the tasks that wait, one of a pool at a time.
+def _end_of_unclaiming(worker: Worker, snapshot: Snapshot) -> Terminate | None:
+    """Return the end of an idle worker that claims none of the ready tasks, one of a pool at a time.
 
     Its heartbeats and its claims come from different threads. Such a worker would cost money without end, and it counts
-    as the capacity for these tasks. If claims fail for all, replacing one at a time does little harm.
+    as the capacity for these tasks. If claims fail for all workers, replacing one at a time costs little.
     """
     here = [one for one in snapshot.workers if one.pool == worker.pool]
-    silent = [one.id for one in here if _asks_nothing(one, snapshot)]
+    silent = [one.id for one in here if _claims_nothing(one, snapshot)]
     changing = any(one.state in (State.SPAWNING, State.TERMINATING) for one in here)
     if changing or worker.id != min(silent, default=None):
         return None
@@ -54,20 +54,20 @@ def _unclaiming(worker: Worker, snapshot: Snapshot) -> Terminate | None:
     return _sick(worker, FailureCode.NOT_CLAIMING, why)
 
 
-def _asks_nothing(worker: Worker, snapshot: Snapshot) -> bool:
+def _claims_nothing(worker: Worker, snapshot: Snapshot) -> bool:
     demand = next((one for one in snapshot.demand if one.pool == worker.pool), None)
-    patient = snapshot.window.back(UNCLAIMED_S, snapshot.now)
+    observed_since = snapshot.window.back(UNCLAIMED_S, snapshot.now)
     asked_at = snapshot.claim_seen_at.get(worker.id)
     if snapshot.store_outage or worker.own_program or not worker.is_fit or worker.state is not State.IDLE:
         return False
-    if patient is None or asked_at is None or demand is None or demand.oldest_claimable_at is None:
+    if observed_since is None or asked_at is None or demand is None or demand.oldest_claimable_at is None:
         return False
-    # A call without an answer is a question too: another worker would get no answer either.
+    # A claim that got no answer also counts as a claim: another worker would get no answer either.
     unanswered_at = snapshot.unanswered_at.get(worker.id, asked_at)
-    return demand.claimable > 0 and max(asked_at, unanswered_at, demand.oldest_claimable_at) <= patient
+    return demand.claimable > 0 and max(asked_at, unanswered_at, demand.oldest_claimable_at) <= observed_since
 
 
-def _judged(worker: Worker, held: HeldBack, snapshot: Snapshot, policy: Policy) -> Terminate | None:
+def _end_of_held_back(worker: Worker, held: HeldBack, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """Return the end of a worker whose tasks failed in a row; None while it waits for a second opinion."""
     failed = f"{held.failures} different tasks failed in a row ({', '.join(held.codes)})"
     if worker.disk_full_since:

@@ -60,7 +60,7 @@ def inventory(found: Sections, gpu_type: str | None, count: int) -> CheckResult:
     names = sorted({gpu.name for gpu in seen if gpu.name})
     result.facts |= {"gpus": len(seen), "expected": count, "names": names, "uuids": [gpu.uuid for gpu in seen]}
     if not answer.ok or len(seen) < count:
-        result.facts["nvidia_smi"] = {"exit_status": answer.status, "said": _complaint(answer)}
+        result.facts["nvidia_smi"] = {"exit_status": answer.status, "output": _complaint(answer)}
     if not seen:
         result.blame(FailureCode.GPU_NOT_ATTACHED, f"nvidia-smi shows no GPU: {_complaint(answer)}")
         return result

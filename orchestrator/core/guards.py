@@ -12,7 +12,7 @@ Nothing follows from the findings of a worker whose last heartbeat is older than
 A C finding is a *fleet alarm* if more than half of the workers report it, in a fleet of at least ALARM_WORKERS.
 Workers that ended because of it within the last WITHIN_S count too. Its cause is then more likely a driver, an image or
 a defect of the agent than the machines, so no host gets a strike, and workers are replaced one at a time: the next one
-when a worker that was promoted since then has been ready for CONVINCED_S without this finding, or after PACE_S.
+when a worker that was promoted since then has been ready for WITHOUT_FINDING_S without this finding, or after PACE_S.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ LASTS_S = 600.0  # of an H finding
 ALARM_WORKERS = 4
 WITHIN_S = 600.0
 REMEMBERED_S = 3_600.0  # for how long the end of a worker counts against its release
-PACE_S, CONVINCED_S = 600.0, 60.0  # an agent asks nvidia-smi at least once in 60 s
+PACE_S, WITHOUT_FINDING_S = 600.0, 60.0  # an agent asks nvidia-smi at least once in 60 s
 GPU_ROWS = frozenset({11, 22, 23, 31})
 
 
@@ -50,7 +50,7 @@ class FleetAlarm:
 
 def end(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """Return the end of a ready worker because of its findings."""
-    if not _is_heard(worker, snapshot, policy):
+    if not _has_recent_heartbeat(worker, snapshot, policy):
         return None
     critical = next((one for one in worker.findings if one.severity is Severity.REPLACE), None)
     if critical is not None:
@@ -88,9 +88,9 @@ def _is_next(worker: Worker, alarm: FleetAlarm, snapshot: Snapshot) -> bool:
     last = alarm.last_end
     if last is None or snapshot.now - last >= timedelta(seconds=PACE_S):
         return True
-    convinced = snapshot.now - timedelta(seconds=CONVINCED_S)
+    ready_since = snapshot.now - timedelta(seconds=WITHOUT_FINDING_S)
     return any(
-        last <= one.stage_since <= convinced and not _reports(one, alarm.code)
+        last <= one.stage_since <= ready_since and not _reports(one, alarm.code)
         for one in snapshot.workers
         if one.state in READY
     )
@@ -100,10 +100,10 @@ def _reports(worker: Worker, code: str) -> bool:
     return any(one.code == code and one.severity is Severity.REPLACE for one in worker.findings)
 
 
-def _is_heard(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
+def _has_recent_heartbeat(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
     """Whether the findings in its row are recent."""
-    heard = worker.last_heartbeat
-    return heard is not None and snapshot.now - heard <= timedelta(seconds=policy.heartbeat_timeout_s)
+    last_heartbeat = worker.last_heartbeat
+    return last_heartbeat is not None and snapshot.now - last_heartbeat <= timedelta(seconds=policy.heartbeat_timeout_s)
 
 
 def _lasts(finding: GuardFinding, worker: Worker, snapshot: Snapshot) -> bool:

@@ -2,8 +2,8 @@
 
 A machine that failed is avoided for a day, because the next pod there would be billed for the same failed bring-up. A
 machine that is only suspected (its pod did not start) is avoided for an hour. A place (a data centre's machines with
-one GPU type) is avoided for half an hour after two of its machines failed within an hour: a single failure says nothing
-about the other machines.
+one GPU type) is avoided for half an hour after two of its machines failed within an hour: a single failure is no
+evidence about the other machines.
 """
 
 from dataclasses import dataclass

@@ -83,7 +83,7 @@ def _links(answer: ToolOutput, profile: Profile | None, result: CheckResult) -> 
         result.facts["links"] = "none expected" if profile.nvlinks == 0 else "no bridge is plugged in"
     elif not active or len(unsure) == len(active):
         result.unknown.append("nvlink")
-        result.facts["nvidia_smi"] = {"exit_status": answer.status, "said": answer.summary}
+        result.facts["nvidia_smi"] = {"exit_status": answer.status, "output": answer.summary}
     else:
         _compare({index: n for index, n in active.items() if index not in unsure}, profile.nvlinks, result)
 

@@ -28,7 +28,7 @@ from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 
 WATCHDOG_SLACK_S = 5.0  # bring-up ends a stage at its deadline; the watchdog catches one that does not
-UNASKED_S = 120.0  # an agent without a task claims at once, and again after each long poll
+ACTIVE_WITHOUT_CLAIM_S = 120.0  # an agent without a task claims at once, and again after each long poll
 ENDS = (Terminate, Delete, MarkTerminated)  # these do not use the address, so a new one must not delay them
 
 
@@ -43,13 +43,13 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
         pod = pods.get(worker.pod_id) if worker.pod_id else named.get(worker.id)
         action = _STEPS[worker.state](worker, pod, snapshot, policy)
         if not (isinstance(action, ENDS) or (isinstance(action, Flush) and action.final)):
-            action = _moved(worker, pod) or action
+            action = _address_update(worker, pod) or action
         if action is not None:
             actions.append(action)
     return actions
 
 
-def _moved(worker: Worker, pod: Pod | None) -> UpdateAddress | None:
+def _address_update(worker: Worker, pod: Pod | None) -> UpdateAddress | None:
     """Return the update of the SSH address if the list shows another one than the row."""
     if worker.ssh_host is None or pod is None or pod.ssh_host is None or pod.ssh_port is None:
         return None
@@ -65,7 +65,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         why = f"pod {pod.id} bears its id; the reply to the create call was lost"
         billed_s = (snapshot.now - worker.stage_since).total_seconds()
         return Adopt(worker.id, pod.id, why, pod.price_usd_per_hour, billed_s)
-    end = _operators_wish(worker) or _overdue(worker, snapshot, policy)
+    end = _requested_end(worker) or _overdue(worker, snapshot, policy)
     if end:
         return end
     if worker.pod_id is None:
@@ -99,17 +99,17 @@ def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | 
 
 
 def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    wish = rollout.end(worker, snapshot, policy) or _operators_wish(worker)
-    if wish:
-        return wish
+    end = rollout.end(worker, snapshot, policy) or _requested_end(worker)
+    if end:
+        return end
     lost = pod_evidence.lost(worker, pod, ExitCause.POD_LOST, snapshot, policy)
     if lost:
         return lost
     beat = worker.last_heartbeat or worker.state_since
-    heard = max(beat, snapshot.unanswered_at.get(worker.id, beat))
-    patient = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
-    if patient and heard < patient:
-        silent_s = (snapshot.now - heard).total_seconds()
+    last_contact = max(beat, snapshot.unanswered_at.get(worker.id, beat))
+    observed_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
+    if observed_since and last_contact < observed_since:
+        silent_s = (snapshot.now - last_contact).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
         if pod is not None and pod.status in pod_evidence.DEAD:  # the silence confirms even a single list
             why = f"the provider says {pod.status}; {why}"
@@ -118,11 +118,11 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     unfit = guards.end(worker, snapshot, policy) or fitness.end(worker, snapshot, policy)
     if unfit:
         return unfit
-    settled = _settled(worker, snapshot, policy)
-    return _stuck(worker, snapshot, policy) or settled or _oddly_listed(worker, pod, snapshot, policy)
+    activity = _activity_change(worker, snapshot, policy)
+    return _stuck(worker, snapshot, policy) or activity or _listing_remark(worker, pod, snapshot, policy)
 
 
-def _oddly_listed(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
+def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
     """Record a remark while the lists lack the pod or its runtime, and remove it afterwards. Nothing else is done."""
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
@@ -141,11 +141,11 @@ def _oddly_listed(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: P
 
 
 def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
-    """Return the end of a worker that did not end its stuck task, although the answers to heartbeats told it to."""
+    """Return the end of a worker whose agent did not end its stuck task, although the answers to heartbeats name it."""
     if worker.progress_at is None or not worker.tasks_running:
         return None
-    patient = snapshot.window.back(policy.task_stuck_s + policy.heartbeat_timeout_s, snapshot.now)
-    if patient is None or worker.progress_at > patient:
+    observed_since = snapshot.window.back(policy.task_stuck_s + policy.heartbeat_timeout_s, snapshot.now)
+    if observed_since is None or worker.progress_at > observed_since:
         return None
     still_s = (snapshot.now - worker.progress_at).total_seconds()
     why = (
@@ -155,7 +155,7 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     return Terminate(worker.id, worker.state, ExitCause.TASK_STUCK, None, why)
 
 
-def _settled(worker: Worker, snapshot: Snapshot, policy: Policy) -> SetActivity | None:
+def _activity_change(worker: Worker, snapshot: Snapshot, policy: Policy) -> SetActivity | None:
     """Move a worker with its own program, or whose agent claims nothing, between active and idle by its tasks.
 
     An agent that sends heartbeats but no claims, or gets no answer, must not cost more than an idle worker.
@@ -163,13 +163,13 @@ def _settled(worker: Worker, snapshot: Snapshot, policy: Policy) -> SetActivity 
     if worker.own_program and worker.state is State.IDLE and worker.tasks_running:
         return SetActivity(worker.id, State.IDLE, State.ACTIVE, f"holds {counted(worker.tasks_running, 'task')}")
     empty_s = (snapshot.now - (worker.empty_since or worker.state_since)).total_seconds()
-    grace_s = policy.scale_down_grace_s if worker.own_program else UNASKED_S
+    grace_s = policy.scale_down_grace_s if worker.own_program else ACTIVE_WITHOUT_CLAIM_S
     if worker.state is State.ACTIVE and not worker.tasks_running and empty_s >= grace_s:
         return SetActivity(worker.id, State.ACTIVE, State.IDLE, f"held no task for {empty_s:.0f} s")
     return None
 
 
-def _operators_wish(worker: Worker) -> Terminate | None:
+def _requested_end(worker: Worker) -> Terminate | None:
     if worker.drain_requested_at is None:
         return None
     no_pod = FailureCode.INTENT_STALE if worker.stage is Stage.INTENT else None

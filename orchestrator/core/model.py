@@ -298,7 +298,7 @@ class EndedBringUp:
     worked: bool = False  # the promoted worker has completed a task
     boot_s: float | None = None  # of a promoted worker, from the intent to the promotion
     offer: str | None = None  # key of the offer for its pod
-    usd_per_gpu_hour: float | None = None  # what its pod cost, as far as RunPod said
+    usd_per_gpu_hour: float | None = None  # what its pod cost, if RunPod named a price
 
 
 @dataclass(frozen=True, slots=True)

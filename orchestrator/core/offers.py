@@ -28,7 +28,7 @@ class OfferSelector:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
         self.room = BudgetRoom(snapshot, policy)
-        asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _is_asking(w, snapshot))
+        asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _has_create_call(w, snapshot))
         self._asked = Counter(worker.metadata.offer for worker in asking)
 
     def choose(self, pool: Pool, own: Worker | None = None) -> Offer | None:
@@ -145,7 +145,7 @@ def _blocked_intent(pool: Pool, snapshot: Snapshot, policy: Policy, bringing_up:
     return limit.reason
 
 
-def _is_asking(worker: Worker, snapshot: Snapshot) -> bool:
+def _has_create_call(worker: Worker, snapshot: Snapshot) -> bool:
     """Whether a create call for it runs, or is about to start."""
     return worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)
 

@@ -27,7 +27,7 @@ def lost(worker: Worker, pod: Pod | None, cause: ExitCause, snapshot: Snapshot, 
     if not is_absent(worker, snapshot, policy.absence_age_s, worker.created_at):
         return None
     gone = snapshot.absent[worker.pod_id or worker.id]
-    if _may_speak(worker, gone.since, snapshot, policy):
+    if _has_later_heartbeat(worker, gone.since, snapshot, policy):
         return None
     why = f"pod {worker.pod_id} is missing from complete lists"
     return Terminate(worker.id, worker.state, cause, FailureCode.POD_MISSING, why, gone.shown or gone.since)
@@ -43,7 +43,7 @@ def has_ended(worker: Worker, pod: Pod, snapshot: Snapshot, policy: Policy) -> b
     ended = snapshot.exited.get(pod.id)
     if ended is None or ended.lists == 1 or ended.watched_s < policy.absence_age_s:
         return False
-    return not _may_speak(worker, ended.since, snapshot, policy)
+    return not _has_later_heartbeat(worker, ended.since, snapshot, policy)
 
 
 def is_absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime) -> bool:
@@ -84,15 +84,15 @@ def is_ours(worker: Worker, snapshot: Snapshot) -> bool:
     return worker.pod_id is None or known
 
 
-def _may_speak(worker: Worker, since: datetime, snapshot: Snapshot, policy: Policy) -> bool:
+def _has_later_heartbeat(worker: Worker, since: datetime, snapshot: Snapshot, policy: Policy) -> bool:
     """Whether the worker sent a heartbeat after the lists began to show its pod as lost: then the lists are wrong.
 
     Until the next heartbeat of an idle worker is due, this is unknown. A worker without any heartbeat sends none.
     """
     if worker.last_heartbeat is None:
         return False
-    heard = max(worker.last_heartbeat, snapshot.unanswered_at.get(worker.id, worker.last_heartbeat))
-    if heard > since or worker.tasks_running or worker.state is State.TERMINATING:
-        return heard > since
+    last_contact = max(worker.last_heartbeat, snapshot.unanswered_at.get(worker.id, worker.last_heartbeat))
+    if last_contact > since or worker.tasks_running or worker.state is State.TERMINATING:
+        return last_contact > since
     due = snapshot.window.back(policy.heartbeat_timeout_s * BEAT_SHARE, snapshot.now)
-    return due is None or heard >= due
+    return due is None or last_contact >= due

@@ -7,8 +7,8 @@ from orchestrator.core.plurals import counted
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
     """Return a rescue of expired leases. Only leases count that the agent could have renewed for a whole lease time."""
-    heard = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
-    if not snapshot.expired_leases or heard is None:
+    observed_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
+    if not snapshot.expired_leases or observed_since is None:
         return []
-    deaf_s = (snapshot.now - heard).total_seconds() - policy.heartbeat_timeout_s
-    return [Rescue(f"{counted(snapshot.expired_leases, 'task lease')} over for want of a heartbeat", deaf_s)]
+    gap_s = (snapshot.now - observed_since).total_seconds() - policy.heartbeat_timeout_s
+    return [Rescue(f"{counted(snapshot.expired_leases, 'task lease')} over for want of a heartbeat", gap_s)]

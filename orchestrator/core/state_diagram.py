@@ -7,8 +7,8 @@ LABELS = {
     (State.SPAWNING, State.TERMINATING): "deadline, fatal code, or no work left",
     (State.ACTIVE, State.IDLE): "asked for a task, none was ready",
     (State.IDLE, State.ACTIVE): "claimed a task",
-    (State.ACTIVE, State.TERMINATING): "lost, silent, or told to end",
-    (State.IDLE, State.TERMINATING): "idle timeout, scale-down, lost, or told to end",
+    (State.ACTIVE, State.TERMINATING): "lost, silent, or requested to end",
+    (State.IDLE, State.TERMINATING): "idle timeout, scale-down, lost, or requested to end",
     (State.TERMINATING, State.TERMINATED): "drained, flushed, deleted, absence confirmed",
 }
 

@@ -48,8 +48,8 @@ def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
 def _flush(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy, why: str) -> Flush | None:
     """Return a flush, unless only a pod list can show whether the pod belongs to this database."""
     if snapshot.pods is None:
-        return Flush(worker.id, _was_met(worker), why) if is_ours(worker, snapshot) else None
-    return Flush(worker.id, _was_met(worker) and may_run(worker, pod, snapshot, policy), why)
+        return Flush(worker.id, _may_have_logs(worker), why) if is_ours(worker, snapshot) else None
+    return Flush(worker.id, _may_have_logs(worker) and may_run(worker, pod, snapshot, policy), why)
 
 
 def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -70,12 +70,12 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")
     deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
     age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
-    asked_at = _asked_at(worker, policy) if sent else worker.created_at
+    asked_at = _delete_answered_at(worker, policy) if sent else worker.created_at
     gone = is_absent(worker, snapshot, age_s, asked_at)
     return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None
 
 
-def _asked_at(worker: Worker, policy: Policy) -> datetime:
+def _delete_answered_at(worker: Worker, policy: Policy) -> datetime:
     """Return when the last delete was answered."""
     return worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
 
@@ -83,13 +83,13 @@ def _asked_at(worker: Worker, policy: Policy) -> datetime:
 def _still_listed(worker: Worker, snapshot: Snapshot, policy: Policy) -> Wait | None:
     """Record once after each accepted delete that the pod is still listed."""
     left_s = (worker.next_attempt_at - snapshot.now).total_seconds()
-    asked_at = _asked_at(worker, policy)
+    asked_at = _delete_answered_at(worker, policy)
     if left_s > policy.delete_retry_s - LISTED_S or STILL_LISTED in (worker.waiting_for or ""):
         return None
     waits_for = f"{worker.waiting_for}: the delete was answered, and {STILL_LISTED} {asked_at:%H:%M:%S}"
     return Wait(worker.id, State.TERMINATING, WaitingOn.PROVIDER, waits_for, left_s, policy.drain_grace_s)
 
 
-def _was_met(worker: Worker) -> bool:
+def _may_have_logs(worker: Worker) -> bool:
     """Whether the pod may have logs: an agent was launched, or SSH reached the pod before."""
     return bool(worker.nonce or (worker.host_key and worker.failure_code not in NOT_OUR_POD))

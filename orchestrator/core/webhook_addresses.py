@@ -1,4 +1,4 @@
-"""Which addresses a webhook may reach. URLs come from whoever submits tasks: none of them may lead into our network."""
+"""Which addresses a webhook may reach. Users who submit tasks choose the URLs: none may lead into our network."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # every public IPv6 address;
 
 
 def is_public(address: str) -> bool:
-    """Whether this IP address belongs to nobody's own network. Raises ValueError if it is no address.
+    """Whether this IP address is public, not of a private network. Raises ValueError if it is no address.
 
     An address that carries an IPv4 address counts as that one.
     """
@@ -25,10 +25,10 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
 
 def _read(address: str) -> IPv4Address | IPv6Address:
     ip = ipaddress.ip_address(address.partition("%")[0])
-    return (_carried(ip) or ip) if isinstance(ip, IPv6Address) else ip
+    return (_embedded_ipv4(ip) or ip) if isinstance(ip, IPv6Address) else ip
 
 
-def _carried(ip: IPv6Address) -> IPv4Address | None:
+def _embedded_ipv4(ip: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address to which packets for this address go."""
     if ip in NAT64:
         return IPv4Address(int(ip) & 0xFFFFFFFF)

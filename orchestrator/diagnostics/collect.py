@@ -23,7 +23,7 @@ from orchestrator.diagnostics import workers
 from orchestrator.diagnostics.facts import CONNECTED
 from orchestrator.pods import agent_commands
 from orchestrator.pods.bundle import BadCode
-from orchestrator.pods.final_snapshot import look
+from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.ports import AuthFailed, Blobs, DatabaseHalf, NotFound, PortError, SessionPool, UnknownWorker
 
 PROBE = "gpu-diagnostics-nobody"  # no worker has this id: a claim in its name is refused before anything is read
@@ -167,13 +167,13 @@ async def ssh_analysis(row: Row, ssh_pool: SessionPool | None, limits: ReportLim
     if details is None or ssh_pool is None or row["status"] == "terminated":
         why = "no SSH details" if details is None else NO_SSH if ssh_pool is None else "it has ended"
         return found | {"connection_status": f"not tried: {why}"}
-    whom = worker_of(row)
+    live = worker_of(row)
     try:
         async with asyncio.timeout(limits.pod_s):
-            async with ssh_pool.session(whom, timeout_s=limits.connect_s) as session:
+            async with ssh_pool.session(live, timeout_s=limits.connect_s) as session:
                 code = await session.list(agent_commands.CODE_DIR, timeout_s=limits.pod_s) or {}
                 evidence = dict(session.evidence)
-            seen = await look(ssh_pool, whom)
+            seen = await take_snapshot(ssh_pool, live)
     except AuthFailed as error:
         return found | {"connection_status": f"❌ Authentication failed: {error}", "cause": error.cause}
     except TimeoutError:

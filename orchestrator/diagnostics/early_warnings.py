@@ -47,7 +47,7 @@ def stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
     return f"; {shown or STALLED[row['stage']]}, for {going_s:.0f} s now"
 
 
-def amiss(row: Row, now: datetime, *, busy: bool) -> list[str]:
+def irregularities(row: Row, now: datetime, *, busy: bool) -> list[str]:
     """Return what is unusual about a ready worker: its heartbeat, its pod in the lists, its logs in S3."""
     silent_s = (now - datetime.fromisoformat(row["last_heartbeat"] or row["state_since"])).total_seconds()
     beat_s = min(BUSY_BEAT_S, float(row["heartbeat_s"])) if busy else float(row["heartbeat_s"])

@@ -32,7 +32,7 @@ class WorkerFacts:
     state: str
     stage: str | None
     state_since: datetime
-    heard_at: datetime  # its last heartbeat, or the beginning of its state
+    last_heartbeat_at: datetime  # its last heartbeat, or the beginning of its state
     tasks_running: int
     unfit: str | None = None  # why it claims nothing although it could
     findings: tuple[GuardFinding, ...] = ()

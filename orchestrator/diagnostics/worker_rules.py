@@ -34,7 +34,7 @@ UNKNOWN_FINDING = Meaning(
 
 def overdue(worker: WorkerFacts, now: datetime) -> tuple[ConditionKind, float] | None:
     """What has taken a live worker too long, and for how many seconds it has lasted."""
-    here_s, silent_s = (now - worker.state_since).total_seconds(), (now - worker.heard_at).total_seconds()
+    here_s, silent_s = (now - worker.state_since).total_seconds(), (now - worker.last_heartbeat_at).total_seconds()
     if worker.state == State.TERMINATING:
         here_s = _ending_s(worker, now)
         return (ConditionKind.WORKERS_STUCK, here_s) if here_s > STUCK_S else None
@@ -118,10 +118,11 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
         elif late or _is_quiet(worker, facts):
-            silent_s = facts.ago_s(worker.heard_at)
+            silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
-            yield Condition(ConditionKind.WORKER_SILENT, worker.id, detail, worker.connection, impact, worker.heard_at)
+            last_at = worker.last_heartbeat_at
+            yield Condition(ConditionKind.WORKER_SILENT, worker.id, detail, worker.connection, impact, last_at)
         if worker.waiting_on == WaitingOn.PROVIDER:
             yield Condition(ConditionKind.POD_UNSEEN, worker.id, detail | {"what": worker.waiting_for})
         since = worker.store_wait_since
@@ -178,7 +179,7 @@ def _is_quiet(worker: WorkerFacts, facts: Facts) -> bool:
     if not worker.heartbeat_s:
         return False
     beat_s = min(BUSY_BEAT_S, float(worker.heartbeat_s)) if worker.tasks_running else float(worker.heartbeat_s)
-    return facts.ago_s(worker.heard_at) > MISSED_HEARTBEATS * beat_s
+    return facts.ago_s(worker.last_heartbeat_at) > MISSED_HEARTBEATS * beat_s
 
 
 def _ssh(facts: Facts) -> Iterator[Condition]:

@@ -19,7 +19,7 @@ from orchestrator.core.stages import PAUSES_S, STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics import causes, heartbeat_loss
-from orchestrator.diagnostics.early_warnings import amiss, silent_leader, stalled, unfit
+from orchestrator.diagnostics.early_warnings import irregularities, silent_leader, stalled, unfit
 from orchestrator.diagnostics.evidence import evidence_line
 from orchestrator.ports import HostKeyChanged
 
@@ -177,7 +177,7 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
         wait.deadline = _later(last_sign_at, policy.heartbeat_timeout_s)
     wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
     _unfit(wait, row, policy)
-    return _amiss(wait, row, now, busy=bool(tasks))
+    return _with_irregularities(wait, row, now, busy=bool(tasks))
 
 
 def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
@@ -190,7 +190,7 @@ def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
         wait.deadline = _later(row["state_since"], pool.idle_timeout_s)
     wait.then = "idle_timeout: terminate, unless it is kept warm (MIN_ACTIVE_GPUS, MACHINES_TO_KEEP_IDLE)"
     _unfit(wait, row, policy)
-    return _amiss(wait, row, now, busy=False)
+    return _with_irregularities(wait, row, now, busy=False)
 
 
 def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
@@ -222,9 +222,9 @@ def _blocked(wait: _Wait, finding: GuardFinding) -> None:
     wait.since = finding.since.isoformat() if finding.since else wait.since
 
 
-def _amiss(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
+def _with_irregularities(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
     """Put what is odd about a ready worker before what is ordinary. Its evidence is its last heartbeat."""
-    wait.what = "; ".join([*amiss(row, now, busy=busy), wait.what])
+    wait.what = "; ".join([*irregularities(row, now, busy=busy), wait.what])
     if row["waiting_on"] == WaitingOn.PROVIDER:
         wait.who = WaitingOn.PROVIDER.value
     if (WorkerMetadata.of(row["metadata"]).logs_late or "").startswith(HOST_KEY_CHANGED):

@@ -1,4 +1,4 @@
-"""Work that a leader repeats beside its ticks: each file has one job, with a `step` that gets the term of the lease.
+"""Periodic jobs of the leader in addition to its ticks. Each file has one job; its `step` gets the lease's term.
 
 conditions.py   the conditions of the fleet: for health, metrics and alerts
 alerts.py       compares conditions with alerts, and sends messages

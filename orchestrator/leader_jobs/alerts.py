@@ -35,8 +35,8 @@ class Alerts:
         self._found: Sequence[Condition] | None = None
         self._found_s = 0.0
 
-    def saw(self, found: Sequence[Condition]) -> None:
-        """Take the conditions of a tick, or those of the last one and that ticks fail."""
+    def note_conditions(self, found: Sequence[Condition]) -> None:
+        """Keep the conditions of a tick. If ticks fail, these are the last known ones and the failure."""
         self._found, self._found_s = found, time.monotonic()
 
     async def step(self, term: int) -> None:

@@ -1,8 +1,8 @@
 """The conditions of the fleet as its leader sees them: for the gauge `orchestrator_condition`, and for the messages.
 
-Most of them follow from a tick. What no tick reads is asked once a minute: the account's balance, how fast S3 answers,
-tasks that were lost, failed, were refused by the database or have no handler, and why bring-ups failed. Without a new
-answer the last one counts for KEPT_S: no condition ends because nobody could ask.
+Most of them follow from a tick. The leader queries once a minute what no tick reads: the account's balance, how fast
+S3 answers, tasks that were lost, failed, were refused by the database or have no handler, and why bring-ups failed.
+Without a new answer, the last one counts for KEPT_S, so that an outage does not end a condition.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Whom the leader asks."""
+    """What the leader queries."""
 
     store: SqlStore
     handled: Sequence[str]  # types of task with a handler; empty: not known
@@ -58,23 +58,23 @@ class LeaderConditions:
         self,
         sources: Sources,
         metrics: Metrics,
-        tell: Callable[[Sequence[Condition]], object] | None = None,
+        on_conditions: Callable[[Sequence[Condition]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` gets the conditions too."""
-        self._sources, self._metrics, self._tell, self._clock = sources, metrics, tell, clock
+        """`on_conditions` also gets the conditions."""
+        self._sources, self._metrics, self._on_conditions, self._clock = sources, metrics, on_conditions, clock
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, because this process begins or ends to lead."""
-        self._asked_s = self._balance_s = self._troubles_s = -KEPT_S  # when an answer came last
+        """Forget all answers, because this process begins or ends to lead."""
+        self._asked_s = self._balance_s = self._troubles_s = -KEPT_S  # the times of the last answers
         self._balance_usd: float | None = None
         self._troubles: dict[str, Any] = {}
         self._facts: Facts | None = None
         self._failing_s: float | None = None  # since when ticks fail
 
     async def ask(self) -> None:
-        """Ask for what no tick reads. Raises nothing that an outage causes."""
+        """Query what no tick reads. An outage raises no error."""
         balance_usd, troubles = await asyncio.gather(self._ask_balance(), self._ask_troubles())
         self._asked_s = now_s = self._clock()
         if balance_usd is not None:
@@ -108,13 +108,13 @@ class LeaderConditions:
     def _show(self, facts: Facts) -> None:
         try:
             found = conditions(facts)
-        except Exception:  # rows and pods say what is judged: a mistake of a rule must not stop a tick
+        except Exception:  # rules judge data of pods and users: a bug in a rule must not stop a tick
             log.exception("conditions_unknown", fix="report this; health shows the other facts")
             return
         counts = Counter((str(one.kind), one.severity) for one in found)
         self._metrics.found({**{(str(kind), kind.row.level): 0 for kind in ConditionKind}, **counts})
-        if self._tell:
-            self._tell(found)
+        if self._on_conditions:
+            self._on_conditions(found)
 
     async def _ask_balance(self) -> float | None:
         try:
@@ -129,4 +129,4 @@ class LeaderConditions:
         except PortError as error:
             log.info("troubles_unknown", error=f"{type(error).__name__}: {error}")
             return None
-        return {name: answer[name] for name in TROUBLES if name in answer}  # a later version's database tells more
+        return {name: answer[name] for name in TROUBLES if name in answer}  # a later version's database returns more

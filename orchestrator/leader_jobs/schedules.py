@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 class ScheduleError(ValueError):
-    """The due times cannot be worked out. The text says why."""
+    """The due times cannot be computed. The text names the cause."""
 
 
 def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime]:

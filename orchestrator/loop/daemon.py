@@ -1,4 +1,4 @@
-"""The loop of one process: its timers, its lease, and its end. tick.py has what a tick does.
+"""The loop of one process: its timers, its lease, and its end. tick.py runs one tick.
 
 APScheduler owns the timers: the lease (every LEAD_EVERY_S), the tick (every ORCHESTRATOR_POLL_SEC, every TRANSITION_S
 while a worker starts or ends, at once on a NOTIFY), log shipping and retention. A standby only asks for the lease,
@@ -35,12 +35,12 @@ from orchestrator.worker_logs.shipper import Shipper
 TRANSITION_S = 2.0
 SET_BACK_S = 1.0  # a larger step back than clock slewing causes in LEAD_EVERY_S
 TICK_GAP_S = 0.05  # the least pause between two ticks, so that a burst of wake-ups causes one tick
-TICK_REST = 3.0  # the pause is this many times the last tick's duration: the loop uses at most a quarter of the process
+TICK_PAUSE_FACTOR = 3.0  # times the last tick's duration: the loop uses at most a quarter of the process
 RETENTION_CHECK_S = 60.0  # between two checks whether retention is due; the database stores when it last ran
 RETENTION_FIRST_S = 10.0  # after the begin of leadership, so that a process that is replaced often runs it too
 COUNT_EVERY_S = 10.0  # how often finished tasks are counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often the hourly provider data is checked
-LOOK_AT_STORE_S = 2.0  # how often the need for a probe of the object store is checked
+PROBE_CHECK_S = 2.0  # how often the need for a probe of the object store is checked
 TICK_NOTE_S = 300.0  # for how long a failed tick stays noted in the database
 SETTLE_S = 0.6  # a standby leads at most 1 s after SIGTERM; the next leader finds what was cut off
 CLOSE_S = 0.2  # for the listening connection to close
@@ -63,7 +63,7 @@ class Hooks:
     on_lead: Callable[[bool], Awaitable[None]] = _nothing  # this process begins or ends to lead
     on_plan: Callable[[Snapshot, Plan], object] = _ignore  # the snapshot and plan of a tick
     on_tick_failed: Callable[[str], object] = lambda _why: None
-    look_at_store: Callable[[], Awaitable[None]] | None = None  # probes the object store
+    probe_store: Callable[[], Awaitable[None]] | None = None  # probes the object store
     on_retention: Callable[[], Awaitable[None]] | None = None  # once an hour, after old rows were deleted
     jobs: Sequence[LeaderJob] = ()
 
@@ -80,7 +80,7 @@ class Daemon:
         catalog: Catalog,
         shipper: Shipper,
         hooks: Hooks = Hooks(),
-        think: Callable[[Snapshot, Policy], Plan] = plan,
+        planner: Callable[[Snapshot, Policy], Plan] = plan,
     ) -> None:
         """Connect the wake-ups of the observer and the executor to the tick."""
         self._store, self._policy = runtime.store, runtime.policy
@@ -92,17 +92,17 @@ class Daemon:
         self._log_schedule = LogSchedule(runtime.store, shipper, self.wake)
         self._housekeeping = Housekeeping(runtime, hooks.on_retention)
         self._tick = Tick(
-            runtime, observer, executor, on_plan=hooks.on_plan, think=think, is_stopping=lambda: self._stopping
+            runtime, observer, executor, on_plan=hooks.on_plan, planner=planner, is_stopping=lambda: self._stopping
         )
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._jobs = JobTimers(hooks.jobs, self._scheduler, self._term)
         self._listening: asyncio.Task[None] | None = None  # only a leader listens
         self._stopping = False
-        self._at_rest = asyncio.Event()  # no tick runs
-        self._at_rest.set()
+        self._no_tick_runs = asyncio.Event()  # no tick runs
+        self._no_tick_runs.set()
         self._woken = False
         self._failure_noted = False  # the database knows that ticks fail
-        self._rested_at = datetime.now(UTC)  # the next tick is not earlier
+        self._next_tick_from = datetime.now(UTC)  # the next tick is not earlier
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
@@ -110,7 +110,7 @@ class Daemon:
             await self._until(stop)
             self._stopping = True
             self._health.stops()
-            self._metrics.plays("stopping")
+            self._metrics.set_role("stopping")
             self._log_schedule.stop()
             self._executor.stop_bringups()
             left_s = await self._finish_tick(SETTLE_S)
@@ -123,7 +123,7 @@ class Daemon:
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait for `stop`.
 
-        The timers use the wall clock: if it is set back, they would wait as long, so they start again.
+        The timers use the wall clock. If it is set back, they would wait longer by that time, so they run at once.
         """
         while not stop.is_set():
             wall_s, steady_s = time.time(), time.monotonic()
@@ -141,7 +141,7 @@ class Daemon:
         began_s = time.monotonic()
         with suppress(TimeoutError):  # a cut-off tick is like a crash, which the next leader handles
             async with asyncio.timeout(timeout_s):
-                await self._at_rest.wait()
+                await self._no_tick_runs.wait()
         return max(0.0, timeout_s - (time.monotonic() - began_s))
 
     async def once(self) -> Plan | None:
@@ -159,11 +159,11 @@ class Daemon:
     def wake(self) -> None:
         """Start the next tick at once."""
         self._woken = True
-        if not self._at_rest.is_set() or self._stopping or not self._scheduler.running:
+        if not self._no_tick_runs.is_set() or self._stopping or not self._scheduler.running:
             return
         job = self._scheduler.get_job("tick")
         if job is not None:
-            soon = max(datetime.now(UTC) + timedelta(seconds=TICK_GAP_S), self._rested_at)
+            soon = max(datetime.now(UTC) + timedelta(seconds=TICK_GAP_S), self._next_tick_from)
             if job.next_run_time > soon:
                 job.modify(next_run_time=soon)
 
@@ -176,14 +176,15 @@ class Daemon:
             self._tick_if_leader, "interval", seconds=self._runtime.poll_s, id="tick", next_run_time=now, **once
         )
         self._scheduler.add_job(self._ship, "interval", seconds=SHIP_EVERY_S, **once)
-        if look := self._hooks.look_at_store:
-            every_s = LOOK_AT_STORE_S
-            self._scheduler.add_job(look, "interval", seconds=every_s, next_run_time=now, **once)
+        if probe := self._hooks.probe_store:
+            every_s = PROBE_CHECK_S
+            self._scheduler.add_job(probe, "interval", seconds=every_s, next_run_time=now, **once)
         self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_CHECK_S, id="retain", **once)
         self._jobs.add()
         if self._catalog.needed:
-            self._scheduler.add_job(self._look_up, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
+            refresh = self._refresh_catalog
+            self._scheduler.add_job(refresh, "interval", seconds=CATALOG_EVERY_S, next_run_time=now, **once)
         self._scheduler.start()
         try:
             yield
@@ -192,7 +193,7 @@ class Daemon:
 
     async def _listen(self) -> None:
         async for channel, payload in self._runtime.db.notifications():
-            if not self._jobs.heard(channel):
+            if not self._jobs.on_notification(channel):
                 self._hooks.on_notify(channel, payload)
                 self.wake()
 
@@ -215,12 +216,12 @@ class Daemon:
             self._observer.forget()
             self._executor.stop_bringups()
             log.info("lease_taken" if lease.leader else "lease_watched", term=lease.term, leader=lease.holder)
-            await self._begin_part(leads=lease.leader)
+            await self._change_role(leads=lease.leader)
         if lease.leader:
-            self._observer.heard()
+            self._observer.note_answer()
 
-    async def _begin_part(self, *, leads: bool) -> None:
-        """Open or close the resources of a leader: LISTEN, SSH, connections."""
+    async def _change_role(self, *, leads: bool) -> None:
+        """Open or close what only a leader uses: LISTEN, SSH, connections, jobs."""
         if not leads:
             self._log_schedule.stop()
             self._stop_listening()
@@ -247,7 +248,7 @@ class Daemon:
         term = self._leadership.term
         if self._stopping or term is None or self._leadership.is_over:
             return
-        self._at_rest.clear()
+        self._no_tick_runs.clear()
         self._woken = False
         try:
             await self._tick.run(term)
@@ -263,11 +264,11 @@ class Daemon:
             if not isinstance(error, PortError):
                 raise  # a bug: it is logged with its traceback, and shown in the probes
         finally:
-            self._at_rest.set()
+            self._no_tick_runs.set()
             self._schedule_next()
 
     async def _note_tick(self, term: int, error: Exception | None) -> None:
-        """Let be known why a tick failed, or that one went through again, if the database answers. Raises nothing."""
+        """Record in the database why a tick failed, or that a tick succeeded again. Raises nothing."""
         if isinstance(error, Unavailable | NotLeader):
             return
         why = f"{type(error).__name__}: {error}" if error else None
@@ -278,13 +279,13 @@ class Daemon:
     def _schedule_next(self) -> None:
         if self._stopping or not self._scheduler.running:
             return
-        moving, poll_s = self._health.reason is not None or self._tick.is_moving, self._runtime.poll_s
-        delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, poll_s) if moving else poll_s
+        is_moving, poll_s = self._health.reason is not None or self._tick.is_moving, self._runtime.poll_s
+        delay_s = TICK_GAP_S if self._woken else min(TRANSITION_S, poll_s) if is_moving else poll_s
         if self._tick.retry_s is not None:
             delay_s = min(delay_s, max(self._tick.retry_s, TRANSITION_S))
         now = datetime.now(UTC)
-        self._rested_at = now + timedelta(seconds=min(self._tick.took_s * TICK_REST, TRANSITION_S))
-        next_at = max(now + timedelta(seconds=delay_s), self._rested_at)
+        self._next_tick_from = now + timedelta(seconds=min(self._tick.took_s * TICK_PAUSE_FACTOR, TRANSITION_S))
+        next_at = max(now + timedelta(seconds=delay_s), self._next_tick_from)
         self._scheduler.modify_job("tick", next_run_time=next_at)
 
     # --- logs and rows
@@ -297,7 +298,7 @@ class Daemon:
         if (term := self._term()) is not None:
             self._log_schedule.begin(term, self._tick.fleet, self._executor.in_flight)
 
-    async def _look_up(self) -> None:
+    async def _refresh_catalog(self) -> None:
         if await self._catalog.refresh():
             self.wake()
 

@@ -47,7 +47,7 @@ class Crashes:
 
 
 def _nothing() -> None:
-    """The default: no one waits for the end of an action."""
+    """The default of `wake`."""
 
 
 class Executor:
@@ -75,14 +75,14 @@ class Executor:
         self._deleted_orphans = {
             pod_id: until_s for pod_id, until_s in self._deleted_orphans.items() if until_s > now_s
         }
-        return frozenset(self._running) | frozenset(self._deleted_orphans) | self._resting(bringups=False)
+        return frozenset(self._running) | frozenset(self._deleted_orphans) | self._paused_after_crash(bringups=False)
 
     @property
     def bringing_up(self) -> frozenset[str]:
         """Return the workers whose bring-up runs, or pauses after a crash."""
-        return frozenset(self._bringups) | self._resting(bringups=True)
+        return frozenset(self._bringups) | self._paused_after_crash(bringups=True)
 
-    def _resting(self, *, bringups: bool) -> frozenset[str]:
+    def _paused_after_crash(self, *, bringups: bool) -> frozenset[str]:
         """Return the worker and pod ids whose action pauses after a crash."""
         now_s = asyncio.get_running_loop().time()
         self._crashes = {key: one for key, one in self._crashes.items() if one.until_s + MAX_PAUSE_S > now_s}
@@ -145,13 +145,13 @@ class Executor:
             await self._carry_out(term, action, worker)
 
     async def _recorded(
-        self, action: act.Action, work: Awaitable[None], resting: tuple[str, str] | None = None
+        self, action: act.Action, work: Awaitable[None], crash_key: tuple[str, str] | None = None
     ) -> bool:
         """Run an action and log every error. This is the only broad except; the next tick decides.
 
-        A crashed action pauses first, because it would probably crash again.
+        After a crash, the next run of the same action is delayed: it would probably crash again.
         """
-        crashes = self._crashes.pop(resting, None) if resting else None
+        crashes = self._crashes.pop(crash_key, None) if crash_key else None
         name, subject = act.kind_of(type(action)), getattr(action, "worker_id", getattr(action, "pod_id", None))
         try:
             await work
@@ -163,10 +163,10 @@ class Executor:
             log.warning("action_failed", message=f"{words}: {error}", **facts)
         except Exception:
             log.exception("action_crashed", action=name, worker=subject)
-            if resting:
+            if crash_key:
                 count = min(crashes.count + 1 if crashes else 1, MAX_DOUBLINGS)
                 pause_s = min(CRASH_PAUSE_S * 2 ** (count - 1), MAX_PAUSE_S)
-                self._crashes[resting] = Crashes(count, asyncio.get_running_loop().time() + pause_s)
+                self._crashes[crash_key] = Crashes(count, asyncio.get_running_loop().time() + pause_s)
         else:
             return True
         return False

@@ -1,4 +1,4 @@
-"""What a leader does for the rows beside its ticks: count finished tasks, and delete old rows."""
+"""Periodic work of the leader on the database's rows: count finished tasks, and delete old rows."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -20,7 +20,10 @@ class Housekeeping:
         self._counted_to: datetime | None = None  # finished tasks are counted up to this time, in this term
 
     async def count(self, lease: Lease | None) -> None:
-        """Count the tasks that finished since the last count, or since this process leads. Without a lease: forget."""
+        """Count the tasks that finished since the last count, or since this process leads.
+
+        Without a lease, the next count begins again.
+        """
         if lease is None or not lease.leader:
             self._counted_to = None
             return

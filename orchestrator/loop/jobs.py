@@ -1,4 +1,4 @@
-"""Work that a leader repeats beside its ticks, each job on its own timer."""
+"""Periodic work of the leader in addition to its ticks. Each job has its own timer."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from orchestrator.ports import PortError
 
-# of a timer: a turn that is late runs once, as soon as the one before has ended
+# options of a timer: a late run happens once, as soon as the previous run has ended
 ONE_AT_A_TIME = {"max_instances": 1, "coalesce": True, "misfire_grace_time": None}
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ class LeaderJob:
 
     name: str
     every_s: float
-    run: Callable[[int], Awaitable[object]]  # gets the term; a PortError is logged, and the next turn tries again
+    run: Callable[[int], Awaitable[object]]  # gets the term; a PortError is logged, and the next run tries again
     channel: str | None = None  # a notification on this channel starts it at once
 
 
@@ -37,22 +37,22 @@ class JobTimers:
     def add(self) -> None:
         """Add them to the scheduler."""
         for job in self._jobs:
-            turn = partial(self._turn, job)
-            self._scheduler.add_job(turn, "interval", seconds=job.every_s, id=job.name, **ONE_AT_A_TIME)
+            run = partial(self._run_once, job)
+            self._scheduler.add_job(run, "interval", seconds=job.every_s, id=job.name, **ONE_AT_A_TIME)
 
     def begin(self) -> None:
         """Start every job at once: this process begins to lead."""
         for job in self._jobs:
             self._scheduler.modify_job(job.name, next_run_time=datetime.now(UTC))
 
-    def heard(self, channel: str) -> bool:
+    def on_notification(self, channel: str) -> bool:
         """Start the job that waits for this channel, unless it runs. Return whether there is one."""
         job = self._of_channel.get(channel)
         if job and job.name not in self._running and self._scheduler.running and self._term() is not None:
             self._scheduler.modify_job(job.name, next_run_time=datetime.now(UTC))
         return job is not None
 
-    async def _turn(self, job: LeaderJob) -> None:
+    async def _run_once(self, job: LeaderJob) -> None:
         term = self._term()
         if term is None:
             return

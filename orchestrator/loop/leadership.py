@@ -61,7 +61,7 @@ class Leadership:
         else:
             health.stands_by(lease.term, lease.holder)
         self.ask_again_s = None if lease.leader else LEAD_AGAIN_S
-        self._runtime.metrics.plays(health.role)
+        self._runtime.metrics.set_role(health.role)
         self.has_changed = before is None or (before.leader, before.term) != (lease.leader, lease.term)
         return lease
 

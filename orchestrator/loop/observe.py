@@ -43,16 +43,16 @@ class Observer:
         fleet_id: str,
         catalog: Catalog,
         *,
-        deaf_s: float = 15,
+        slow_call_s: float = 15,
         patience_s: float = FIRST_PATIENCE_S,
         store_watch: StoreWatch | None = None,
     ) -> None:
-        """Without a cloud, nothing is known about pods. A database call of `deaf_s` counts as a gap for heartbeats.
+        """Without a cloud, nothing is known about pods. A database call longer than `slow_call_s` counts as a gap.
 
         `patience_s` is the wait for the first list. A command that observes only once waits longer.
         """
         self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
-        self._deaf_s, self._patience_s = deaf_s, patience_s
+        self._slow_call_s, self._patience_s = slow_call_s, patience_s
         self._store_watch = store_watch
         self._store_outage: StoreOutage | None = None  # at the last snapshot
         self._pod_tracker = PodTracker()
@@ -60,10 +60,10 @@ class Observer:
         self._listed_at_s = -1e9
         self._listing: asyncio.Future[tuple[Pod, ...]] | None = None  # under way
         self._began_s: float | None = None  # the begin of the observation window, on the loop's clock
-        self._heard_s = 0.0  # when the database last answered
+        self._answered_s = 0.0  # when the database last answered
         self._gaps: deque[tuple[float, float]] = deque()  # times in which no heartbeat could be received
-        self._deaf = True  # a gap since _heard_s
-        # the database's clock at the last snapshot, the loop's clock before it
+        self._in_gap = True  # a gap since _answered_s
+        # the database's clock at the last snapshot, and the loop's clock before its call
         self._clocks: tuple[datetime, float] | None = None
         self._reported_foreign_pods = False
         self._unanswered_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
@@ -82,7 +82,7 @@ class Observer:
 
     def gap(self) -> None:
         """Begin a gap (no leadership, no database): until the next answer, silence does not count."""
-        self._deaf = True
+        self._in_gap = True
         self._pods, self._listed_at_s = None, -1e9
         if self._listing is not None:  # the list began before the gap, so it does not count
             self._listing.cancel()
@@ -94,16 +94,16 @@ class Observer:
         self._pod_tracker = PodTracker(orphan_since=self._pod_tracker.orphan_since)
         self._claim_numbers = {}
 
-    def heard(self) -> None:
+    def note_answer(self) -> None:
         """Note an answer of the database while this process leads: heartbeats can be received."""
         now_s = asyncio.get_running_loop().time()
         if self._began_s is None:
             self._began_s = now_s
-        elif self._deaf:
-            self._gaps.append((self._heard_s, now_s))
+        elif self._in_gap:
+            self._gaps.append((self._answered_s, now_s))
         if len(self._gaps) > GAPS:
             self._began_s = self._gaps.popleft()[1]
-        self._heard_s, self._deaf = now_s, False
+        self._answered_s, self._in_gap = now_s, False
 
     async def observe(self, in_flight: frozenset[str], bringing_up: frozenset[str]) -> Snapshot:
         """Return a snapshot. Raises a port error if the database does not answer."""
@@ -115,19 +115,19 @@ class Observer:
             self.gap()
             raise
         answered_s = asyncio.get_running_loop().time()
-        if answered_s - asked_s > self._deaf_s:
+        if answered_s - asked_s > self._slow_call_s:
             self.gap()
         self._compare_clocks(half.now, asked_s, answered_s)
-        self.heard()
+        self.note_answer()
         clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
         self._unanswered_s = {worker_id: at_s for worker_id, at_s in self._unanswered_s.items() if worker_id in live}
         unanswered_at = {
             name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._unanswered_s.items()
         }
-        pods, foreign_pods = self._apart(half.database_id)
+        pods, foreign_pods = self._own_and_foreign(half.database_id)
         if fresh and pods is not None:
             self._pod_tracker = fold(self._pod_tracker, pods, half.workers, self._fleet_id, half.now)
-        away = self._store_watch.away() if self._store_watch else None
+        away = self._store_watch.outage() if self._store_watch else None
         own = StoreOutage(half.now - timedelta(seconds=away[0]), away[1], refused=away[2]) if away else None
         self._store_outage = store_outage.detect(own, half.workers, self._store_outage, half.now)
         return Snapshot(
@@ -154,7 +154,7 @@ class Observer:
             volumes=self._catalog.volumes,
             unanswered_at=unanswered_at,
             claim_seen_at=self._claims_seen(half.workers, half.now),
-            unlisted=self._late() or (str(self.cloud_error) if self.cloud_error and self._pods is None else None),
+            unlisted=self._late_list() or (str(self.cloud_error) if self.cloud_error and self._pods is None else None),
             database_id=half.database_id,
             store_outage=self._store_outage,
             database_s=answered_s - asked_s,
@@ -170,7 +170,7 @@ class Observer:
                 self._claim_numbers[worker.id] = (worker.claim_no, seen_at if number == worker.claim_no else now)
         return {name: seen_at for name, (_, seen_at) in self._claim_numbers.items()}
 
-    def _apart(self, database_id: str | None) -> tuple[tuple[Pod, ...] | None, tuple[Pod, ...]]:
+    def _own_and_foreign(self, database_id: str | None) -> tuple[tuple[Pod, ...] | None, tuple[Pod, ...]]:
         """Split the listed pods into this database's and those of a fleet of this name in another database."""
         if self._pods is None:
             return None, ()
@@ -195,7 +195,7 @@ class Observer:
         """
         if self._clocks is not None:
             passed_s = (now - self._clocks[0]).total_seconds()
-            if passed_s - (answered_s - self._clocks[1]) > self._deaf_s:
+            if passed_s - (answered_s - self._clocks[1]) > self._slow_call_s:
                 log.warning("clocks_jumped", message=f"{passed_s:.0f} s of the database's clock were none of ours")
                 self.forget()
                 self._gaps.clear()
@@ -203,7 +203,7 @@ class Observer:
         self._clocks = now, asked_s
 
     def _window(self, now: datetime, clock_s: float) -> ObservationWindow:
-        """On the database's clock."""
+        """Return the observation window on the database's clock."""
 
         def at(moment_s: float) -> datetime:
             return now - timedelta(seconds=clock_s - moment_s)
@@ -211,7 +211,7 @@ class Observer:
         began_s = clock_s if self._began_s is None else self._began_s
         return ObservationWindow(at(began_s), tuple((at(began), at(ended)) for began, ended in self._gaps))
 
-    def _late(self) -> str | None:
+    def _late_list(self) -> str | None:
         """Return what is wrong with a list that takes too long; None if none does."""
         late_s = asyncio.get_running_loop().time() - self._listed_at_s
         if self._listing is None or late_s < LATE_S:

@@ -90,7 +90,7 @@ class RowWriter:
             waiting_for="the pod to run",
             deadline_s=stage_spec.deadline_s,
             next_attempt_s=0,
-            **budget.rented(action.usd_per_hour, self._policy),
+            **budget.reservation_of_pod(action.usd_per_hour, self._policy),
         )
         log.warning("pod_adopted", worker=action.worker_id, pod=action.pod_id, reason=action.reason)
 
@@ -120,8 +120,8 @@ class RowWriter:
         self._stop_bringup(action.worker_id)
         facts = {"worker": action.worker_id, "cause": action.cause, "code": action.code, "reason": action.reason}
         words = log_phrases.of_failure(action.code, "worker ends")
-        tell = log.warning if action.cause in FAILURES else log.info
-        tell("worker_terminating", message=f"{words}: {action.reason}", **facts)
+        write = log.warning if action.cause in FAILURES else log.info
+        write("worker_terminating", message=f"{words}: {action.reason}", **facts)
         if action.cause in ABRUPT:
             await self._rescue(term, action.worker_id, action.reason)
         if action.cause in FAILURES and action.blames_host:

@@ -11,8 +11,8 @@ from orchestrator.ports import BlobRefused, Blobs, NotFound, PortError
 
 FAILURES = 2  # in a row; a single failure does not count
 QUIET_S = 10.0  # without an answered call: then a probe is sent
-MEASURE_S = 60.0  # between two probes, however many other calls are answered
-SLOW_S = 5.0  # a probe that takes longer is no answer
+MEASURE_S = 60.0  # between two probes at most, even if other calls are answered
+SLOW_S = 5.0  # a probe without an answer by then counts as failed
 KEY = "probes/store"  # overwritten by each probe; relative to S3_PREFIX
 CONTENT = b"written by the orchestrator to see whether this bucket takes objects\n"
 WHY_CHARS = 200
@@ -20,7 +20,7 @@ FIX = "check S3_BUCKET, S3_ENDPOINT_URL and the AWS keys: python -m orchestrator
 
 
 @dataclass(slots=True)
-class _Side:
+class _CallKind:
     """Calls of one kind."""
 
     failures: int = 0  # in a row
@@ -40,17 +40,17 @@ class _Side:
 
 
 class StoreWatch:
-    """The view of one process. Any thread may use `called`."""
+    """What one process knows about the object store. Any thread may use `note_call`."""
 
     def __init__(self) -> None:
-        self._reads, self._writes = _Side(), _Side()
+        self._reads, self._writes = _CallKind(), _CallKind()
         self._answered_s: float | None = None
         self._probe: asyncio.Task[None] | None = None
         self._probed_s = 0.0
         self.took_s = 0.0  # for the last probe that was answered; 0: none was
 
-    def called(self, operation: str, error: PortError | None) -> None:
-        """Note the end of a call of this process. None: it was answered."""
+    def note_call(self, operation: str, error: PortError | None) -> None:
+        """Note how a call of this process ended. `error` is None if it was answered."""
         now_s = time.monotonic()
         (self._writes if operation == "put" else self._reads).note(now_s, error)
         if error is None or isinstance(error, NotFound):
@@ -63,20 +63,20 @@ class StoreWatch:
         """Whether the store has ever answered this process."""
         return self._answered_s is not None
 
-    def away(self) -> tuple[float, str, bool] | None:
+    def outage(self) -> tuple[float, str, bool] | None:
         """Return for how long it has been unavailable, why, and whether it refuses.
 
         None if it serves, or is unknown.
         """
         now_s = time.monotonic()
-        sides = [side for side in (self._writes, self._reads) if side.failures >= FAILURES]
-        if sides:
-            first = min(sides, key=lambda side: side.since_s)
+        failing = [kind for kind in (self._writes, self._reads) if kind.failures >= FAILURES]
+        if failing:
+            first = min(failing, key=lambda kind: kind.since_s)
             return now_s - first.since_s, first.why, first.refused
         pending_s = now_s - self._probed_s if self._probe else 0.0
         return (pending_s, f"S3 has not answered for {SLOW_S:.0f} s", False) if pending_s >= SLOW_S else None
 
-    async def look(self, blobs: Blobs) -> None:
+    async def probe_if_due(self, blobs: Blobs) -> None:
         """Begin a probe if one is due. Nothing waits for it, because a hanging store holds a call for minutes."""
         if self._probe is not None:
             return
@@ -85,14 +85,14 @@ class StoreWatch:
         quiet = self._answered_s is None or now_s - self._answered_s >= QUIET_S
         if failing or quiet or now_s - self._probed_s >= MEASURE_S:
             self._probed_s = now_s
-            self._probe = asyncio.create_task(self._ask(blobs, writes=bool(failing)), name="probe:store")
+            self._probe = asyncio.create_task(self._probe_once(blobs, writes=bool(failing)), name="probe:store")
 
     def stop(self) -> None:
         """Cancel the running probe."""
         if self._probe is not None:
             self._probe.cancel()
 
-    async def _ask(self, blobs: Blobs, *, writes: bool) -> None:
+    async def _probe_once(self, blobs: Blobs, *, writes: bool) -> None:
         try:
             if writes:
                 await blobs.put(KEY, CONTENT, content_type="text/plain")
@@ -102,7 +102,7 @@ class StoreWatch:
         except NotFound:
             self.took_s = time.monotonic() - self._probed_s
         except PortError:
-            pass  # `called` has noted it
+            pass  # `note_call` has noted it
         finally:
             self._probe = None
 

@@ -27,7 +27,7 @@ class Tick:
         executor: Executor,
         *,
         on_plan: Callable[[Snapshot, Plan], object],
-        think: Callable[[Snapshot, Policy], Plan],
+        planner: Callable[[Snapshot, Policy], Plan],
         is_stopping: Callable[[], bool],
     ) -> None:
         """`on_plan` gets the snapshot and the plan of each tick. While `is_stopping`, a tick decides nothing."""
@@ -37,7 +37,7 @@ class Tick:
         self.took_s = 0.0
         self._runtime, self._store, self._policy = runtime, runtime.store, runtime.policy
         self._observer, self._executor, self._decisions = observer, executor, DecisionRecorder(runtime.store)
-        self._on_plan, self._think, self._is_stopping = on_plan, think, is_stopping
+        self._on_plan, self._planner, self._is_stopping = on_plan, planner, is_stopping
         self._declared: int | None = None  # the term in which the pools were declared
         self._claims_held: tuple[int, float] | None = None  # the term in which claims were held, and the last time
         self._claims_freed: int | None = None  # the term in which the claims were freed
@@ -50,8 +50,8 @@ class Tick:
         snapshot = await self._observer.observe(self._executor.in_flight, self._executor.bringing_up)
         health.stepped()
         observe_s = time.monotonic() - began_s
-        self._keep(snapshot)
-        made = self._think(snapshot, self._policy)
+        self._publish(snapshot)
+        made = self._planner(snapshot, self._policy)
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.decisions if v.retry_at)
         self.retry_s = min(waits, default=None)
         if not self._is_stopping():
@@ -61,7 +61,7 @@ class Tick:
             await self._executor.start(term, snapshot, made.actions)
         self.took_s = time.monotonic() - began_s
         self._decisions.sum_up(snapshot, made, tick_s=self.took_s, observe_s=observe_s)
-        self._runtime.metrics.saw(snapshot, made, self._policy, self.took_s)
+        self._runtime.metrics.note_tick(snapshot, made, self._policy, self.took_s)
         self._on_plan(snapshot, made)
         return made
 
@@ -77,8 +77,8 @@ class Tick:
         await self._store.declare_release(term, releases, policy.handled)
         self._declared = term
 
-    def _keep(self, snapshot: Snapshot) -> None:
-        """Keep what others read between two ticks."""
+    def _publish(self, snapshot: Snapshot) -> None:
+        """Keep what other parts read between two ticks."""
         self.is_moving, self.fleet = in_transition(snapshot), snapshot.workers
         if snapshot.pods is not None:
             self._runtime.latest.pods.update(snapshot.pods)

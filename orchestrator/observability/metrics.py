@@ -92,7 +92,7 @@ class Metrics:
         words = {None: "not asked yet", True: "up", False: "down"}
         return {name: words[self._answered.get(name)] for name in DEPENDENCIES}
 
-    def plays(self, role: str) -> None:
+    def set_role(self, role: str) -> None:
         """Set the role. A process that does not lead exports no metrics of the fleet."""
         for known in ROLES:
             self.role.labels(known).set(known == role)
@@ -111,7 +111,7 @@ class Metrics:
             for number in (self.usd_per_hour, self.usd_today, self.log_pending):
                 number.set(0)
 
-    def saw(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
+    def note_tick(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
         """Record a tick of the leader."""
         self.ticks.labels("ok").inc()
         self.tick_s.observe(took_s)

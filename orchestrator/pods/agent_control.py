@@ -11,7 +11,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.pods import agent_commands
 from orchestrator.ports import Completed, PortError, Session, Unavailable
 
-LOOK_TIMEOUT_S = 10.0  # for short commands: is the agent alive, what are its last log lines
+READ_TIMEOUT_S = 10.0  # for short commands: is the agent alive, what are its last log lines
 STOP_MARGIN_S = 10.0  # in addition to the grace period of a stop
 TAIL_BYTES = 16 * 1024
 TAIL_LINES = 50
@@ -63,7 +63,7 @@ def _refusal(line: Mapping[str, Any]) -> dict[str, Any]:
 
 async def recorded(session: Session, nonce: str) -> agent_commands.LaunchedAgent | None:
     """Return the agent that a launch started, alive or not. None if it started none."""
-    text = await session.read(f"{agent_commands.run_dir(nonce)}/agent.json", 0, TAIL_BYTES, timeout_s=LOOK_TIMEOUT_S)
+    text = await session.read(f"{agent_commands.run_dir(nonce)}/agent.json", 0, TAIL_BYTES, timeout_s=READ_TIMEOUT_S)
     try:
         line = json.loads(text or b"null")
     except (ValueError, RecursionError):
@@ -73,7 +73,7 @@ async def recorded(session: Session, nonce: str) -> agent_commands.LaunchedAgent
 
 async def lives(session: Session, agent: agent_commands.LaunchedAgent, nonce: str) -> bool:
     """Whether the process runs, by pid, start time and command line."""
-    done = await run(session, agent_commands.alive_command(agent.pid), timeout_s=LOOK_TIMEOUT_S)
+    done = await run(session, agent_commands.alive_command(agent.pid), timeout_s=READ_TIMEOUT_S)
     return agent_commands.is_alive(done.stdout, agent, nonce)
 
 
@@ -81,10 +81,10 @@ async def log_tails(session: Session, nonce: str) -> dict[str, Any]:
     """Return the last lines of the launch's logs, as far as they are readable."""
     lines: list[str] = []
     try:
-        sizes = await session.list(f"{agent_commands.run_dir(nonce)}/logs", timeout_s=LOOK_TIMEOUT_S) or {}
+        sizes = await session.list(f"{agent_commands.run_dir(nonce)}/logs", timeout_s=READ_TIMEOUT_S) or {}
         for name in ("system.log", "agent.log"):
             path, offset = f"{agent_commands.run_dir(nonce)}/logs/{name}", max(0, sizes.get(name, 0) - TAIL_BYTES)
-            text = await session.read(path, offset, TAIL_BYTES, timeout_s=LOOK_TIMEOUT_S) or b""
+            text = await session.read(path, offset, TAIL_BYTES, timeout_s=READ_TIMEOUT_S) or b""
             lines += text.decode("utf-8", "replace").splitlines()
     except PortError as error:
         return {"log": lines[-TAIL_LINES:], "log_error": str(error)[:300]}

@@ -13,13 +13,13 @@ from orchestrator.pods.bringup_context import BringupContext, Evidence
 from orchestrator.pods.latest import PodView
 from orchestrator.ports import PortError
 
-LOG_LOOK_S = 20.0  # before the deadline of a pod that does not run, its own log is read
+LOG_READ_BEFORE_END_S = 20.0  # before the deadline of a pod that does not run, its own log is read
 EARLY_S = 2.5  # seconds; a shorter boot needs no remark
-LOOK_AFTER_S = 5.0  # seconds after which the pod's log is read, to see whether the image is being pulled
-LOOK_AGAIN_S = 30.0  # seconds until it is read again
-LOOK_TIMEOUT_S = 10.0
-LOOK_GAP_S = 5.0  # seconds between two reads for all pods together: each is one of the account's 60 calls per minute
-LOOKS_AT_ONCE = 5  # the first reads need no gap; lists use 30 calls a minute, log reads 17
+LOG_READ_AFTER_S = 5.0  # seconds after which the pod's log is read, to see whether the image is being pulled
+LOG_READ_AGAIN_S = 30.0  # seconds until it is read again
+LOG_READ_TIMEOUT_S = 10.0
+LOG_READ_GAP_S = 5.0  # seconds between two reads of all pods: each is one of the account's 60 calls a minute
+LOG_READS_AT_ONCE = 5  # the first reads need no gap; lists use 30 calls a minute, log reads 17
 LOG_LINES = 30  # of the log are kept
 PULLS = ": its image is being pulled"
 POD_FACTS = ("machine_id", "data_center", "gpu_type", "price_usd_per_hour")  # columns of the same names
@@ -35,17 +35,18 @@ class BootStages:
 
     def __init__(self, pods: PodView, pod_log: Callable[[str], Awaitable[str]]) -> None:
         self._pods, self._pod_log = pods, pod_log
-        self._looked_until_s = 0.0  # monotonic: log reads are scheduled up to this time
+        self._log_reads_until_s = 0.0  # monotonic: log reads are scheduled up to this time
 
     async def pod_running(self, context: BringupContext) -> Evidence:
         """Check that the list shows the pod as RUNNING, with a runtime."""
-        look_s = min(LOG_LOOK_S, context.limit_s / 4)  # before the deadline, the pod's log may show the cause
+        read_s = min(LOG_READ_BEFORE_END_S, context.limit_s / 4)  # the pod's log may show the cause
         try:
-            pod = await self._until_it_runs(context, context.limit_s - look_s)
+            pod = await self._until_it_runs(context, context.limit_s - read_s)
         except TimeoutError:
-            log_facts = await self._look(context, look_s / 2) if self._may_look() else {}  # then an earlier read counts
+            # if the limits allow no read, an earlier one counts
+            log_facts = await self._read_log(context, read_s / 2) if self._may_read_log() else {}
             evidence = context.evidence | log_facts
-            await context.suspects(FailureCode.IMAGE_PULL_SLOW if _pulls(evidence) else None, evidence)
+            await context.suspects(FailureCode.IMAGE_PULL_SLOW if _is_pulling(evidence) else None, evidence)
             pod = await self._pod(context, _runs, context.limit_s)
         pulled = {name: context.evidence[name] for name in ("image_digest",) if name in context.evidence}
         return {"pod_id": pod.id, "machine_id": pod.machine_id, **pulled}
@@ -56,8 +57,8 @@ class BootStages:
         The log is read concurrently, so it does not delay a pod that begins to run.
         """
         seen: Pod | None = None
-        log_facts, look = Evidence(), None
-        due_s = time.monotonic() + LOOK_AFTER_S
+        log_facts, read = Evidence(), None
+        due_s = time.monotonic() + LOG_READ_AFTER_S
 
         def runs(pod: Pod) -> bool:
             nonlocal seen
@@ -70,25 +71,26 @@ class BootStages:
                     try:
                         return await self._pod(context, runs, EARLY_S)
                     except TimeoutError:
-                        if look is not None and look.done():
-                            log_facts, look = log_facts | look.result(), None
-                        if look is None and time.monotonic() >= due_s and self._may_look():
-                            look = asyncio.create_task(self._look(context, LOOK_TIMEOUT_S))
-                            due_s = time.monotonic() + LOOK_AGAIN_S
-                        await context.suspects(None, log_facts | {"shown": _shown(seen) + PULLS * _pulls(log_facts)})
+                        if read is not None and read.done():
+                            log_facts, read = log_facts | read.result(), None
+                        if read is None and time.monotonic() >= due_s and self._may_read_log():
+                            read = asyncio.create_task(self._read_log(context, LOG_READ_TIMEOUT_S))
+                            due_s = time.monotonic() + LOG_READ_AGAIN_S
+                        shown = _shown(seen) + PULLS * _is_pulling(log_facts)
+                        await context.suspects(None, log_facts | {"shown": shown})
         finally:
-            if look is not None:
-                look.cancel()
+            if read is not None:
+                read.cancel()
 
-    def _may_look(self) -> bool:
+    def _may_read_log(self) -> bool:
         """Whether the account's limits allow one more read now. If so, count it."""
         now_s = time.monotonic()
-        if self._looked_until_s - now_s > LOOK_GAP_S * (LOOKS_AT_ONCE - 1):
+        if self._log_reads_until_s - now_s > LOG_READ_GAP_S * (LOG_READS_AT_ONCE - 1):
             return False
-        self._looked_until_s = max(self._looked_until_s, now_s) + LOOK_GAP_S
+        self._log_reads_until_s = max(self._log_reads_until_s, now_s) + LOG_READ_GAP_S
         return True
 
-    async def _look(self, context: BringupContext, timeout_s: float) -> Evidence:
+    async def _read_log(self, context: BringupContext, timeout_s: float) -> Evidence:
         """Return the last lines of the pod's own log, or why there are none."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -131,7 +133,7 @@ class BootStages:
         return pod
 
 
-def _pulls(evidence: Evidence) -> bool:
+def _is_pulling(evidence: Evidence) -> bool:
     """Whether the pod's log, when it was last read, showed an image pull in progress."""
     return is_pulling("\n".join(evidence.get("pod_log", ())))
 

@@ -122,7 +122,7 @@ class PodCreator:
             "waiting_for": "the pod to run",
             "deadline_s": stage_spec.deadline_s,
             "next_attempt_s": 0,
-        } | budget.rented(pod.price_usd_per_hour, self._policy)
+        } | budget.reservation_of_pod(pod.price_usd_per_hour, self._policy)
         await self._store.move(
             term,
             worker_id,

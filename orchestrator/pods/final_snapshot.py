@@ -14,7 +14,7 @@ from orchestrator.core.model import Worker
 from orchestrator.pods import agent_commands
 from orchestrator.ports import HostKeyChanged, PortError, SessionPool
 
-LOOK_S = 10.0  # seconds for the whole snapshot, with the connection
+SNAPSHOT_S = 10.0  # seconds for the whole snapshot, with the connection
 REACH_S = 5.0  # seconds for an empty command: a tool that hangs later does not make the pod unreachable
 SMI_S = 4  # seconds for nvidia-smi, which hangs on a broken driver and must not delay the other sections
 MAX_BYTES = 16 * 1024  # of the snapshot as JSON
@@ -73,23 +73,23 @@ def command(nonce: str | None) -> str:
     return f"{{ {'; '.join(parts)}; }} 2>/dev/null"
 
 
-async def look(ssh_pool: SessionPool, worker: Worker) -> dict[str, Any]:
-    """Return the snapshot of a worker's pod within LOOK_S, or one with the reason for its absence.
+async def take(ssh_pool: SessionPool, worker: Worker) -> dict[str, Any]:
+    """Return the snapshot of a worker's pod within SNAPSHOT_S, or one with the reason for its absence.
 
     Raises HostKeyChanged.
     """
     reached = False
     try:
-        async with asyncio.timeout(LOOK_S):
+        async with asyncio.timeout(SNAPSHOT_S):
             async with asyncio.timeout(REACH_S), ssh_pool.session(worker, timeout_s=REACH_S) as session:
                 await session.run(":", timeout_s=REACH_S)
             reached = True
             async with ssh_pool.session(worker, timeout_s=REACH_S) as session:
-                done = await session.run(command(worker.nonce), timeout_s=LOOK_S)
+                done = await session.run(command(worker.nonce), timeout_s=SNAPSHOT_S)
     except HostKeyChanged:
         raise  # the answer of another machine is dropped
     except (PortError, TimeoutError) as error:
-        why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {LOOK_S:.0f} s"
+        why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {SNAPSHOT_S:.0f} s"
         return unknown(why) | {"reached": reached}
     return bounded(read(done.stdout.decode("utf-8", "replace"), worker.nonce))
 

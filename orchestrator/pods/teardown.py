@@ -41,12 +41,12 @@ class Teardown:
         store: Store,
         cloud: Cloud,
         *,
-        look: Callable[[Worker], Awaitable[Mapping[str, Any]]],
+        take_snapshot: Callable[[Worker], Awaitable[Mapping[str, Any]]],
         finish_logs: Callable[[int, Worker, bool], Awaitable[int]],
         policy: Policy,
     ) -> None:
         self._store, self._cloud, self._policy = store, cloud, policy
-        self._look, self._finish_logs = look, finish_logs
+        self._take_snapshot, self._finish_logs = take_snapshot, finish_logs
 
     async def begin(self, term: int, action: act.Terminate) -> Worker:
         """Move the worker to terminating: from this statement on, it gets no new task.
@@ -106,7 +106,7 @@ class Teardown:
                 log.warning("logs_given_up", worker=worker.id, why=str(unflushed))
                 reason = f"its logs could be neither shipped nor declared lost, and the pod costs money: {unflushed}"
         elif action.reachable and worker.metadata.last_snapshot is None:
-            await self._look_once(term, action, worker)
+            await self._take_snapshot_once(term, action, worker)
         await self._store.move(
             term,
             worker.id,
@@ -156,7 +156,7 @@ class Teardown:
         A machine with another host key is sent nothing: it never had these logs.
         """
         try:
-            await self._keep_look(term, action, worker)
+            await self._keep_snapshot(term, action, worker)
             beyond_budget = await self._finish_logs(term, worker, action.reachable)
         except HostKeyChanged as error:
             await self._finish_logs(term, worker, False)
@@ -180,7 +180,7 @@ class Teardown:
         await self._note(term, worker_id, action.reason, **fields)
         return Unavailable(f"the last log bytes: {why}")
 
-    async def _keep_look(self, term: int, action: act.Flush, worker: Worker) -> None:
+    async def _keep_snapshot(self, term: int, action: act.Flush, worker: Worker) -> None:
         """Take the final snapshot. The first one that reached the pod is kept.
 
         After the agent's stop, there is less to read.
@@ -190,7 +190,7 @@ class Teardown:
         kept = worker.metadata.last_snapshot
         if not action.reachable and kept is not None:
             return
-        seen = await self._look(worker) if action.reachable else final_snapshot.unknown(action.reason)
+        seen = await self._take_snapshot(worker) if action.reachable else final_snapshot.unknown(action.reason)
         if kept is not None and kept.get("reached"):  # its agent has been stopped since then
             seen = {**seen, "agent": None}
         if kept is None or (seen["known"] and not kept.get("known")):
@@ -198,10 +198,10 @@ class Teardown:
         if action.reachable and seen.get("reached") is False:
             raise _Unreached(str(seen["why"]))
 
-    async def _look_once(self, term: int, action: act.Flush, worker: Worker) -> None:
+    async def _take_snapshot_once(self, term: int, action: act.Flush, worker: Worker) -> None:
         """Store the snapshot, or why there is none."""
         try:
-            seen = await self._look(worker)
+            seen = await self._take_snapshot(worker)
         except HostKeyChanged as error:
             seen = final_snapshot.unknown(f"HOST_KEY_CHANGED: {error}")
         await self._note(term, worker.id, action.reason, metadata=metadata(last_snapshot=seen))

@@ -63,7 +63,7 @@ async def open_adapters(settings: Settings, metrics: Metrics, watch: StoreWatch)
 
     def on_blob_call(operation: str, error: PortError | None) -> None:
         metrics.stored(error is None or isinstance(error, NotFound))
-        watch.called(operation, error)
+        watch.note_call(operation, error)
 
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(open_db(settings, pool_size=STANDBY_POOL if is_direct else HTTP_POOL))

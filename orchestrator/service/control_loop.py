@@ -27,7 +27,7 @@ from orchestrator.outputs import abort_old_uploads, store_probe
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.bundle import Bundle, build_bundle
 from orchestrator.pods.create import PodCreator
-from orchestrator.pods.final_snapshot import look
+from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.pods.teardown import Teardown
@@ -57,7 +57,7 @@ async def build_loop(
     settings: Settings,
     *,
     patience_s: float = FIRST_PATIENCE_S,
-    think: Callable[[Snapshot, Policy], Plan] = plan,
+    planner: Callable[[Snapshot, Policy], Plan] = plan,
 ) -> AsyncIterator[tuple[Daemon, Parts]]:
     """Open the connections and build the loop. Raises SettingsError, or PortError without a usable database."""
     require(settings, *TO_RUN)
@@ -76,7 +76,7 @@ async def build_loop(
             cloud,
             settings.fleet_id,
             catalog,
-            deaf_s=policy.heartbeat_s,
+            slow_call_s=policy.heartbeat_s,
             patience_s=patience_s,
             store_watch=watch,
         )
@@ -84,7 +84,7 @@ async def build_loop(
         parts = Parts(adapters.db, observer, adapters.blobs, health, metrics)
         hooks = _hooks(settings, policy, adapters, parts, watch)
         executor = Executor(store, cloud, operations, policy)
-        yield Daemon(runtime, observer, executor, catalog=catalog, shipper=shipper, hooks=hooks, think=think), parts
+        yield Daemon(runtime, observer, executor, catalog=catalog, shipper=shipper, hooks=hooks, planner=planner), parts
 
 
 def _pod_operations(
@@ -100,10 +100,12 @@ def _pod_operations(
     credentials = Credentials(token_for(settings), nonces_of(settings))
     launch = launch_config(settings, policy, partial(store_probe, adapters.blobs))
     bringup = BringUp(store, ssh_pool, adapters.shell, bundle, latest, launch, credentials, cloud.pod_log)
+    snapshots = partial(take_snapshot, ssh_pool)
+    teardown = Teardown(store, cloud, take_snapshot=snapshots, finish_logs=shipper.finish, policy=policy)
     return PodOperations(
         PodCreator(store, cloud, policy, catalog, credentials.nonce_for),
         bringup.bring_up,
-        Teardown(store, cloud, look=partial(look, ssh_pool), finish_logs=shipper.finish, policy=policy),
+        teardown,
         ssh_pool.drop,
     )
 
@@ -113,16 +115,16 @@ def _hooks(settings: Settings, policy: Policy, adapters: Adapters, parts: Parts,
     parts.on_lead.append(lambda _leads: conditions.forget())
 
     async def lead(leads: bool) -> None:
-        for tell in parts.on_lead:
-            tell(leads)
+        for callback in parts.on_lead:
+            callback(leads)
         await adapters.lead(leads)
 
     return Hooks(
-        on_notify=lambda channel, payload: [hear(channel, payload) for hear in parts.notified],
+        on_notify=lambda channel, payload: [listener(channel, payload) for listener in parts.notified],
         on_lead=lead,
         on_plan=conditions.planned,
         on_tick_failed=conditions.failed,
-        look_at_store=partial(watch.look, adapters.blobs),
+        probe_store=partial(watch.probe_if_due, adapters.blobs),
         on_retention=partial(abort_old_uploads, adapters.blobs),
         jobs=jobs,
     )

@@ -23,7 +23,7 @@ from orchestrator.observability.logging import configure
 from orchestrator.ports import PortError
 from orchestrator.service import process
 from orchestrator.service.control_loop import build_loop
-from orchestrator.service.http import open_application, revealed
+from orchestrator.service.http import open_application, text_of
 from orchestrator.web.server import GatewayServer
 from orchestrator.wiring import LIST_WAIT_S
 
@@ -39,7 +39,7 @@ async def run(settings: Settings) -> int:
     """
     configure(settings.log_level, settings.secrets())
     expected = (PortError, Failure, Failures, SettingsError)
-    with reporting_errors(revealed(settings.sentry_dsn), settings.fleet_id, __version__, expected):
+    with reporting_errors(text_of(settings.sentry_dsn), settings.fleet_id, __version__, expected):
         return await _run(settings)
 
 
@@ -55,7 +55,7 @@ async def _run(settings: Settings) -> int:
         server = GatewayServer(
             settings.host, settings.port, partial(open_application, settings, parts, asyncio.get_running_loop())
         )
-        parts.notified.append(server.heard)
+        parts.notified.append(server.on_notification)
         server.open()
         watching = asyncio.create_task(_stop_with(server, stop), name="watch_the_server")
         log.info(
@@ -95,7 +95,7 @@ async def lead_for(
     """
     configure("WARNING", settings.secrets())
     often = settings.model_copy(update={"orchestrator_poll_sec": JOB_EVERY_S})
-    async with build_loop(often, think=partial(maintenance.plan, job)) as (daemon, _):
+    async with build_loop(often, planner=partial(maintenance.plan, job)) as (daemon, _):
         stop = asyncio.Event()
         leading = asyncio.create_task(daemon.run(stop), name="maintenance_job")
         try:

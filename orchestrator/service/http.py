@@ -38,7 +38,7 @@ async def open_application(
         db = RoleRoutedDb(own, shared, loop, leads) if own and shared else None
         if own:
             here = asyncio.get_running_loop()
-            parts.on_lead.append(lambda leads: None if leads else _shed(here, own.resize(GATEWAY_POOL)))
+            parts.on_lead.append(lambda leads: None if leads else _close_idle(here, own.resize(GATEWAY_POOL)))
         calls = RoleRoutedCalls(own, shared or parts.db, loop, leads)
         yield build_app(
             db=MeteredWorkerDb(db, parts.metrics) if db else None,
@@ -46,35 +46,35 @@ async def open_application(
             verifier=verifier(*settings.token_keys()),
             health=parts.health,
             wakeups=wakeups,
-            on_unanswered=lambda worker_id: _tell(loop, parts.observer.note_unanswered, worker_id),
+            on_unanswered=lambda worker_id: _call_soon(loop, parts.observer.note_unanswered, worker_id),
             metrics=parts.metrics,
-            metrics_token=revealed(settings.metrics_token),
+            metrics_token=text_of(settings.metrics_token),
             proxy_hops=settings.proxy_hops,
             sealed=sealed_token_for(settings),
             api=Api(
                 ApiRows(calls, settings.fleet_id),
                 parts.blobs,
                 wakeups,
-                admin_token=revealed(settings.admin_token),
-                viewer_token=revealed(settings.viewer_token),
+                admin_token=text_of(settings.admin_token),
+                viewer_token=text_of(settings.viewer_token),
                 policy=settings.policy(),
             ),
         )
 
 
-def revealed(secret: SecretStr | None) -> str | None:
+def text_of(secret: SecretStr | None) -> str | None:
     """Return the text of a secret setting."""
     return secret.get_secret_value() if secret else None
 
 
-def _shed(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
+def _close_idle(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
     """Close the idle connections of another thread's pool."""
     try:
         asyncio.run_coroutine_threadsafe(closing, loop)
-    except RuntimeError:  # the loop has closed, and they with it
+    except RuntimeError:  # the loop has closed, and its connections with it
         closing.close()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[str], None], what: str) -> None:
-    with suppress(RuntimeError):  # the loop has gone: the process is about to
-        loop.call_soon_threadsafe(hear, what)
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[str], None], argument: str) -> None:
+    with suppress(RuntimeError):  # the loop has closed: the process is about to end
+        loop.call_soon_threadsafe(callback, argument)

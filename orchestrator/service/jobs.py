@@ -45,7 +45,7 @@ def jobs_of(
     alerting = _alerts(store, settings)
     place = bucket_place(settings.s3_endpoint_url, settings.aws_region)
     sources = Sources(store, policy.handled, partial(_balance, settings), lambda: watch.took_s, place)
-    known = LeaderConditions(sources, metrics, alerting.saw if alerting else None)
+    known = LeaderConditions(sources, metrics, alerting.note_conditions if alerting else None)
     due = Schedules(ScheduleStore(db, settings.fleet_id))
     jobs = [
         LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),

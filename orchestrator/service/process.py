@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 EXIT_WITHIN_S = 2.5  # after a signal, whatever hangs: the next leader finds the rest, as after a crash
-CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
+CUT_SHORT = b'{"event": "orchestrator_exit_now", "level": "warning", "message": "something held up the end"}\n'
 # allocations between two collections of the youngest generation, then collections for each older one
 GC_THRESHOLDS = (50_000, 20, 20)
 
@@ -24,20 +24,20 @@ def stop_on_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 
-    def leave(number: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         if asked:
             os._exit(128 + number)
         asked.append(number)
         loop.call_soon_threadsafe(stop.set)
-        late = threading.Timer(EXIT_WITHIN_S, _cut_short)
+        late = threading.Timer(EXIT_WITHIN_S, _exit_now)
         late.daemon = True
         late.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+        signal.signal(number, on_signal)
 
 
-def _cut_short() -> None:
+def _exit_now() -> None:
     os.write(2, CUT_SHORT)  # not through logging: a hanging thread may hold its lock
     os._exit(0)
 

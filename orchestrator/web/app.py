@@ -48,7 +48,7 @@ def build_app(
 
     `on_unanswered` and `sealed`: see `Gateway`. Without a token, nobody may read the metrics or more of
     the health than its status; without `db` there is no gateway: pods
-    speak to Supabase.
+    call Supabase.
     """
 
     def shown(request: Request, now_s: float) -> Mapping[str, Any]:

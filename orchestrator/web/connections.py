@@ -30,11 +30,11 @@ class Connection(Protocol):
         """Whether a request is being answered."""
         ...
 
-    def know(self) -> None:
+    def mark_known(self) -> None:
         """Mark it as a worker's connection, which may stay open for longer."""
         ...
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Close it."""
         ...
 
@@ -79,7 +79,7 @@ class Connections:
         self._tokens[connection.peer] = token
         ours = self._by_token.setdefault(token, {})
         ours[connection.peer] = connection
-        connection.know()
+        connection.mark_known()
         if len(ours) > MAX_PER_TOKEN:
             _end_oldest(ours)
 
@@ -118,5 +118,5 @@ class Connections:
 def _end_oldest(connections: Mapping[Peer, Connection]) -> None:
     for connection in connections.values():
         if not connection.busy:
-            connection.hang_up()
+            connection.close_now()
             return

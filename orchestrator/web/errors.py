@@ -47,7 +47,7 @@ class Refusal(Exception):
 
 
 def unknown_function(function: str, detail: str | None = None) -> Refusal:
-    """404: there is no such function, or none with these arguments; nothing is said about others."""
+    """404: there is no such function, or none with these arguments. It names no other function."""
     return Refusal(404, UNKNOWN_FUNCTION, f"Could not find the function public.{function[:80]}", detail)
 
 

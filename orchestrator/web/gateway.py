@@ -85,7 +85,7 @@ class Gateway:
         on_unanswered: Callable[[str], None] = lambda _: None,
         sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
     ) -> None:
-        """`sealed`: worker id, jti -> its next token, sealed for it (renewals.py).
+        """`sealed`: worker id, jti -> its next token, sealed for it (token_renewal.py).
 
         `on_unanswered` gets the id of a worker whose call got no answer: the worker is alive.
         """
@@ -131,10 +131,10 @@ class Gateway:
         """Log one line at most. Anonymous calls are sampled."""
         calls = 1 if worker_id else self._anonymous.take(time.monotonic())
         if calls:
-            say = log.warning if refusal.status >= SERVER_ERROR else log.info
+            write = log.warning if refusal.status >= SERVER_ERROR else log.info
             why = str(refusal) if refusal.status < SERVER_ERROR else f"{refusal}: {refusal.details or ''}"
             facts = {"function": function[:80], "worker": worker_id, "code": refusal.code, "why": why[:500]}
-            say("worker_call_refused", **facts, **({} if worker_id else {"calls": calls}))
+            write("worker_call_refused", **facts, **({} if worker_id else {"calls": calls}))
 
     def _claims(self, request: Request) -> Claims:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -61,21 +61,21 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        cycle: Any = self.cycle  # None before the first request, whatever its annotation says
+        cycle: Any = self.cycle  # None before the first request, although its annotation excludes None
         return cycle is not None and not cycle.response_complete
 
-    def know(self) -> None:
+    def mark_known(self) -> None:
         """Mark it as a worker's connection, which stays open between heartbeats."""
         self.timeout_keep_alive = KEEP_ALIVE_S
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Close it and remove it at once: several may close in one turn of the event loop."""
         self.callers.closed(self)
         self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for."""
-        self._wait_no_more()
+        """Cancel the timers, and remove the connection."""
+        self._stop_waiting()
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
@@ -93,7 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.cycle is not before or self.busy:
             self._unparsed_bytes = 0
-            self._wait_no_more()
+            self._stop_waiting()
         else:
             self._wait()
             if self._unparsed_bytes > (MAX_HEAD_BYTES if self._in_head else MAX_REST_BYTES):
@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The rest is body."""
+        """Note the end of the head: the rest is body."""
         self._in_head = False
         super().on_headers_complete()
 
@@ -130,7 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Say what was wrong with what has been read; of a request that is being answered, its answer says it."""
+        """Refuse what has been read. If a request is being answered, its answer is the last one."""
         if self._head_bytes > MAX_HEAD_BYTES or self._headers > MAX_HEADERS:
             self._refuse_head()
         elif self._pieces > MAX_BODY_PIECES:
@@ -141,25 +141,25 @@ class BoundedProtocol(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """Do not wait for ever for a caller to take the last answer."""
+        """Limit the time for which the last answer waits for the caller."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._close()
 
     def pause_writing(self) -> None:
-        """The caller does not read: an answer waits for it, but not for long."""
+        """Limit the time for which an answer waits for a caller that does not read."""
         super().pause_writing()
         self._close_by_force()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Cancel the limit, because the caller reads again."""
         super().resume_writing()
         if self._closing is not None and not self.transport.is_closing():
             self._closing.cancel()
             self._closing = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nobody asks for more."""
+        """Close a connection without further requests."""
         self._close()
 
     def _count_head(self, size_bytes: int, lines: int) -> None:
@@ -175,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._close()
 
     def _pipelined(self, size_bytes: int) -> None:
-        """The present answer is the last one of this connection; what still comes is not parsed."""
+        """Make the present answer the last one of this connection. Later bytes are not parsed."""
         self._has_pipelined = True
         self.cycle.keep_alive = False
         self._unparsed_bytes += size_bytes
@@ -194,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._slow is None:
             self._slow = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
 
-    def _wait_no_more(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
@@ -213,7 +213,7 @@ def bounded(app: Starlette, host: str, port: int) -> uvicorn.Config:
         port,
         http=protocol,
         ws="none",  # an upgraded connection would leave these limits
-        proxy_headers=False,  # Connections reads them, and knows how many to believe
+        proxy_headers=False,  # Connections reads these headers, with the number of trusted proxies
         timeout_keep_alive=KEEP_ALIVE_S,
         log_config=None,
         access_log=False,

@@ -43,7 +43,7 @@ class WakeupHub:
         """The number of the last wake-up of all; take it before looking for tasks."""
         return self._number
 
-    def heard(self, channel: str, payload: str) -> None:
+    def on_notification(self, channel: str, payload: str) -> None:
         """A notification of the database, whatever its channel; see migrations/functions/ for what is sent when."""
         if channel == TASKS_CHANNEL:
             self.notify(payload)

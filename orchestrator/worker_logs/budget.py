@@ -34,7 +34,7 @@ class ByteBudget:
 
     @property
     def full(self) -> bool:
-        """Whether a new budget would be the same."""
+        """Whether it is full, like a new budget."""
         self._refill()
         return self._left >= LOG_BYTES_PER_HOUR
 
@@ -73,6 +73,6 @@ class Round:
         return self.waited_s >= self.limit_s
 
     @property
-    def resting(self) -> bool:
-        """Whether it may end here and go on in a later round: its time is used up, and not for nothing."""
+    def may_pause(self) -> bool:
+        """Whether it may end here and continue in a later round: its time is used up, and it has shipped something."""
         return self.over and self.shipped_bytes > 0

@@ -105,7 +105,7 @@ class _ShippingRound:
             sizes = await self._files.sizes(launch_id)
             for stream in STREAMS:
                 shipped += await self._ship_file(launch_id, stream, sizes.get(f"{stream}.log", 0))
-                if self.turn.resting:
+                if self.turn.may_pause:
                     return shipped
         return shipped
 
@@ -145,7 +145,7 @@ class _ShippingRound:
                 if not end.closed:
                     size = self._reported(launch_of(boot_id), stream)
                     known_bytes = "no" if size is None else size
-                    why = f"lost with its host; its last heartbeat told of {known_bytes} bytes"
+                    why = f"lost with its host; its last heartbeat reported {known_bytes} bytes"
                     await self._declare_rest(boot_id, stream, end, size, why)
 
     async def _ship_file(self, launch_id: str, stream: str, size: int) -> int:
@@ -168,7 +168,7 @@ class _ShippingRound:
 
     async def _ship_pieces(self, boot_id: str, stream: str, end: StreamEnd, size: int) -> int:
         began, budget = end.last, self._budgets.of(self._worker.id)
-        while end.last < size and not self.turn.resting:
+        while end.last < size and not self.turn.may_pause:
             first, last = end.last, min(size, end.last + PIECE_BYTES)
             if not budget.take(last - first):
                 self.turn.withheld_bytes += size - first
@@ -240,7 +240,7 @@ class _ShippingRound:
             self._term,
             self._worker.id,
             from_states=[State.TERMINATING],
-            reason=f"its agent had ended without a word: {how}" if how else "its agent was stopped",
+            reason=f"its agent had ended without a record: {how}" if how else "its agent was stopped",
             fields={"waiting_for": f"the last {rest} bytes of its logs to reach S3"},
         )
 

@@ -29,14 +29,14 @@ async def _never(*_: object) -> Any:
 
 def daemon_over(
     store: SqlStore, db: Db, cloud: Cloud | None, rules: Policy, *, poll_s: float = 1, health: Health | None = None,
-    metrics: Metrics | None = None, think: Callable[[Snapshot, Policy], Plan] = plan,
+    metrics: Metrics | None = None, planner: Callable[[Snapshot, Policy], Plan] = plan,
 ) -> Daemon:  # fmt: skip
     """A whole loop over this database that brings no pod up."""
     catalog = Catalog(cloud, rules)
     runtime = Runtime(store, db, rules, health or Health(started_at_s=0), metrics or Metrics(), Latest(), "us", poll_s)
     return Daemon(
         runtime, Observer(store, cloud, FLEET, catalog), executor_over(store, cloud, rules, nothing),
-        catalog=catalog, shipper=cast("Shipper", None), think=think,
+        catalog=catalog, shipper=cast("Shipper", None), planner=planner,
     )  # fmt: skip
 
 
@@ -49,6 +49,6 @@ def executor_over(
 ) -> Executor:
     """An executor that calls `act` for everything that needs a pod."""
     provider, catalog = cast("Cloud", cloud), Catalog(cloud, rules)
-    teardown = Teardown(store, provider, look=act, finish_logs=act, policy=rules)
+    teardown = Teardown(store, provider, take_snapshot=act, finish_logs=act, policy=rules)
     operations = PodOperations(PodCreator(store, provider, rules, catalog, str), act, teardown, act)
     return Executor(store, provider, operations, rules)

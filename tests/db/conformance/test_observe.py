@@ -124,7 +124,7 @@ async def test_a_code_of_a_later_version_does_not_blind_an_earlier_one(
 def daemon_of(db: PostgresDb, think: Callable[[Snapshot, Policy], Plan], health: Health, metrics: Metrics) -> Daemon:
     """A whole loop over this database, without a provider."""
     store = SqlStore(db, FLEET)
-    return daemon_over(store, db, None, policy(), poll_s=0.1, health=health, metrics=metrics, think=think)
+    return daemon_over(store, db, None, policy(), poll_s=0.1, health=health, metrics=metrics, planner=think)
 
 
 async def test_a_tick_that_crashes_shows_in_the_probes(direct: PostgresDb) -> None:
@@ -169,7 +169,7 @@ async def test_a_clock_that_is_set_back_stops_no_timer(direct: PostgresDb, monke
     running = asyncio.create_task(one.run(stop))
     async with asyncio.timeout(SOON_S):
         await thoughts.acquire()
-        await one._at_rest.wait()
+        await one._no_tick_runs.wait()
         ahead -= timedelta(hours=1)
         for _ in range(10):
             await thoughts.acquire()

@@ -68,7 +68,7 @@ async def judged(fleet: Fleet) -> tuple[Any, list[Action], list[Any]]:
     store = SqlStore(fleet.db, FLEET)
     seen = await Observer(store, None, FLEET, Catalog(None, policy())).observe(frozenset(), frozenset())
     made = plan(seen, policy())
-    Metrics().saw(seen, made, policy(), 0.1)
+    Metrics().note_tick(seen, made, policy(), 0.1)
     found = conditions(of_tick(seen, made))
     rows = [one.as_row() for one in checked(found, (), AlertPolicy(FLEET, 10), seen.now, sent_1h=0).alerts]
     await store.note_alerts(fleet.term, rows, [])

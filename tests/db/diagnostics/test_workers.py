@@ -125,21 +125,21 @@ async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
 
 
 LOOKED_AT = "2026-11-21T12:00:00+00:00"
-LOOKS: Mapping[str, tuple[Any, str]] = {  # what the last look saw: the proof
+LOOKS: Mapping[str, tuple[Any, str]] = {  # what the final snapshot shows: the proof
     "": (None, "no heartbeat for 6 s"),
     "KILLED": (
         {"known": True, "agent": {"exit_class": "killed", "pid": 17}, "cgroup": {"memory_events": {"oom_kill": 1}}},
-        f"last look {LOOKED_AT}: agent killed, oom_kill 1, pid 17",
+        f"final snapshot {LOOKED_AT}: agent killed, oom_kill 1, pid 17",
     ),
     "ENDED": (
         {"known": True, "agent": {"exit_class": "ended", "pid": 17, "done": {"reason": "crashed", "status": 1}}},
-        f"last look {LOOKED_AT}: agent ended, pid 17, reason crashed, status 1",
+        f"final snapshot {LOOKED_AT}: agent ended, pid 17, reason crashed, status 1",
     ),
     "RUNNING": (
         {"known": True, "agent": {"exit_class": "running", "pid": 17, "done": None}},
-        f"last look {LOOKED_AT}: agent running, pid 17",
+        f"final snapshot {LOOKED_AT}: agent running, pid 17",
     ),
-    "UNREACHED": ({"known": False, "reached": False, "why": "no answer"}, f"last look {LOOKED_AT}: no answer"),
+    "UNREACHED": ({"known": False, "reached": False, "why": "no answer"}, f"final snapshot {LOOKED_AT}: no answer"),
 }
 
 

@@ -28,8 +28,8 @@ BOOTS: Mapping[str, Any] = {"status": PodStatus.STARTING, "has_runtime": False}
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks that a test can wait for."""
     monkeypatch.setattr(boot_stages, "EARLY_S", 0.05)
-    monkeypatch.setattr(boot_stages, "LOOK_AFTER_S", 0.1)
-    monkeypatch.setattr(boot_stages, "LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(boot_stages, "LOG_READ_AFTER_S", 0.1)
+    monkeypatch.setattr(boot_stages, "LOG_READ_AGAIN_S", 0.2)
 
 
 async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(rig: Rig, quick: None) -> None:
@@ -75,20 +75,21 @@ async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> N
 
 
 async def test_a_wave_of_slow_pods_is_not_asked_all_at_once(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls of a minute are the account's: the first few pods have a look each, then one in LOOK_GAP_S."""
-    monkeypatch.setattr(boot_stages, "LOOK_GAP_S", 0.2)
+    """The calls of a minute are the account's: the first few pods have a look each, then one in LOG_READ_GAP_S."""
+    monkeypatch.setattr(boot_stages, "LOG_READ_GAP_S", 0.2)
     asked: Counter[str] = Counter()
     began_s = time.monotonic()
     enough = asyncio.Event()
 
     async def log(pod_id: str) -> str:
         asked[pod_id] += 1
-        assert asked.total() <= boot_stages.LOOKS_AT_ONCE + (time.monotonic() - began_s) / boot_stages.LOOK_GAP_S
+        passed_s = time.monotonic() - began_s
+        assert asked.total() <= boot_stages.LOG_READS_AT_ONCE + passed_s / boot_stages.LOG_READ_GAP_S
         if asked.total() == count:
             enough.set()
         return "\n".join(PULLING)
 
-    pods, count = PodView(), 4 * boot_stages.LOOKS_AT_ONCE
+    pods, count = PodView(), 4 * boot_stages.LOG_READS_AT_ONCE
     pods.update(a_pod(f"pod-gpu-{n}", f"gpu-{n}", 22, **BOOTS) for n in range(count))
     booting = boot_stages.BootStages(pods, log)
     ascents = [BringupContext(1, spawning(f"gpu-{n}"), NOW, 600) for n in range(count)]
@@ -104,7 +105,7 @@ async def test_at_the_deadline_an_earlier_look_counts_where_calls_are_short(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wave that reaches its deadline together takes no more calls than one that begins together."""
-    monkeypatch.setattr(boot_stages, "LOOKS_AT_ONCE", 1)
+    monkeypatch.setattr(boot_stages, "LOG_READS_AT_ONCE", 1)
     asked: Counter[str] = Counter()
 
     async def log(pod_id: str) -> str:

@@ -77,8 +77,8 @@ def test_a_tick_shows_the_queue_the_fleet_and_its_cost() -> None:
     metrics, rules = Metrics(), policy(hourly_budget_usd=5)
     demand = (Demand("default", 7, 2, {"dependencies": 3}, ago(90)), Demand("some-odd-name", 4, 0, {}, None))
     seen = snapshot(busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), demand=demand, spent=Spent(1.5, 0, 0.8))
-    metrics.plays("leader")
-    metrics.saw(seen, plan(seen, rules), rules, 0.02)
+    metrics.set_role("leader")
+    metrics.note_tick(seen, plan(seen, rules), rules, 0.02)
     assert value(metrics, "queue_tasks", pool="default", cause="claimable") == 7
     assert value(metrics, "queue_tasks", pool="default", cause="dependencies") == 3
     assert value(metrics, "queue_tasks", pool="other", cause="claimable") == 4
@@ -94,9 +94,9 @@ def test_a_standby_shows_nothing_of_the_fleet() -> None:
     """A sum over replicas counts each worker once."""
     metrics, rules = Metrics(), policy()
     seen = snapshot(busy("gpu-1"))
-    metrics.plays("leader")
-    metrics.saw(seen, plan(seen, rules), rules, 0.02)
-    metrics.plays("standby")
+    metrics.set_role("leader")
+    metrics.note_tick(seen, plan(seen, rules), rules, 0.02)
+    metrics.set_role("standby")
     assert value(metrics, "workers", pool="default", state="active") is None
     assert (value(metrics, "role", role="leader"), value(metrics, "role", role="standby")) == (0, 1)
 
@@ -107,10 +107,10 @@ def test_a_tick_shows_the_findings_of_ready_workers() -> None:
     found = findings_of({"findings": [record, {"code": "MADE_UP"}]})
     seen = snapshot(busy("gpu-1", findings=found), idle("gpu-2", 5, findings=found))
     rules, metrics = policy(), Metrics()
-    metrics.saw(seen, plan(seen, rules), rules, 0.02)
+    metrics.note_tick(seen, plan(seen, rules), rules, 0.02)
     assert value(metrics, "findings", code="XID_13", severity="M") == 2
     assert value(metrics, "findings", code="other", severity="?") == 2
-    metrics.saw(snapshot(), plan(snapshot(), rules), rules, 0.02)
+    metrics.note_tick(snapshot(), plan(snapshot(), rules), rules, 0.02)
     assert value(metrics, "findings", code="XID_13", severity="M") is None
 
 

@@ -165,4 +165,4 @@ async def serving(
 async def listen(db: PostgresDb, signal: WakeupHub) -> None:
     """Pass the database's notifications on, as the daemon does it."""
     async for channel, payload in db.notifications():
-        signal.heard(channel, payload)
+        signal.on_notification(channel, payload)

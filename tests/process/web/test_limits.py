@@ -140,11 +140,11 @@ class Guest:
         self.peer, self._home = peer, home
         self.gone = self.is_known = False
 
-    def know(self) -> None:
+    def mark_known(self) -> None:
         """A worker's."""
         self.is_known = True
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Closed."""
         self.gone = True
         self._home.closed(self)

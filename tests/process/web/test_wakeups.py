@@ -97,11 +97,11 @@ async def test_a_worker_is_woken_by_its_own_name() -> None:
     mine = asyncio.create_task(signal.wait(None, LONG_S, worker_id="w-1"))
     other = asyncio.create_task(signal.wait("a", LONG_S, worker_id="w-2"))
     await _asleep(signal, 2)
-    signal.heard("orchestrator_fleet", "w-1")
+    signal.on_notification("orchestrator_fleet", "w-1")
     async with asyncio.timeout(SOON_S):
         assert await mine is True
     assert signal.waiting == 1
-    signal.heard("orchestrator_tasks", "a")
+    signal.on_notification("orchestrator_tasks", "a")
     assert await other is True
 
 
@@ -111,7 +111,7 @@ async def test_after_a_gap_in_listening_everybody_looks_again() -> None:
     mark = signal.mark()
     waits = [asyncio.create_task(signal.wait(name, LONG_S)) for name in ("a", "a", "a", "b")]
     await _asleep(signal, 4)
-    signal.heard("connected", "")
+    signal.on_notification("connected", "")
     async with asyncio.timeout(SOON_S):
         assert await asyncio.gather(*waits) == [True] * 4
     assert await signal.wait("never heard of", LONG_S, mark=mark) is True

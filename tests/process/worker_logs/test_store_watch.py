@@ -26,8 +26,8 @@ async def own_s3(tmp_path: Path) -> AsyncIterator[EmbeddedS3]:
 async def until(watch: StoreWatch, blobs: S3Blobs, *, away: bool) -> str:
     """Look as the loop does until the store is (or is no longer) away; why it is."""
     async with asyncio.timeout(DEADLINE_S):
-        while ((found := watch.away()) is not None) is not away or not watch.is_known:
-            await watch.look(blobs)
+        while ((found := watch.outage()) is not None) is not away or not watch.is_known:
+            await watch.probe_if_due(blobs)
             await asyncio.sleep(0.05)
     return found[1] if found else ""
 
@@ -37,9 +37,9 @@ async def test_an_outage_is_noticed_and_its_end_is_too(own_s3: EmbeddedS3, monke
     monkeypatch.setattr(store_watch, "QUIET_S", 0.1)
     watch = StoreWatch()
     blobs = S3Blobs(
-        own_s3.endpoint_url, own_s3.access_key, own_s3.secret_key, "bucket", "fleet", REGION, on_call=watch.called
+        own_s3.endpoint_url, own_s3.access_key, own_s3.secret_key, "bucket", "fleet", REGION, on_call=watch.note_call
     )
-    assert (watch.away(), watch.is_known) == (None, False)
+    assert (watch.outage(), watch.is_known) == (None, False)
     await until(watch, blobs, away=False)
     await own_s3.stop()
     assert "S3 does not answer" in await until(watch, blobs, away=True)
@@ -54,12 +54,12 @@ async def test_a_refusal_is_told_apart_and_names_what_to_check(own_s3: EmbeddedS
     """A missing bucket or a wrong key is for the operator."""
     watch = StoreWatch()
     blobs = S3Blobs(
-        own_s3.endpoint_url, own_s3.access_key, "wrong" * 8, "bucket", "fleet", REGION, on_call=watch.called
+        own_s3.endpoint_url, own_s3.access_key, "wrong" * 8, "bucket", "fleet", REGION, on_call=watch.note_call
     )
     for _ in range(store_watch.FAILURES):
         with pytest.raises(PortError):
             await blobs.put("a", b"x", content_type="text/plain")
-    found = watch.away()
+    found = watch.outage()
     assert found is not None
     assert "S3 refuses" in found[1]
     assert found[2]

@@ -59,7 +59,7 @@ def teardown(hauling: Hauling, *answers: bool | PortError, blobs: S3Blobs | None
     return Teardown(
         hauling.rig.store,
         Provider(list(answers)),  # type: ignore[arg-type]  # the rest of the port is not asked for
-        look=partial(final_snapshot.look, hauling.rig.lines),
+        take_snapshot=partial(final_snapshot.take, hauling.rig.lines),
         finish_logs=shipper.finish,
         policy=build.policy(**policy),
     )
@@ -206,7 +206,7 @@ async def test_a_short_grace_does_not_shorten_the_wait_for_lists(hauling: Haulin
     assert seconds(worker.deadline_at, worker.stage_since) >= LISTING_LAG_S
 
 
-# --- the last look
+# --- the final snapshot
 
 
 async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> None:
@@ -216,7 +216,7 @@ async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> No
     rig.install(sshd, "nvidia-smi", SMI)  # answers the look's query alone: the bring-up asks for more
     worker = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     assert rig.lines is not None
-    seen = await final_snapshot.look(rig.lines, worker)
+    seen = await final_snapshot.take(rig.lines, worker)
     (agent,) = rig.agents(sshd)
     assert seen["agent"] == {"exit_class": "running", "pid": agent["pid"], "done": None}
     assert seen["gpus"] == [
@@ -231,7 +231,7 @@ async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> No
     script = f"{rig.config.python} -I .orchestrator/code/agent-{rig.bundle.agent_sha}.pyz stop --run-dir "
     async with rig.lines.session(worker, timeout_s=10) as session:
         await session.run(f"{script} .orchestrator/run/{worker.nonce}", timeout_s=20)
-    ended = (await final_snapshot.look(rig.lines, worker))["agent"]
+    ended = (await final_snapshot.take(rig.lines, worker))["agent"]
     assert (ended["exit_class"], ended["done"]["reason"], ended["done"]["status"]) == ("ended", "SIGTERM received", 0)
 
 
@@ -245,7 +245,7 @@ async def failed_early(rig: Rig) -> tuple[Worker, Sshd, Teardown]:
     parts = Teardown(
         rig.store,
         Provider([]),  # type: ignore[arg-type]  # nothing is deleted here
-        look=partial(final_snapshot.look, lines),
+        take_snapshot=partial(final_snapshot.take, lines),
         finish_logs=nothing_to_finish,
         policy=build.policy(),
     )
@@ -307,7 +307,7 @@ async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, mo
     (run / "agent.pid").write_text("999999\n")
     hauling.shipper()
     assert hauling.rig.lines is not None
-    seen = await final_snapshot.look(hauling.rig.lines, hauling.worker)
+    seen = await final_snapshot.take(hauling.rig.lines, hauling.worker)
     assert (seen["gpus"], seen["gpus_why"]) == (None, "nvidia-smi did not answer within 1 s")
     assert seen["agent"] == {"exit_class": "killed", "pid": 999999, "done": None}
     assert seen["disk"]
@@ -315,13 +315,13 @@ async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, mo
 
 async def test_a_pod_that_does_not_answer_is_unknown_in_time(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the reason: nothing is made up."""
-    monkeypatch.setattr(final_snapshot, "LOOK_S", 1)
+    monkeypatch.setattr(final_snapshot, "SNAPSHOT_S", 1)
     hauling.shipper()
     assert hauling.rig.lines is not None
     hauling.rig.install(hauling.sshd, "df", "sleep 100")
-    assert (await final_snapshot.look(hauling.rig.lines, hauling.worker))["known"] is False
+    assert (await final_snapshot.take(hauling.rig.lines, hauling.worker))["known"] is False
     await hauling.sshd.stop()
-    seen = await final_snapshot.look(SshPool(AsyncSshShell(pem_of(hauling.rig.key))), hauling.worker)
+    seen = await final_snapshot.take(SshPool(AsyncSshShell(pem_of(hauling.rig.key))), hauling.worker)
     assert seen["known"] is False
     assert "Refused" in seen["why"]
 
@@ -347,7 +347,7 @@ async def test_how_an_agent_was_is_not_taken_from_a_look_after_its_stop(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look hung, and the agent was stopped all the same: the second sees the machine alone."""
-    monkeypatch.setattr(final_snapshot, "LOOK_S", 1)
+    monkeypatch.setattr(final_snapshot, "SNAPSHOT_S", 1)
     hauling.write("agent", 10)
     parts = teardown(hauling, blobs=DEAD_S3)
     await parts.begin(hauling.rig.term, end(hauling))

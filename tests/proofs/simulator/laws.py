@@ -13,8 +13,8 @@ from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
 from orchestrator.core.budget import PRICE_SEEN_S
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.fitness import DISK_FULL_S, UNCLAIMED_S
-from orchestrator.core.guards import ALARM_WORKERS, CONVINCED_S, LASTS_S
-from orchestrator.core.lifecycle import UNASKED_S
+from orchestrator.core.guards import ALARM_WORKERS, LASTS_S, WITHOUT_FINDING_S
+from orchestrator.core.lifecycle import ACTIVE_WITHOUT_CLAIM_S
 from orchestrator.pods import agent_commands
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
 from tests.proofs.simulator.sql.queue import FAULTS
@@ -353,12 +353,11 @@ class Laws:
         if new["id"] not in self._told:
             self.broken("guard", f"{new['id']} was ended by {new['failure_code']}, which its agent does not report")
         ready = sum(w["status"] in ("active", "idle") for w in self._world.db.workers.values()) + 1
-        self._faults = [(at, size) for at, size in self._faults if now - at < CONVINCED_S - 1]
+        self._faults = [(at, size) for at, size in self._faults if now - at < WITHOUT_FINDING_S - 1]
         size = max([ready + len(self._faults), *(size for _, size in self._faults)])
         if size >= ALARM_WORKERS and len(self._faults) * 2 > size:
-            self.broken(
-                "guard", f"{len(self._faults) + 1} of {size} workers ended within {CONVINCED_S:g} s by one finding"
-            )
+            ended = len(self._faults) + 1
+            self.broken("guard", f"{ended} of {size} workers ended within {WITHOUT_FINDING_S:g} s by one finding")
         self._faults.append((now, size))
 
     def _faulty(self, quiet: float) -> None:
@@ -418,7 +417,7 @@ class Laws:
             if not held or any(w["status"] in ("spawning", "terminating") for w in here):
                 self._moving_s[pool.name] = now
             waited_s = now - max(self._moving_s.get(pool.name, now), quiet)
-            if waited_s > UNASKED_S + UNCLAIMED_S + OVERDUE_S:
+            if waited_s > ACTIVE_WITHOUT_CLAIM_S + UNCLAIMED_S + OVERDUE_S:
                 self.broken("claims", f"tasks of {pool.name} wait for {waited_s:.0f} s behind silent workers")
 
     def _given_up(self, row: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from orchestrator.observability.metrics import Metrics
 from orchestrator.pods import host_identity
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.create import PodCreator
-from orchestrator.pods.final_snapshot import look
+from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.pods.teardown import Teardown
@@ -132,9 +132,9 @@ class SimBlobs:
         try:
             answer = await self._world.carry(self._loop, "s3", act, timeout_s=S3_TIMEOUT_S)
         except PortError as error:
-            self._watch.called(operation, error)
+            self._watch.note_call(operation, error)
             raise
-        self._watch.called(operation, None)
+        self._watch.note_call(operation, None)
         return answer
 
     async def put(self, key: str, content: bytes, *, content_type: str) -> None:
@@ -178,10 +178,10 @@ class SimBlobs:
 class Unmeasured(Metrics):
     """In most seeds nobody asks for the numbers, and counting them would be a tenth of the work."""
 
-    def plays(self, role: str) -> None:
+    def set_role(self, role: str) -> None:
         """Shown to nobody."""
 
-    def saw(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
+    def note_tick(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
         """Likewise."""
 
 
@@ -253,7 +253,7 @@ class Replica:
             store, lines, shell, world.bundle, latest, launch,
             Credentials(lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", nonce_for), cloud.pod_log,
         )  # fmt: skip
-        self.observer = Observer(store, cloud, FLEET, catalog, deaf_s=heartbeat_s, store_watch=watch)
+        self.observer = Observer(store, cloud, FLEET, catalog, slow_call_s=heartbeat_s, store_watch=watch)
 
         async def lead(leads: bool) -> None:
             if leads:
@@ -271,7 +271,13 @@ class Replica:
         operations = PodOperations(
             PodCreator(store, cloud, policy, catalog, nonce_for),
             partial(self.laws.bring_up, bringup.bring_up),
-            Teardown(store, cloud, look=partial(look, lines), finish_logs=shipper.finish, policy=policy),
+            Teardown(
+                store,
+                cloud,
+                take_snapshot=partial(take_snapshot, lines),
+                finish_logs=shipper.finish,
+                policy=policy,
+            ),
             lines.drop,
         )
         return Daemon(
@@ -280,6 +286,6 @@ class Replica:
             Executor(store, cloud, operations, policy),
             catalog=catalog,
             shipper=shipper,
-            hooks=Hooks(on_lead=lead, look_at_store=partial(watch.look, blobs)),
-            think=think,
+            hooks=Hooks(on_lead=lead, probe_store=partial(watch.probe_if_due, blobs)),
+            planner=think,
         )
