@@ -193,7 +193,7 @@ MUTANTS = (
            "    if observed_since and last_contact < observed_since:",
            "    if False:"),
     Mutant("a task that stands still is left", "I2", LIFE,
-           "    if patient is None or worker.progress_at > patient:", "    if True:"),
+           "    if observed_since is None or worker.progress_at > observed_since:", "    if True:"),
     Mutant("a stuck task ends its worker at once", "alive", LIFE,
            "policy.task_stuck_s + policy.heartbeat_timeout_s", "policy.task_stuck_s - 10"),
     Mutant("only a change of progress is a sign of life", "alive", "tests/proofs/simulator/sql/queue.py",
