@@ -7,7 +7,7 @@ leader does it for their rows in `worker_asks` (leader_jobs/pod_requests.py).
 import asyncio
 import base64
 import mimetypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,6 +55,19 @@ async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -
     `terms`: of a PUT what protocol.GRANTS names; of a GET what was recorded of the object, and an object that is
     another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
     """
+    return (await grant_all(blobs, [(method, key, terms)]))[0]
+
+
+async def grant_all(blobs: Blobs, asked: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]]:
+    """Answer several requests (method, key, terms) as `grant` does."""
+    refusals = [await _refusal(blobs, *one) for one in asked]
+    # In a thread: the first signature loads the S3 client, which takes most of a second.
+    return await asyncio.to_thread(
+        lambda: [refused or _sign(blobs, *one) for refused, one in zip(refusals, asked, strict=True)]
+    )
+
+
+async def _refusal(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if method not in {"PUT", "GET"} or not _is_output(key):
         return {"refused": True}
     most_bytes = MAX_OBJECT_BYTES if terms.get("multipart") or "upload_id" in terms else MAX_UPLOAD_BYTES
@@ -66,8 +79,7 @@ async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -
         if seen is None or any(seen.get(name) != terms.get(name) for name in ("etag", "bytes")):
             log.warning("output_replaced", key=key, recorded=terms.get("etag"), seen=seen and seen["etag"])
             return {"refused": True, "replaced": True}
-    # In a thread: the first signature loads the S3 client, which takes most of a second.
-    return await asyncio.to_thread(_sign, blobs, method, key, terms)
+    return None
 
 
 def store_probe(blobs: Blobs) -> Mapping[str, Any]:

@@ -66,16 +66,19 @@ class TransferLoop:
         """Send all requests. Wait for the store while the disk has room; the attempt's timeout is paused meanwhile.
 
         `grants` returns the signed URLs for as many requests at the front of a list as fit into one call. The next call
-        is made while the connections still work on the last one.
+        is made when half of the last one is done: with fewer URLs left, small files would wait for the call.
         """
         if not requests:
             return
         waiting, several = deque(requests), len(requests) > 1
         connections = ParallelConnections(min(at_once, len(requests))) if several else SingleConnection(self._idle)
+        granted = 0  # URLs of the last call
         try:
             while waiting or connections.pending:
-                if waiting and connections.pending <= 2 * at_once:
-                    for item in grants(waiting, wait):
+                if waiting and connections.pending <= max(2 * at_once, granted // 2):
+                    items = grants(waiting, wait)
+                    granted = len(items)
+                    for item in items:
                         connections.submit(waiting.popleft(), item)
                 request, error = connections.next()
                 if error is None:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.observability.redaction import redact
-from orchestrator.outputs import grant, look
+from orchestrator.outputs import grant_all, look
 from orchestrator.ports import Blobs, PortError, WorkerDb
 from orchestrator.web.errors import (
     BAD_BODY,
@@ -213,11 +213,12 @@ class Gateway:
     async def _with_urls(self, answer: Any) -> Any:
         """Presign the grants that the database authorised. Keys outside the outputs are always refused."""
         items, refused, replaced = [], list(answer.get("refused") or ()), []
-        for item in answer.get("items") or ():
-            try:
-                granted = await grant(self._blobs, item["method"], item["key"], item)
-            except (PortError, TimeoutError) as error:
-                raise _unknown(error) from None
+        authorised = answer.get("items") or ()
+        try:
+            grants = await grant_all(self._blobs, [(item["method"], item["key"], item) for item in authorised])
+        except (PortError, TimeoutError) as error:
+            raise _unknown(error) from None
+        for item, granted in zip(authorised, grants, strict=True):
             if "refused" in granted:
                 refused.append(item["key"])
                 replaced += [item["key"]] if "replaced" in granted else []

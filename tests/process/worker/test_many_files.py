@@ -4,8 +4,10 @@ import io
 import json
 import os
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from worker import folders, protocol
 from worker import task as task_module
 from worker.task import Task
 from worker.transfer_errors import TransferError
+from worker.transfers import Transfers
 
 JOB = """#!/bin/sh
 mkdir output/deep
@@ -59,6 +62,32 @@ def test_all_files_of_a_folder_arrive(store: MultipartStore, tmp_path: Path) -> 
     assert sum(line["files"] for line in ledger) == 700
     assert sum(line["sent"] - line["bytes"] for line in ledger) > 0
     assert one.ended(None)["result_data"]["outputs"][0]["name"] == "made/0/0.txt"
+
+
+def test_the_next_urls_are_requested_while_half_of_the_last_ones_are_left(tmp_path: Path) -> None:
+    """The store is busy meanwhile: it answers 100 of the first 300 files only after the second request for URLs."""
+    asked_again, waited = threading.Event(), list[bool]()
+
+    class Waiting(MultipartStore):
+        def keep(self, path: str, body: bytes) -> None:
+            super().keep(path, body)
+            if len(self.objects) > 200:
+                waited.append(asked_again.wait(20))
+
+    class Asking(Granting):
+        def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+            if self.asked:
+                asked_again.set()
+            return super().ask(message, timeout_s)
+
+    with Waiting() as store:
+        granting = Asking(store)
+        filled(tmp_path / "frames", 400)
+        files = [(path.name, path) for path in (tmp_path / "frames").rglob("*.txt")]
+        stored = Transfers(granting, "t", tmp_path, patience_s=60).put_all(files)  # type: ignore[arg-type]
+    assert len(stored) == 400
+    assert len(waited) == 200
+    assert all(waited)
 
 
 def test_a_long_list_of_outputs_is_a_file(
