@@ -123,6 +123,49 @@ begin
 end
 $$;
 
+-- Makes one change to each of these tasks, as far as users' triggers and constraints allow: to all at once, or if that
+-- fails to each half, and so on. The statement that calls it must not fail because of one task. Returns how many changed.
+-- p_change: 'due' (they need not wait any more), 'pool' (p_with has the pool of each type that is not the default one) or
+-- 'back' (an attempt does not count; p_with has the number of each task's).
+create or replace function public.internal_change_each(
+    p_change text, p_ids uuid[], p_with jsonb default null, p_until timestamptz default null
+) returns bigint
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '500ms' as $$
+#variable_conflict use_variable
+declare
+    c_time constant interval := '1 second';  -- after the first refusal; then the rest stays as it is
+    v_half int := cardinality(p_ids) / 2;
+    v_changed bigint;
+    v_message text;
+begin
+    begin
+        if p_change = 'due' then
+            update public.tasks t set run_after = null where t.id = any (p_ids) and t.status = 'Queued';
+        elsif p_change = 'pool' then
+            update public.tasks t set pool = coalesce(p_with->>t.task_type, 'default')
+             where t.id = any (p_ids) and t.status = 'Queued';
+        else
+            perform public.internal_give_back(p_ids, p_with);
+        end if;
+        get diagnostics v_changed = row_count;
+        perform public.internal_fire_deferred();
+        return v_changed;
+    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+        if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+            raise;
+        end if;
+        v_message := format('%s (%s)', sqlerrm, sqlstate);
+    end;
+    p_until := coalesce(p_until, clock_timestamp() + c_time);
+    if v_half = 0 or clock_timestamp() > p_until then
+        raise warning '% tasks could not be changed (%): %', cardinality(p_ids), p_change, v_message;
+        return 0;
+    end if;
+    return public.internal_change_each(p_change, p_ids[:v_half], p_with, p_until)
+         + public.internal_change_each(p_change, p_ids[v_half + 1:], p_with, p_until);
+end
+$$;
+
 -- Whether the caller is a pod. It is plpgsql because an SQL function with its own search_path cannot be inlined, and is
 -- slower.
 create or replace function public.internal_is_pod() returns boolean

@@ -155,6 +155,7 @@ declare
     c_light_bytes constant int := 2000;  -- of params, as stored and as text: a hundred times that is a small answer
     c_bytes constant int := 33554432;  -- of an answer: an agent reads so much, and it is built in time
     c_looks constant int := 20;  -- rounds, if a claim finds only tasks that must fail; the next claim continues
+    c_time constant interval := '2 seconds';  -- of rounds, if users' triggers wait for other transactions
 begin
     select m.place, m.queue_turn, m.created_at, m.id, m.lowered into v_from from public.internal_claim_start(p_worker.pool, p_now) m;
     for v_look in 1..c_looks loop
@@ -206,8 +207,8 @@ begin
         begin
             v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
             perform public.internal_fire_deferred();
-        exception when others then  -- one of them is the cause; the single claims find out which
-            if public.internal_is_transient(sqlstate) then
+        exception when others or assert_failure then  -- one of them is the cause; the single claims find out which
+            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
                 raise;
             end if;
             v_tasks := null;
@@ -219,7 +220,7 @@ begin
               from public.internal_hand_over_singly(p_worker, p_claim_no, v_rows, p_now, v_passed) s;
             v_tasks := coalesce(v_rest || v_tasks, v_rest, v_tasks);
         end if;
-        exit when v_tasks is not null;
+        exit when v_tasks is not null or clock_timestamp() > statement_timestamp() + c_time;
     end loop;
     if v_tasks is not null
        and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
@@ -289,11 +290,13 @@ exception when program_limit_exceeded or statement_too_complex or numeric_value_
 end
 $$;
 
--- Gives these locked, claimable rows to the worker: either all of them or, after an error, none.
+-- Gives these locked, claimable rows to the worker: either all of them or, after an error, none. A user's trigger must
+-- not make the claim wait for another transaction.
 create or replace function public.internal_hand_over(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set lock_timeout = '500ms' as $$
 #variable_conflict use_variable
 declare
     v_tasks jsonb;
@@ -325,7 +328,8 @@ end
 $$;
 
 -- Gives the rows to the worker one by one, after an error with all of them: only the tasks that cannot be given are
--- ended. Those that the schema refuses are added to p_passed and stay queued.
+-- ended. Those that the schema refuses, or whose triggers wait for another transaction, are added to p_passed and stay
+-- queued.
 create or replace function public.internal_hand_over_singly(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
 )
@@ -336,10 +340,15 @@ declare
     v_message text;
     v_constraint text;
     v_one jsonb;
+    v_waits int := 0;
+    c_waits constant int := 3;  -- for locks; then the rest is not tried
 begin
     for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
                    order by ~t.priority, t.queue_turn, t.created_at, t.id loop
         begin
+            if v_waits = c_waits then
+                raise lock_not_available using message = 'not tried, because other tasks wait for another transaction';
+            end if;
             v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_task.place], p_now);
             perform public.internal_fire_deferred();
             if v_one is not null then
@@ -348,8 +357,10 @@ begin
             end if;
             continue when not exists (select from public.tasks t where t.id = v_task.id and t.status = 'Queued' and not t.blocked);
             v_message := 'A trigger of the database suppressed its claim';
-        exception when others then  -- a user's row, trigger or constraint may raise anything
-            if public.internal_is_transient(sqlstate) then
+        exception when others or assert_failure then  -- a user's row, trigger or constraint may raise anything
+            if sqlstate = '55P03' then
+                v_waits := least(v_waits + 1, c_waits);
+            elsif public.internal_is_transient(sqlstate) then
                 raise;
             end if;
             v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
@@ -391,7 +402,7 @@ begin
         return false;
     end if;
     return true;
-exception when others then  -- a user's trigger or constraint may raise anything
+exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
     if public.internal_is_transient(sqlstate) then
         raise;
     end if;
@@ -453,7 +464,7 @@ begin
         raise exception using errcode = 'OR008';  -- caught below: it undoes the claim
     exception
         when sqlstate 'OR008' then null;
-        when others then v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+        when others or assert_failure then v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
     end;
     if v_message is null then
         delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
@@ -463,18 +474,22 @@ begin
 end
 $$;
 
--- Whether an error is about the present state of the server (connection, deadlock, read-only, resources, cancellation,
--- shutdown, input or output) and not about the task.
+-- Whether an error is about the present state of this server (deadlock, read-only, resources, cancellation, shutdown,
+-- locks, input or output) and not about the task. A lost connection is of another server, which a user's trigger calls:
+-- nobody catches the loss of our own.
 create or replace function public.internal_is_transient(p_sqlstate text) returns boolean
 language sql immutable security definer set search_path = '' as $$
-    select left(internal_is_transient.p_sqlstate, 2) in ('08', '25', '40', '53', '55', '57', '58')
+    select left(internal_is_transient.p_sqlstate, 2) in ('40', '53', '57')
+        or internal_is_transient.p_sqlstate in ('25006', '55006', '55P03', '58030')
 $$;
 
--- Whether an error is about the schema and not about one task: an unsupported rule, a text longer than its column, a
--- missing column or function, or a lack of rights.
+-- Whether an error is about the schema, or about a state that a user's trigger needs, and not about one task: an
+-- unsupported rule, a text longer than its column, a missing column or function, a lack of rights, a foreign server, a
+-- sequence or a file that is not ready.
 create or replace function public.internal_is_of_schema(p_sqlstate text) returns boolean
 language sql immutable security definer set search_path = '' as $$
-    select left(internal_is_of_schema.p_sqlstate, 2) in ('0A', '42') or internal_is_of_schema.p_sqlstate = '22001'
+    select left(internal_is_of_schema.p_sqlstate, 2) in ('08', '0A', '25', '42', '55', '58', 'HV')
+        or internal_is_of_schema.p_sqlstate = '22001'
 $$;
 
 -- Whether an agent or a generated client could not read a value: too many nested levels, or a number with more digits

@@ -226,7 +226,7 @@ begin
             raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them
         end if;
         perform public.internal_fire_deferred();
-    exception when others then  -- a user's trigger or constraint may raise anything
+    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
         if public.internal_is_transient(sqlstate) then
             raise;
         end if;
@@ -390,7 +390,7 @@ begin
     begin
         update public.tasks t set queue_gate = 0 where t.ctid = any (p_rows);  -- the trigger finds the gate
         perform public.internal_fire_deferred();
-    exception when others then  -- a user's trigger or constraint may raise anything
+    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
         if public.internal_is_transient(sqlstate) then
             raise;
         elsif v_half > 0 then

@@ -34,11 +34,10 @@ begin
       from (select jsonb_object_keys(v_before || v_after) as name) n
      where coalesce(v_before->>n.name, 'default') <> coalesce(v_after->>n.name, 'default');
     if v_elsewhere is not null then
-        update public.tasks t
-           set pool = coalesce(v_after->>t.task_type, 'default')
-         where t.status = 'Queued' and t.pool_by_type and t.task_type = any (v_elsewhere)
-           and t.pool <> coalesce(v_after->>t.task_type, 'default');
-        get diagnostics v_moved = row_count;
+        v_moved := public.internal_change_each('pool', array(
+            select t.id from public.tasks t
+             where t.status = 'Queued' and t.pool_by_type and t.task_type = any (v_elsewhere)
+               and t.pool <> coalesce(v_after->>t.task_type, 'default')), v_after);
     end if;
     return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', v_moved);
 end

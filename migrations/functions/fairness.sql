@@ -131,7 +131,7 @@ begin
     end if;
     perform public.internal_fire_deferred();
     return true;
-exception when others then  -- a user's trigger or constraint may raise anything
+exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
     if public.internal_is_transient(sqlstate) then
         raise;
     end if;
@@ -165,7 +165,7 @@ begin
                        and q.run_after is null and q.queue_turn < c_none) n
              where t.id = n.id and t.status = 'Queued' and t.queue_turn < c_none
                and abs(t.queue_turn - n.queue_turn) > c_step;
-        exception when others then  -- a user's trigger may raise anything
+        exception when others or assert_failure then  -- a user's trigger may raise anything
             if public.internal_is_transient(sqlstate) then
                 raise;
             end if;

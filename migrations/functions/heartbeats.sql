@@ -95,7 +95,7 @@ begin
     end if;
     if p_locked <> '{}' then
         insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at, since)
-        select distinct n.id, 'rescue', 'Another transaction has locked its row, so its lease cannot be renewed. Its worker is alive.',
+        select distinct n.id, 'rescue', 'Another transaction has locked its row, or one that a trigger needs, so its lease cannot be renewed. Its worker is alive.',
                p_now, p_now + p_lease_s * interval '1 second', p_now
           from unnest(p_locked) n (id) order by 1
         on conflict (task_id) do update set retry_at = excluded.retry_at, refused_at = excluded.refused_at where r.what = 'rescue';
@@ -106,13 +106,16 @@ $$;
 -- Renews the leases of these tasks, which the caller has locked, as far as users' triggers allow. An agent says for how
 -- many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a sign.
 -- The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
--- an agent that does not enforce the timeout cannot keep its pod for longer.
+-- an agent that does not enforce the timeout cannot keep its pod for longer. A user's trigger that waits for another
+-- transaction must not make the worker silent.
 create or replace function public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamptz)
 returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '500ms' as $$
 #variable_conflict use_variable
 declare
     v_id uuid;
+    v_is_locked boolean;
+    c_time constant interval := '2 seconds';
 begin
     update public.tasks t
        set lease_expires_at = p_now + p_lease_s * interval '1 second',
@@ -126,14 +129,16 @@ begin
       from jsonb_array_elements(p_tasks) n
      where t.id = any (p_ids) and t.id = (n.value->>'id')::uuid and t.attempts = (n.value->>'attempt')::int;
     perform public.internal_fire_deferred();
-exception when others then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) then
+exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+    v_is_locked := sqlstate = '55P03';
+    if public.internal_is_transient(sqlstate) and not v_is_locked then
         raise;
-    end if;
-    if cardinality(p_ids) > 1 then
+    elsif cardinality(p_ids) > 1 and clock_timestamp() < statement_timestamp() + c_time then
         foreach v_id in array p_ids loop
             perform public.internal_renew(array[v_id], p_tasks, p_lease_s, p_now);
         end loop;
+    elsif v_is_locked then
+        perform public.internal_note_locked(null, p_ids, p_lease_s, p_now);
     end if;  -- otherwise its lease expires
 end
 $$;

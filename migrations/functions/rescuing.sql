@@ -43,6 +43,7 @@ declare
     v_tasks jsonb := '[]';
     v_ids uuid[];
     v_failure jsonb;
+    c_time constant interval := '5 seconds';  -- the next call continues
 begin
     if p_worker_id is not null then
         select array_agg(l.id) into v_ids from (
@@ -68,6 +69,7 @@ begin
                public.internal_is_outage(w.fleet, w.lease_s, t.lease_expires_at) as outage
           from public.tasks t left join public.workers w on w.id = t.worker_id
          where t.id = any (v_ids) and t.status = 'In Progress' order by t.id loop
+        exit when clock_timestamp() > statement_timestamp() + c_time;
         if v_task.outage and v_task.still_s is null then
             v_tasks := v_tasks || jsonb_build_object(
                 'id', v_task.id, 'worker_id', v_task.worker_id,
@@ -119,8 +121,8 @@ begin
     perform public.internal_fire_deferred();
     delete from public.task_refusals r where r.task_id = p_task_id;
     return v_outcome;
-exception when others then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) then
+exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then  -- a trigger waits for another transaction
         raise;
     end if;
     perform public.internal_refused(array[p_task_id], 'rescue',

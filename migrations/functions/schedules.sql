@@ -112,7 +112,7 @@ begin
             begin
                 v_task_id := (public.task_submit(jsonb_build_array(v_schedule.task), p_now)->'tasks'->0->>'id')::uuid;
                 v_outcome := 'fired';
-            exception when others then  -- the task itself, a user's trigger or a constraint
+            exception when others or assert_failure then  -- the task itself, a user's trigger or a constraint
                 if public.internal_is_transient(sqlstate) then
                     raise;  -- the leader tries this due time again
                 end if;

@@ -122,7 +122,7 @@ begin
         end if;
         v_set := set_config('orchestrator.settling', v_before, true);
         perform public.internal_fire_deferred();
-    exception when others then  -- OR008, or a user's trigger
+    exception when others or assert_failure then  -- OR008, or a user's trigger
         if public.internal_is_transient(sqlstate) then
             raise;
         end if;
@@ -162,7 +162,7 @@ begin
             perform public.internal_fire_deferred();
             v_ended := v_ended || v_some;
             continue;
-        exception when others then  -- a user's trigger or constraint may raise anything
+        exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
             if public.internal_is_transient(sqlstate) then
                 raise;
             end if;
@@ -506,13 +506,13 @@ begin
         exit when v_nos is null;
         begin
             exit when public.internal_settle_again(v_nos, false) = 0;
-        exception when others then  -- a transient error: then each row alone, and the failing one last the next time
+        exception when others or assert_failure then  -- a transient error: then each row alone, and the failing one last the next time
             foreach v_no in array v_nos loop
                 begin
                     if clock_timestamp() < v_began + c_time then
                         perform public.internal_settle_again(array[v_no], false);
                     end if;
-                exception when others then
+                exception when others or assert_failure then
                     update public.tasks_unsettled u set tried_at = clock_timestamp() where u.no = v_no;
                 end;
             end loop;
@@ -532,7 +532,7 @@ begin
                 delete from public.task_refusals r
                  where r.task_id = v_refusal.task_id and r.what = 'settle' and r.retry_at <= public.internal_now();
             end if;
-        exception when others then
+        exception when others or assert_failure then
             perform public.internal_refused(array[v_refusal.task_id], v_refusal.what, format('%s (%s)', sqlerrm, sqlstate));
         end;
     end loop;
@@ -564,13 +564,13 @@ begin
                    and not exists (select from public.tasks d where d.id = n.id)
                    and not exists (select from public.task_results r where r.id = n.id));
             perform public.internal_settle(v_ids, v_gone);
-        exception when others then
+        exception when others or assert_failure then
             raise warning 'tasks could not be settled: % (%)', sqlerrm, sqlstate;
         end;
     end loop;
     begin
         perform public.internal_settle_cycles(null);
-    exception when others then
+    exception when others or assert_failure then
         raise warning 'cycles could not be ended: % (%)', sqlerrm, sqlstate;
     end;
     delete from public.task_results r

@@ -58,8 +58,8 @@ begin
     for v_task in
         select t.id from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress'
          order by t.id for update skip locked loop
-        perform public.internal_give_up(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
-            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, false, p_now);
+        perform public.internal_rescue_one(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
+            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, p_now);
     end loop;
     perform pg_notify('orchestrator_fleet', p_worker.id);
 end
@@ -87,6 +87,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];
+    v_attempts jsonb;
     c_look constant int := 200;
 begin
     with newest as (
@@ -102,22 +103,30 @@ begin
         select t.id, f.attempt from failed f join public.tasks t on t.id = f.task_id
          where t.status in ('Queued', 'In Progress', 'Failed') and t.uncounted < t.attempts
          order by t.id for update of t skip locked
-    ), given as (
-        update public.task_attempts a set given_back = true
-          from locked l where a.task_id = l.id and a.attempt = l.attempt
-        returning a.task_id
     )
-    select array_agg(g.task_id) into v_ids from given g;
-    update public.tasks t set uncounted = t.uncounted + 1 where t.id = any (v_ids) and t.status <> 'Failed';
+    select jsonb_object_agg(l.id, l.attempt), array_agg(l.id) into v_attempts, v_ids from locked l;
+    perform public.internal_change_each('back', v_ids, v_attempts);
+    return null;
+end
+$$;
+
+-- Gives each of these tasks back the attempt that p_attempts has for it. internal_change_each calls it.
+create or replace function public.internal_give_back(p_ids uuid[], p_attempts jsonb) returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    update public.task_attempts a set given_back = true
+     where a.task_id = any (p_ids) and a.attempt = (p_attempts->>a.task_id::text)::int;
+    update public.tasks t set uncounted = t.uncounted + 1 where t.id = any (p_ids) and t.status <> 'Failed';
     update public.tasks t
        set status = 'Queued', uncounted = t.uncounted + 1, run_after = null, worker_id = null, lease_expires_at = null,
            error_message = null, failure_code = null, failed_at_point = null, progress = null, progress_at = null,
            generation_processed_at = null
-     where t.id = any (v_ids) and t.status = 'Failed' and t.attempts - t.uncounted >= t.max_attempts
+     where t.id = any (p_ids) and t.status = 'Failed' and t.attempts - t.uncounted >= t.max_attempts
        and not exists (select from public.tasks d where d.dedupe_key = t.dedupe_key and d.id <> t.id
                           and d.status in ('Queued', 'In Progress'));
     with recursive revived (id) as (  -- tasks that failed only because one of these had failed
-        select t.id from public.tasks t where t.id = any (v_ids) and t.status = 'Queued'
+        select t.id from public.tasks t where t.id = any (p_ids) and t.status = 'Queued'
         union
         select f.id from revived r cross join lateral (  -- by the index of dependencies, and not a join of all tasks
             select t.id from public.tasks t
@@ -127,7 +136,8 @@ begin
     update public.tasks t
        set status = 'Queued', blocked = true, run_after = null, error_message = null, failure_code = null,
            failed_at_point = null, generation_processed_at = null
-     where t.id in (select r.id from revived r) and t.status = 'Failed';
-    return null;
+     where t.id in (select r.id from revived r) and t.status = 'Failed'
+       and not exists (select from public.tasks d where d.dedupe_key = t.dedupe_key and d.id <> t.id
+                          and d.status in ('Queued', 'In Progress'));
 end
 $$;

@@ -424,9 +424,10 @@ begin
             on conflict (fleet, release) do update set promoted_at = excluded.promoted_at
              where r.promoted_at < excluded.promoted_at - interval '1 minute';  -- many are promoted at once
             if not public.internal_is_here(new.fleet, new.pool, new.release) then  -- the first: waiting tasks become due
-                update public.tasks t set run_after = null
-                 where t.pool = new.pool and t.status = 'Queued' and not t.blocked and t.run_after > new.promoted_at
-                   and t.failure_code = 'EARLIER_RELEASE';
+                perform public.internal_change_each('due', array(
+                    select t.id from public.tasks t
+                     where t.pool = new.pool and t.status = 'Queued' and not t.blocked and t.run_after > new.promoted_at
+                       and t.failure_code = 'EARLIER_RELEASE'));
             end if;
         end if;
     end if;

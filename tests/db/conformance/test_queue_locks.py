@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -12,6 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.ports import Unavailable
 from tests.db.conformance.builders import FLEET, Agent, Fleet
 from tests.db.conformance.consistency import broken
 
@@ -36,6 +37,8 @@ async def other(database: str) -> AsyncIterator[AsyncConnection[DictRow]]:
     async with await psycopg.AsyncConnection.connect(database, row_factory=dict_row) as connection:
         yield connection
         await connection.rollback()
+        await connection.execute("drop function if exists count_it() cascade; drop table if exists counted")
+        await connection.commit()
 
 
 async def state(fleet: Fleet, task_id: Any) -> tuple[str, bool]:
@@ -343,3 +346,58 @@ async def test_a_locked_task_of_a_worker_that_falls_silent_is_rescued(
     fleet.wait(2)
     (rescued,) = (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"]
     assert rescued["outcome"] == "requeued"
+
+
+async def forget(other: AsyncConnection[DictRow], hand: AsyncConnection[DictRow]) -> None:
+    """A user's trigger counts the changes of tasks of type `t`; a forgotten transaction holds the row of the count."""
+    await hand.execute(
+        """create table counted (n int); insert into counted values (0);
+           create function count_it() returns trigger language plpgsql as $$ begin
+               update public.counted set n = n + 1; return null; end $$;
+           create trigger count_it after update on tasks for each row when (new.task_type = 't')
+               execute function count_it()"""
+    )
+    await other.execute("update counted set n = 0")
+
+
+async def test_a_task_whose_trigger_waits_for_an_open_transaction_stops_no_claim(
+    fleet: Fleet, other: AsyncConnection[DictRow], hand: AsyncConnection[DictRow]
+) -> None:
+    """Claims pass over such tasks until the transaction has ended."""
+    agent = await fleet.agent()
+    await fleet.submit(count=20)
+    await fleet.submit({"task_type": "free", "priority": -1})
+    await forget(other, hand)
+    async with asyncio.timeout(PATIENCE_S):
+        while not (tasks := await agent.claim(batch=4)):  # each claim gives up some of them
+            pass
+    assert [task["task_type"] for task in tasks] == ["free"]
+    (refused,) = (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"]
+    assert "lock timeout" in refused["reason"]
+    await other.rollback()
+    fleet.wait(1000)
+    await fleet.snapshot()  # tries them again
+    assert len(await agent.claim(batch=30)) == 20
+    assert await broken(hand) == {}
+
+
+async def test_a_heartbeat_waits_for_no_users_trigger(
+    fleet: Fleet, other: AsyncConnection[DictRow], hand: AsyncConnection[DictRow]
+) -> None:
+    """A trigger of a running task waits for an open transaction: its worker is neither silent nor loses the task."""
+    agent = await fleet.agent()
+    await fleet.submit({}, {"task_type": "free"})
+    held, free = await agent.claim(batch=2)
+    await forget(other, hand)
+    for _ in range(4):
+        fleet.wait(20)
+        beat = await asyncio.wait_for(agent.beat(held, free), PATIENCE_S)
+        assert (beat["outcome"], beat["fenced"]) == ("ok", [])
+    assert await fleet.fleet("rescue_overdue", p_over_s=0) == {"tasks": []}
+    assert (await fleet.task(free["id"]))["lease_expires_at"] == (fleet.now + timedelta(seconds=60)).isoformat()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(agent.complete(held), PATIENCE_S)
+    assert await agent.complete(free) == "ok"
+    await other.rollback()
+    assert await fleet.fleet("rescue_overdue", p_over_s=0) == {"tasks": []}
+    assert await agent.complete(held) == "ok"

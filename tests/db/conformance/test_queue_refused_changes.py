@@ -7,6 +7,8 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import State
 from orchestrator.ports import BadArgument
 from tests.db.conformance.builders import FLEET, Agent, Fleet, Row, result
 from tests.db.conformance.consistency import broken
@@ -17,8 +19,20 @@ DEFERRED = """create constraint trigger a_users after update on tasks deferrable
               for each row execute function users_own()"""
 RAISES = "if {} then raise exception 'this task stays as it is' using errcode = '23514'; end if; return new;"
 SUPPRESSES = "if {} then return null; end if; return new;"
+ASSERTS = "assert not coalesce({}, false), 'this task stays as it is'; return new;"  # EXCEPTION WHEN OTHERS does not catch it
+# A foreign server that does not answer, and currval() before nextval(): no state of this server, which would pass.
+CONNECTS = RAISES.replace("23514", "08001")
+CURRVAL = RAISES.replace("23514", "55000")
 # How a user's trigger keeps a row from changing: its body and when it runs.
-WAYS = {"raises": (RAISES, IMMEDIATE), "raises at commit": (RAISES, DEFERRED), "suppresses": (SUPPRESSES, IMMEDIATE)}
+WAYS = {
+    "raises": (RAISES, IMMEDIATE),
+    "raises at commit": (RAISES, DEFERRED),
+    "suppresses": (SUPPRESSES, IMMEDIATE),
+    "asserts": (ASSERTS, IMMEDIATE),
+    "asserts at commit": (ASSERTS, DEFERRED),
+    "connects": (CONNECTS, IMMEDIATE),
+    "has no value": (CURRVAL, IMMEDIATE),
+}
 BAD = {"task_type": "bad", "priority": 9}
 
 
@@ -277,7 +291,7 @@ async def test_a_refused_result_is_kept_by_its_worker_and_completed_once_it_is_a
     assert found["refusal"]["what"] == "complete"
     (row,) = (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"]
     assert (row["what"], row["n"], row["task_id"]) == ("complete", 1, task["id"])
-    assert ("suppressed" if way == "suppresses" else "this task stays as it is (23514)") in row["reason"]
+    assert ("suppressed" if way == "suppresses" else "this task stays as it is (") in row["reason"]
     assert await broken(owner) == {}
     await allow(owner)
     fleet.wait(30)
@@ -354,3 +368,64 @@ async def test_a_cycle_with_a_task_that_cannot_be_ended_stops_no_retention(
     await fleet.fleet("retention")
     assert (await fleet.task(first))["failure_code"] == "DEPENDENCY_CYCLE"
     assert (await fleet.task(second))["status"] == "Queued"
+
+
+@pytest.mark.parametrize("way", ["raises", "raises at commit", "asserts"])
+async def test_a_sick_worker_ends_although_a_task_that_it_failed_cannot_be_queued_again(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """Otherwise its pod would cost money without end. The other tasks get their attempt back."""
+    agent = await fleet.agent()
+    bad, other = await fleet.submit(BAD | {"max_attempts": 1}, {"max_attempts": 1})
+    for task in await agent.claim(batch=2):
+        assert await agent.fail(task, code="X") == "failed"
+    await refuse(owner, way)
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.WORKER_SICK)
+    assert await fleet.status(agent.id) == "terminating"
+    assert [(await fleet.task(task_id))["status"] for task_id in (bad, other)] == ["Failed", "Queued"]
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("way", ["raises", "raises at commit", "asserts"])
+async def test_a_worker_is_promoted_although_a_task_that_waited_for_its_release_cannot_be_changed(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """The other tasks that waited become due."""
+    await fleet.fleet("declare_release", p_releases={"default": "new"}, p_task_types=["bad", "t"])
+    earlier = await fleet.agent(release="old")
+    bad, other = await fleet.submit(BAD, {})
+    for task in await earlier.claim(batch=2):
+        assert await earlier.fail(task, code="NO_HANDLER") == "requeued"
+    await refuse(owner, way)
+    agent = await fleet.agent(release="new")
+    assert await fleet.status(agent.id) == "active"
+    assert [(await fleet.task(task_id))["run_after"] is None for task_id in (bad, other)] == [False, True]
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("way", ["raises", "raises at commit", "asserts"])
+async def test_a_failure_is_accepted_although_another_task_of_the_worker_cannot_be_released(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """The worker is held back; its other tasks go back to the queue."""
+    agent = await fleet.agent(metadata={"max_failures": 1})
+    bad, first, other = await fleet.submit(BAD, {"priority": 5}, {})
+    tasks = {task["id"]: task for task in await agent.claim(batch=3)}
+    await refuse(owner, way)
+    assert await agent.fail(tasks[first], code="X") == "requeued"
+    assert [(await fleet.task(task_id))["status"] for task_id in (bad, other)] == ["In Progress", "Queued"]
+    assert await broken(owner) == {}
+
+
+@pytest.mark.parametrize("way", ["raises", "raises at commit", "asserts"])
+async def test_pools_are_declared_although_a_task_cannot_be_moved(
+    fleet: Fleet, owner: AsyncConnection[DictRow], way: str
+) -> None:
+    """A leader that could not declare its pools would start no worker for the other tasks."""
+    bad, other = await fleet.submit(BAD, {})
+    await refuse(owner, way)
+    types = [{"task_type": name, "pool": "large"} for name in ("bad", "t")]
+    answer = await fleet.fleet("declare_pools", p_pools=types)
+    assert answer == {"declared": 2, "rerouted": 1}
+    assert [(await fleet.task(task_id))["pool"] for task_id in (bad, other)] == ["default", "large"]
+    assert await broken(owner) == {}

@@ -179,3 +179,15 @@ async def test_permanent_failures_hold_a_worker_back_if_another_one_completes_su
             assert (await row(fleet, agent))["held_back"] is None
             assert await other.complete((await other.claim())[0]) == "ok"
     assert (await row(fleet, agent))["held_back"]["failures"] == 6
+
+
+async def test_of_two_tasks_with_one_key_one_gets_its_attempt_back(fleet: Fleet) -> None:
+    """Both failed on the sick worker, one after the other: only one task with the key may wait, and the worker ends."""
+    agent = await fleet.agent()
+    for _ in range(2):
+        await fleet.submit(dedupe_key="key", max_attempts=1)
+        fleet.wait(1)
+        await fail_one(agent)
+    await sick(fleet, agent)
+    other = await fleet.agent()
+    assert len(await other.claim(batch=9)) == 1

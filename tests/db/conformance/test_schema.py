@@ -65,6 +65,12 @@ def test_no_column_of_a_user_is_mistaken_for_a_variable() -> None:
                 assert not bare & set(re.findall(r"\bp_\w+", arguments)), name
 
 
+def test_an_assertion_of_a_user_is_caught_like_any_other_error() -> None:
+    """OTHERS leaves out ASSERT_FAILURE: one trigger with ASSERT stopped every claim."""
+    for file in sql_files().current:
+        assert not re.findall(r"when others (?!or assert_failure then)", file.sql), file.path
+
+
 def test_every_function_has_one_text() -> None:
     """A reader finds it in one file."""
     names = [name for file in sql_files().current for name in file.functions]
