@@ -15,6 +15,7 @@ PAGE_PODS = 100  # RunPod's page size
 FRESH_S = 10.0  # per page
 ENDED = frozenset({PodStatus.EXITED, PodStatus.TERMINATED, PodStatus.ERROR})
 LISTING_LAG_S = 60.0  # a pod that was never listed may still appear for this long after the create call
+UNLISTED_ORPHAN_S = 900.0  # an orphan that some lists do not show is the same one for this long
 FRESH = frozenset({Stage.INTENT, Stage.POD_CREATED, Stage.POD_RUNNING})  # a pod in a later stage was listed before
 
 
@@ -26,6 +27,7 @@ class PodTracker:
     orphan_since: Mapping[str, datetime] = field(default_factory=dict)
     seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list with the pod
     ended: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
+    unlisted_orphans: Mapping[str, datetime] = field(default_factory=dict)  # orphans that the last list lacks
 
 
 def fresh_for_s(pods: int) -> float:
@@ -54,13 +56,16 @@ def fold(
             key = worker.pod_id or worker.id
             absent[key] = replace(_longer(before.absent.get(key), now, fresh_s), shown=shown.get(key))
     owned = {worker.pod_id or worker.id for worker in rows}
+    known = {**before.unlisted_orphans, **before.orphan_since}
     orphans = {
-        pod.id: before.orphan_since.get(pod.id, now)
+        pod.id: known.get(pod.id, now)
         for pod in listed
         if pod.fleet_id == fleet_id and pod.id not in owned and pod.worker_id not in owned
     }
+    recent = now - timedelta(seconds=UNLISTED_ORPHAN_S)
+    unlisted = {pod_id: since for pod_id, since in known.items() if pod_id not in present and since > recent}
     ended = {pod.id: _longer(before.ended.get(pod.id), now, fresh_s) for pod in listed if pod.status in ENDED}
-    return PodTracker(absent, orphans, shown, ended)
+    return PodTracker(absent, orphans, shown, ended, unlisted)
 
 
 def _longer(earlier: Absence | None, now: datetime, fresh_s: float) -> Absence:

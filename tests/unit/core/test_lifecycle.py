@@ -26,7 +26,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodStatus, Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
-from orchestrator.core.pod_tracking import PodTracker, fold
+from orchestrator.core.pod_tracking import UNLISTED_ORPHAN_S, PodTracker, fold
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import (
@@ -629,6 +629,21 @@ def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
     ).actions
     assert isinstance(action, Rescue)
     assert action.over_s == 30
+
+
+def test_a_pod_without_a_row_that_only_some_lists_show_is_deleted() -> None:
+    """For example a pod that is listed again after two lists confirmed its end, by one of two servers at RunPod."""
+    stray, seen = pod_of(spawning("gpu-9", pod_id="pod-9")), PodTracker()
+    for second in range(0, 81, 4):
+        now = NOW + timedelta(seconds=second)
+        listed = (stray,) if second % 8 == 0 else ()
+        seen = fold(seen, listed, (), "test", now)
+    made = plan(replace(snapshot(pods=(stray,), orphan_since=seen.orphan_since), now=now), policy())
+    assert [type(action) for action in made.actions] == [DeleteOrphan]
+    late = now + timedelta(seconds=UNLISTED_ORPHAN_S)
+    assert not fold(seen, (), (), "test", late).unlisted_orphans
+    mine = fold(seen, (stray,), (spawning("gpu-9", pod_id="pod-9"),), "test", now)
+    assert mine.orphan_since == {}
 
 
 def test_presence_counts_lists_and_forgets_what_came_back() -> None:
