@@ -19,7 +19,8 @@ DEFERRED = """create constraint trigger a_users after update on tasks deferrable
               for each row execute function users_own()"""
 RAISES = "if {} then raise exception 'this task stays as it is' using errcode = '23514'; end if; return new;"
 SUPPRESSES = "if {} then return null; end if; return new;"
-ASSERTS = "assert not coalesce({}, false), 'this task stays as it is'; return new;"  # EXCEPTION WHEN OTHERS does not catch it
+# EXCEPTION WHEN OTHERS does not catch it.
+ASSERTS = "assert not coalesce({}, false), 'this task stays as it is'; return new;"
 # A foreign server that does not answer, and currval() before nextval(): no state of this server, which would pass.
 CONNECTS = RAISES.replace("23514", "08001")
 CURRVAL = RAISES.replace("23514", "55000")
