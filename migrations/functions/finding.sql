@@ -180,3 +180,24 @@ begin
                   from (select c.pool, c.status, count(*) as workers from chosen c group by c.pool, c.status) n), '[]')));
 end
 $$;
+
+-- The pools and task types that rows or the leader's declarations name: {pools: [text], types: [text]}. An operator's
+-- filter that names another one is a mistake. It reads all tasks, as an unbounded filter does.
+create or replace function public.fleet_names(p_fleet text, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    with declared as (
+        select s.value from public.fleet_settings s where s.fleet = fleet_names.p_fleet and s.name = 'release'
+    ), named as (
+        select t.pool, t.task_type from public.tasks t group by t.pool, t.task_type
+        union all select t.pool, t.task_type from public.task_types t where t.fleet = fleet_names.p_fleet
+        union all select null, s.task ->> 'task_type' from public.schedules s
+        union all select w.pool, null from public.workers w where w.fleet = fleet_names.p_fleet group by w.pool
+        union all select substr(s.name, 8), null from public.fleet_settings s
+                   where s.fleet = fleet_names.p_fleet and s.name like 'paused:%'
+        union all select jsonb_object_keys(d.value -> 'releases'), null from declared d
+        union all select null, jsonb_array_elements_text(d.value -> 'task_types') from declared d
+    )
+    select jsonb_build_object(
+        'pools', (select coalesce(jsonb_agg(distinct n.pool), '[]') from named n where n.pool is not null),
+        'types', (select coalesce(jsonb_agg(distinct n.task_type), '[]') from named n where n.task_type is not null))
+$$;

@@ -46,3 +46,7 @@ class Finder:
         """Return up to CANDIDATES workers whose id begins or ends so, or whose pod's id begins so."""
         answer = await self._db.call("fleet_match_workers", p_fleet=self._fleet, p_text=text, p_limit=CANDIDATES)
         return list(answer["workers"])
+
+    async def names(self) -> Mapping[str, Sequence[str]]:
+        """Return {pools, types}: those that tasks, workers or the leader's declarations name."""
+        return dict(await self._db.call("fleet_names", p_fleet=self._fleet))

@@ -181,6 +181,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_worker": ("p_fleet", "p_worker_id"),
         "fleet_find_workers": ("p_fleet", "p_filter", "p_limit"),
         "fleet_match_workers": ("p_fleet", "p_text", "p_limit"),
+        "fleet_names": ("p_fleet",),
         # within fleet_act; earlier versions call these two themselves
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
         "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),

@@ -14,6 +14,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.known_names import require_known
 from orchestrator.cli.options import verbose_option
 from orchestrator.cli.output import Output, clock, json_option, numbers, one_line
 from orchestrator.cli.session import actor, opened_store, runs, settings_for, settings_to_run
@@ -111,6 +112,7 @@ def plan(output: Output, verbose: bool) -> int:
 async def pause(output: Output, reason: str, pool: str | None, minutes: float | None) -> None:
     """Stop spawning. Running workers continue, and idle ones still end."""
     async with opened_store() as store:
+        await require_known(store, pool=pool)
         for_s = None if minutes is None else minutes * 60
         paused = await store.pause(reason, pool=pool, for_s=for_s, actor=actor())
     _show_paused(output, reason, paused)
@@ -124,6 +126,7 @@ async def pause(output: Output, reason: str, pool: str | None, minutes: float | 
 async def resume(output: Output, pool: str | None) -> None:
     """Spawn again."""
     async with opened_store() as store:
+        await require_known(store, pool=pool)
         paused = await store.pause(None, pool=pool, actor=actor())
     _show_paused(output, None, paused)
 

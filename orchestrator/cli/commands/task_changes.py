@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.commands.task_lists import filtered, wanted
+from orchestrator.cli.known_names import require_known
 from orchestrator.cli.options import force_option
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.progress import amount
@@ -106,6 +107,7 @@ async def _changed(
         choices = "--status, --type, --pool, --since, --label or --tenant"
         raise Failure(BAD_ARGUMENT, why=f"name tasks (at most {MAX_IDS:,}), or select them with {choices}")
     if not tasks:
+        await require_known(store, pool=selected["pool"], task_type=selected["task_type"])
         return await _by_filter(store, output, change, chosen)
     ids = [await find_task_id(store, name) for name in tasks]
     if change.ask:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from orchestrator.cli import options
+from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import find_task_id, opened_store, runs, utcnow
 from orchestrator.cli.task_follow import follow
@@ -72,6 +73,7 @@ def wanted(
 async def list_tasks(output: Output, limit: int, **selected: Any) -> None:
     """List the newest tasks, one line each, and the counts by status. A queued task shows what it waits for."""
     async with opened_store() as store:
+        await require_known(store, pool=selected["pool"], task_type=selected["task_type"])
         seen = await _ask(store, output, wanted(**selected), limit)
     if output.json:
         output.document(**seen.document)
@@ -97,6 +99,7 @@ async def watch_tasks(output: Output, task: str | None, limit: int, **selected: 
         if task:
             await follow(store, output, await find_task_id(store, task))
         else:
+            await require_known(store, pool=selected["pool"], task_type=selected["task_type"])
             await watch(output, functools.partial(_ask, store, output, wanted(**selected), limit))
 
 

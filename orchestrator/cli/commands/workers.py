@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from orchestrator.cli import options, tables
+from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.watching import EVERY_S, View, watch
@@ -52,6 +53,7 @@ FAILED = ("failed", "timeout", "lost")
 async def list_workers(output: Output, *, watched: bool, **wanted: Any) -> None:
     """List the workers: state, GPU, pod, ages, cost, and what each waits for, or when and why it ended."""
     async with opened_store() as store:
+        await require_known(store, pool=wanted["pool"])
         ask = functools.partial(_ask, store, output, _filter(**wanted))
         if watched:
             await watch(output, ask)
