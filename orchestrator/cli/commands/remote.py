@@ -15,8 +15,9 @@ import click
 
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.pod_output import Captured, Shown
+from orchestrator.cli.program import PROGRAM
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for
-from orchestrator.errors import MISSING_PART, NO_SSH, Failure
+from orchestrator.errors import BAD_ARGUMENT, MISSING_PART, NO_SSH, Failure
 from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
@@ -55,7 +56,22 @@ async def ssh(output: Output, worker: str) -> int:
         return status if status >= 0 else SIGNALLED - status
 
 
-@click.command("exec")
+class _AfterDashes(click.Command):
+    """A command that shows how to write `--`, if an option of the remote command is taken for one of its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "--" in given or given[0].startswith("-"):
+                raise
+            fix = f"{PROGRAM} exec {shlex.join([given[0], '--', *given[1:]])}"
+            why = f"{error.option_name} belongs to the command on the pod, which begins after --"
+            raise Failure(BAD_ARGUMENT, why=why, fix=fix) from None
+
+
+@click.command("exec", cls=_AfterDashes)
 @click.argument("worker")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(

@@ -59,6 +59,15 @@ async def test_a_command_runs_as_it_was_written(cli: Cli, fleet: Fleet, sshd: Po
     assert "no answer within 0.5 s" in late.err
 
 
+async def test_a_command_without_dashes_before_it_is_shown_with_them(cli: Cli) -> None:
+    """Its options would be taken for options of `exec`. What `exec` itself does not know stays an error of its own."""
+    ran = await cli("exec", "w1", "ls", "-la", "/a b")
+    assert (ran.code, ran.out) == (2, "")
+    assert "-l belongs to the command on the pod, which begins after --" in ran.err
+    assert ran.err.endswith("\nfix: python -m orchestrator exec w1 -- ls -la '/a b'\n")
+    assert "fix: python -m orchestrator exec --help" in (await cli("exec", "--tmeout", "1", "w1", "--", "ls")).err
+
+
 async def test_nobody_needs_to_read_all_of_a_commands_output(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
     """A closed pipe, as of `head`, ends the command without an error."""
     name = await worker(fleet, sshd, sshd.host_key)
