@@ -28,8 +28,13 @@ REACHED = {  # how to see for oneself whether the database answers, by the way t
     "DATABASE_URL": 'psql "$DATABASE_URL" -c "select 1"',
     "SUPABASE_URL": 'curl -i "$SUPABASE_URL/rest/v1/" -H "apikey: $SUPABASE_SERVICE_ROLE_KEY"; is the project paused?',
 }
+MIGRATE = {  # how to create or update the tables, by the same; Supabase's API cannot do it
+    "DATABASE_URL": "python -m orchestrator migrate",
+    "SUPABASE_URL": "DATABASE_URL=<session pooler: Supabase, Connect, port 5432> python -m orchestrator migrate; or "
+    "apply what `python -m orchestrator migrate --sql` prints (`supabase db push`, or the SQL editor)",
+}
 NO_DATABASE = ErrorKind("E010", 1, "the database does not answer", "; or: ".join(REACHED.values()))
-OLD_SCHEMA = ErrorKind("E011", 4, "the database's schema is not this version's", "python -m orchestrator migrate")
+OLD_SCHEMA = ErrorKind("E011", 4, "the database's schema is not this version's", MIGRATE["DATABASE_URL"])
 DATABASE_AUTH = ErrorKind(
     "E012", 4, "the database refuses the connection", 'psql "$DATABASE_URL" -c "select current_user"'
 )

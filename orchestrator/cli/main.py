@@ -252,10 +252,12 @@ def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, o
 
 def _with_own_fix(failure: "Failure", commands: click.Command, argv: Sequence[str], prog_name: str | None) -> "Failure":
     """Replace a general fix: for an argument by the help of its command, for the database by what the settings use."""
-    from orchestrator.errors import BAD_ARGUMENT, NO_DATABASE, REACHED
+    from orchestrator.errors import BAD_ARGUMENT, MIGRATE, NO_DATABASE, OLD_SCHEMA, REACHED
 
-    if failure.kind is NO_DATABASE and failure.fix == NO_DATABASE.fix:
-        failure.fix = REACHED["DATABASE_URL" if os.environ.get("DATABASE_URL") else "SUPABASE_URL"]
+    transport = "DATABASE_URL" if os.environ.get("DATABASE_URL") else "SUPABASE_URL"
+    for kind, fixes in ((NO_DATABASE, REACHED), (OLD_SCHEMA, MIGRATE)):
+        if failure.kind is kind and failure.fix == kind.fix:
+            failure.fix = fixes[transport]
     if failure.kind is not BAD_ARGUMENT or failure.fix != BAD_ARGUMENT.fix:
         return failure
     words, known = [f"python {prog_name}" if prog_name else typed()], commands

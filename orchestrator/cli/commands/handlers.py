@@ -11,6 +11,7 @@ import click
 from rich.text import Text
 
 from orchestrator.cli.output import Output, json_option, octets
+from orchestrator.cli.program import PROGRAM
 from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure, Failures
 from orchestrator.observability.redaction import plain
 
@@ -66,7 +67,7 @@ def new(output: Output, task_type: str) -> int:
         return 0
     output.say(f"Wrote {path}. The orchestrator needs these settings:")
     output.show("\n".join(f"{name}={value}" for name, value in lines.items()))
-    output.say(f'Try it here: ./run handlers test {task_type} --params \'{{"name": "you"}}\'')
+    output.say(f'Try it here: {PROGRAM} handlers test {task_type} --params \'{{"name": "you"}}\'')
     return 0
 
 
@@ -164,7 +165,7 @@ def _found(settings: "Settings", task_type: str) -> tuple[Path, str]:
     if handler is None:
         known = ", ".join(name for name, _ in settings.worker_handlers) or "none"
         why = f"WORKER_HANDLERS names no handler for {task_type!r} (it names {known}), and {folder} has no such file"
-        raise Failure(BAD_ARGUMENT, why=why, fix=f"./run handlers new {task_type}")
+        raise Failure(BAD_ARGUMENT, why=why, fix=f"{PROGRAM} handlers new {task_type}")
     return folder, handler
 
 

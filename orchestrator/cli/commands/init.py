@@ -17,8 +17,9 @@ from orchestrator.cli.commands.handlers import CODE_DIR, FUNCTION
 from orchestrator.cli.fixes import whole
 from orchestrator.cli.options import Choice
 from orchestrator.cli.output import Output, usd
+from orchestrator.cli.program import PROGRAM, typed
 from orchestrator.config.env_file import ENV_FILE
-from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure, Failures
+from orchestrator.errors import BAD_ARGUMENT, MIGRATE, SETTING, Failure, Failures
 
 TRIES = 5  # for each answer
 COMPOSE_FILE = Path("compose.production.yaml")
@@ -85,7 +86,7 @@ def init(output: Output, /, *, no_input: bool, force: bool, **given: str | None)
     ask = _Ask(output, is_asking=output.interactive and not no_input)
     database = SUPABASE if ask.prefers_supabase() else POSTGRES
     ask.need([*database, *RUNPOD, *BUCKET])
-    ask.section("database", database)
+    ask.section("database" if database is POSTGRES else "database gateway", database)  # gateway: the JWT secret, a key
     ask.title("2. RunPod")
     ask.section("runpod", RUNPOD)
     ask.gpu()
@@ -127,17 +128,18 @@ class _Ask:
         if self._is_asking:
             self._output.say(text, "bold")
 
-    def section(self, section: str, questions: Sequence[Question]) -> None:
-        """Ask until the check of this section passes. Raises Failure if it does not."""
+    def section(self, sections: str, questions: Sequence[Question]) -> None:
+        """Ask until the checks of these sections of `doctor` pass. Raises Failure if they do not."""
         asks = self._is_asking and bool(questions)
         for _ in range(TRIES if asks else 1):
             for question in questions:
                 self._answer(*question)
-            if self.check(section, is_last=not asks):
+            if self.check(sections, is_last=not asks):
                 return
             for name, _, _ in questions:
                 os.environ.pop(name, None)
-        raise Failure(SETTING, what=f"{section} cannot be used", why=f"{TRIES} answers failed the check")
+        what = f"{sections.partition(' ')[0]} cannot be used"
+        raise Failure(SETTING, what=what, why=f"{TRIES} answers failed the check")
 
     def _answer(self, name: str, question: str, secret: bool) -> None:
         if os.environ.get(name):
@@ -149,23 +151,22 @@ class _Ask:
         if value:
             os.environ[name] = str(value).strip()
 
-    def check(self, section: str, *, is_last: bool) -> bool:
-        """Check one section as `doctor` does, and show the result. Raises Failure if `is_last`."""
+    def check(self, sections: str, *, is_last: bool) -> bool:
+        """Check as `doctor` does, and show the result. Raises Failure if `is_last`."""
         from orchestrator.diagnostics.doctor import diagnose
-        from orchestrator.diagnostics.doctor.database import MIGRATE
 
-        with self._output.waiting(f"checking {section}"):
-            findings = asyncio.run(diagnose((section,)))
+        with self._output.waiting(f"checking {sections.replace(' ', ' and ')}"):
+            findings = asyncio.run(diagnose(sections.split()))
         bad = []
         for one in findings:
-            if one.status == "fail" and one.fix == MIGRATE:  # `migrate` is the next step
-                self._output.say(f"  next  the schema is not there yet; fix: {MIGRATE}", "yellow")
+            if one.status == "fail" and one.fix in MIGRATE.values():  # `migrate` is the next step
+                self._output.say("  next  the tables are not there yet: they are the last step", "yellow")
                 continue
             mark, style = MARKS[one.status]
             self._output.say(f"  {mark}  {one.what}{f': {one.why}' if one.why else ''}", style)
             bad += [one] if one.status == "fail" else []
         if bad and is_last:
-            what, why = f"{section}: {bad[0].what}", bad[0].why or "the check failed"
+            what, why = f"{bad[0].section}: {bad[0].what}", bad[0].why or "the check failed"
             raise Failure(SETTING, what=what, why=why, fix=bad[0].fix)
         return not bad
 
@@ -194,15 +195,38 @@ class _Ask:
     def offer(self) -> None:
         """Offer the next steps on a terminal; otherwise name them."""
         if not self._is_asking:
-            self._output.say("Next: ./run migrate && ./run doctor && ./run run")
+            tables = MIGRATE["DATABASE_URL" if os.environ.get("DATABASE_URL") else "SUPABASE_URL"]
+            self._output.say(f"Next: {tables}\nThen: {PROGRAM} doctor && {PROGRAM} run")
             return
-        import subprocess
-        import sys
+        if click.confirm(f"Create the tables now ({typed()} migrate)?", default=True, err=True):
+            self._migrate()
+        if click.confirm(f"Check every part now ({typed()} doctor)?", default=True, err=True):
+            _run("doctor")
+        submit = f"{PROGRAM} tasks submit --help"
+        self._output.say(f"Next: {PROGRAM} run starts the orchestrator; {submit} shows how to add a task.")
 
-        for command, question in (("migrate", "Create the tables now"), ("doctor", "Check every part now")):
-            if click.confirm(f"{question} (./run {command})?", default=True, err=True):
-                subprocess.run([sys.executable, "-m", "orchestrator", command], check=False)
-        self._output.say("Next: ./run run starts the orchestrator; ./run tasks submit --help shows how to add a task.")
+
+    def _migrate(self) -> None:
+        """Create the tables. Supabase's API cannot: ask for the URL of the database itself, and do not keep it."""
+        if os.environ.get("DATABASE_URL"):
+            _run("migrate")
+            return
+        question = "URL of the session pooler (Supabase: Connect, port 5432), used once and not stored; empty: later"
+        for _ in range(TRIES):
+            url = str(click.prompt(question, "", hide_input=True, show_default=False, err=True)).strip()
+            if not url or _run("migrate", DATABASE_URL=url) == 0:
+                break
+        if not url:
+            self._output.say(f"  next  {MIGRATE['SUPABASE_URL']}", "yellow")
+
+
+def _run(command: str, **environment: str) -> int:
+    """Run a command of this program on the terminal; its exit code."""
+    import subprocess
+    import sys
+
+    line = [sys.executable, "-m", "orchestrator", command]
+    return subprocess.run(line, check=False, env={**os.environ, **environment}).returncode
 
 
 def _own_address() -> str:

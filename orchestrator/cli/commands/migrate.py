@@ -10,7 +10,7 @@ import click
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import opened_store, settings_for
 from orchestrator.core.plurals import counted
-from orchestrator.errors import BAD_ARGUMENT, OLD_SCHEMA, Failure
+from orchestrator.errors import BAD_ARGUMENT, MIGRATE, OLD_SCHEMA, Failure
 from orchestrator.ports import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 FEW = 5  # files that are named without -v
 HAS_CHANGES = 2  # exit code of --plan if there is something to apply
-PUSH = (
-    "repeat this command with DATABASE_URL set to the project's session pooler (Supabase: Connect, port 5432), or "
-    "apply what it prints with --sql (`supabase db push`)"
-)
 
 
 @click.command()
@@ -119,4 +115,5 @@ async def _look_at_schema() -> "MigrationReport":
         async with opened_store() as store:
             return looked_at(await store.check_functions())
     except SchemaMismatch as error:
-        raise Failure(OLD_SCHEMA, why=str(error).partition("; fix: ")[0], fix=PUSH) from None
+        why = str(error).partition("; fix: ")[0]
+        raise Failure(OLD_SCHEMA, why=why, fix=MIGRATE["SUPABASE_URL"]) from None

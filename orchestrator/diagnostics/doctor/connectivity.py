@@ -15,7 +15,7 @@ from orchestrator import wiring
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import PROJECTS_OWN, PUBLIC_KEY, require
 from orchestrator.core.places import are_far, bucket_place
-from orchestrator.diagnostics.doctor.database import MIGRATE
+from orchestrator.diagnostics.doctor.database import migrates
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.ports import BlobRefused, Blobs, NoBucket, NotFound, ObjectExists, PortError
 from worker import protocol
@@ -27,6 +27,7 @@ REPAIR = "python -m orchestrator doctor ssh --repair"
 TIMEOUT_S = 8.0
 SKEW_WARN_S, SKEW_FAIL_S = 5.0, 30.0  # S3 refuses signatures at 15 min; the platform check of a worker at 30 s
 REFUSED = (401, 403)  # HTTP statuses
+NO_FUNCTION = "PGRST202"  # PostgREST's code
 BAD_JWT = "PGRST30"  # PostgREST's codes about a token begin with this and a digit from 0 to 3
 TOKEN_TTL_S = 60.0
 SHOWN_CHARS = 200
@@ -137,6 +138,8 @@ async def gateway(settings: Settings, section: Section) -> None:
     why = f"{url}: HTTP {status} {code}: {refusal}"
     if code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}:
         section.ok(f"{variable} accepts worker tokens", f"{url} refuses an unknown worker, as it should ({code})")
+    elif code == NO_FUNCTION and settings.pods_use_supabase:  # it checks the signature first
+        section.skip(f"a call at {variable}", "its schema is not there yet; the signature of the token was accepted")
     elif status in REFUSED or code.startswith(BAD_JWT):
         section.fail(f"{variable} refuses worker tokens", why, _token_fix(settings, code))
     else:
@@ -166,7 +169,7 @@ async def _nobodys_heartbeat(settings: Settings, url: str) -> tuple[int, str, st
 
 def _token_fix(settings: Settings, code: str) -> str:
     if code and not code.startswith(BAD_JWT):  # the signature was valid, but the role or its rights are missing
-        return MIGRATE
+        return migrates(settings)
     if not settings.pods_use_supabase:
         return "set WORKER_JWT_SECRET to the one that the service at WORKER_API_URL has"
     return PROJECTS_OWN if code else PUBLIC_KEY  # a proxy in front of PostgREST that reads the key has no codes

@@ -9,6 +9,7 @@ from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
+from orchestrator.errors import MIGRATE
 from orchestrator.migrate import sql_files
 from orchestrator.ports import BadToken, PortError, SchemaMismatch
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
     from psycopg.rows import TupleRow
 
-MIGRATE = "python -m orchestrator migrate"
 OWNER = "use the role that ran the migrations; on Supabase, the secret key (service_role)"
 # The functions that this login may not execute, and who made them.
 RIGHTS = """
@@ -37,12 +37,13 @@ async def database(settings: Settings, section: Section) -> None:
     if settings.database_url is not None and not await _server(settings.database_url.get_secret_value(), section):
         section.skip("its schema and functions", "it cannot be used")
         return
+    fix = migrates(settings)
     async with wiring.open_store(settings) as store:
         try:
             there = await store.check_functions()
         except SchemaMismatch as error:
             why = str(error).partition("; fix: ")[0]
-            section.fail("its schema is not this version's", why, MIGRATE)
+            section.fail("its schema is not this version's", why, fix)
             return
         except BadToken as error:
             section.fail("its functions may not be called", str(error), OWNER)
@@ -50,9 +51,7 @@ async def database(settings: Settings, section: Section) -> None:
         ours = sql_files().version
         standing = ours.standing(there)
         if standing == "older":  # what it lacks otherwise, the migration brings
-            section.fail(
-                "its schema is older than this program", f"it has {there}, this program brings {ours}", MIGRATE
-            )
+            section.fail("its schema is older than this program", f"it has {there}, this program brings {ours}", fix)
             return
         problems = await store.schema_problems()
         for problem in problems:
@@ -69,6 +68,11 @@ async def database(settings: Settings, section: Section) -> None:
                 section.fail("its functions may not be called", str(error), OWNER)
             return
         section.ok("its functions answer", f"{counted(len(seen.workers), 'live worker')} in fleet {settings.fleet_id}")
+
+
+def migrates(settings: Settings) -> str:
+    """Return how to create or update the tables."""
+    return MIGRATE["DATABASE_URL" if settings.database_url is not None else "SUPABASE_URL"]
 
 
 async def leader(settings: Settings, section: Section) -> None:

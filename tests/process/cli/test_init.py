@@ -10,15 +10,20 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from orchestrator.cli.init_files import write_new
-from orchestrator.errors import Failure
+from orchestrator.errors import MIGRATE, Failure
 from testbed.runpod.server import Emulator
+from testbed.services.postgrest import EmbeddedPostgrest
+from testbed.services.supabase_roles import create_roles
 from testbed.shared_services import Database
 from tests.process.cli.builders import INHERITED, PROGRAM, Ran, run
 
 ANSWER_TIMEOUT_S = 60.0
+JWT_SECRET = "a-secret-of-the-project-of-forty-characters"
+WRONG_SECRET = "the-secret-of-another-project-of-40-chars"
 Answer = tuple[str, str | None]  # what the program says, and what the person types, if anything
 
 
@@ -34,6 +39,24 @@ def given(postgres: Database, emulator: Emulator, s3_environment: Mapping[str, s
     """The four things that `init` asks for, and where the provider is."""
     provider = {"RUNPOD_API_BASE_URL": emulator.url, "RUNPOD_API_KEY": emulator.api_key}
     return {"DATABASE_URL": postgres.url, **s3_environment, **provider}
+
+
+@pytest.fixture
+async def database(postgres: Database) -> str:
+    """The URL of a Supabase project's database without our tables."""
+    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
+        await sql.execute("drop database if exists init_project with (force)")
+        await sql.execute("create database init_project")
+    url = postgres.server.url_of("init_project")
+    await create_roles(url)
+    return url
+
+
+@pytest.fixture
+async def project(database: str) -> AsyncIterator[EmbeddedPostgrest]:
+    """Supabase's API to it."""
+    async with EmbeddedPostgrest(database, JWT_SECRET) as project:
+        yield project
 
 
 async def program(folder: Path, *arguments: str, **environment: str) -> Ran:
@@ -122,6 +145,63 @@ async def test_the_environment_has_precedence_over_the_file(tmp_path: Path, give
     assert ".env is not UTF-8 text" in unusable.err
 
 
+async def test_with_supabase_it_checks_the_keys_and_creates_the_tables(
+    tmp_path: Path, given: dict[str, str], project: EmbeddedPostgrest, database: str
+) -> None:
+    """A JWT secret of another project is asked again. The URL of the database serves `migrate` and is not kept."""
+    keys = (("Its secret key", project.secret_key), ("Its publishable key", project.publishable_key))
+    answers: list[Answer] = [
+        ("PostgreSQL URL, or Supabase's API", "supabase"),
+        ("Supabase project", project.project_url),
+        *keys,
+        ("Its JWT secret", WRONG_SECRET),
+        ("SUPABASE_URL refuses worker tokens", None),
+        ("Supabase project", project.project_url),
+        *keys,
+        ("Its JWT secret", JWT_SECRET),
+        ("RunPod API key", given["RUNPOD_API_KEY"]),
+        ("GPU types in order of preference", ""),
+        ("Name of the bucket", given["S3_BUCKET"]),
+        ("URL of the S3 service", given["S3_ENDPOINT_URL"]),
+        ("Region of the bucket", ""),
+        ("Access key id", given["AWS_ACCESS_KEY_ID"]),
+        ("Secret access key", given["AWS_SECRET_ACCESS_KEY"]),
+        ("Create the tables now", "y"),
+        ("URL of the session pooler", "postgresql://127.0.0.1:1/none"),
+        ("error[E010]", None),
+        ("URL of the session pooler", database),
+        ("The schema is now", None),
+        ("Check every part now", "n"),
+    ]
+    environment = {"RUNPOD_API_BASE_URL": given["RUNPOD_API_BASE_URL"], "TERM": "xterm"}
+    code, shown = await asyncio.to_thread(_typed, tmp_path, environment, answers)
+    assert code == 0, shown
+    text = (tmp_path / ".env").read_text()
+    assert f"SUPABASE_URL={project.project_url}\n" in text
+    assert "DATABASE_URL" not in text
+    assert not [one for one in (project.secret_key, JWT_SECRET, database) if one in shown]
+    checked = await program(tmp_path, "doctor", "database", "gateway")
+    assert checked.code == 0, checked.out
+
+
+async def test_with_supabase_and_without_a_terminal_it_names_the_way_to_the_tables(
+    tmp_path: Path, given: dict[str, str], project: EmbeddedPostgrest
+) -> None:
+    """Supabase's API cannot create them. `doctor` and other commands name the same way."""
+    flags = ("--supabase-url", project.project_url, "--supabase-publishable-key", project.publishable_key)
+    secrets = {"SUPABASE_SERVICE_ROLE_KEY": project.secret_key, "WORKER_JWT_SECRET": JWT_SECRET}
+    environment = {**{name: value for name, value in given.items() if name != "DATABASE_URL"}, **secrets}
+    wrong = await program(tmp_path, "init", "--no-input", *flags, **(environment | {"WORKER_JWT_SECRET": WRONG_SECRET}))
+    assert (wrong.code, "error[E001]: gateway: SUPABASE_URL refuses worker tokens" in wrong.err) == (4, True), wrong.err
+    assert list(tmp_path.iterdir()) == []
+    made = await program(tmp_path, "init", "--no-input", *flags, **environment)
+    assert made.code == 0, made.err
+    assert "\nNext: DATABASE_URL=<session pooler" in made.err
+    checked = await program(tmp_path, "doctor", "database", "gateway")
+    assert re.findall(r"fix: (.*)", checked.out) == [MIGRATE["SUPABASE_URL"]]
+    assert (await program(tmp_path, "list")).err.endswith(f"fix: {MIGRATE['SUPABASE_URL']}\n")
+
+
 async def test_on_a_terminal_it_asks_and_checks_each_answer(tmp_path: Path, given: dict[str, str]) -> None:
     """A wrong answer is asked again; GPU types are shown with price and stock. Lines to paste are not wrapped."""
     assert (await program(tmp_path, "handlers", "new", "say-hello")).code == 0
@@ -155,7 +235,7 @@ async def test_on_a_terminal_it_asks_and_checks_each_answer(tmp_path: Path, give
     assert "WORKER_CODE_DIR=handlers\nWORKER_HANDLERS=say-hello=say_hello:run\n" in text
     pasted = 'railway variables --set "RUNPOD_SSH_PRIVATE_KEY=$RUNPOD_SSH_PRIVATE_KEY" --skip-deploys'
     assert pasted in shown.replace("\r", "").splitlines()
-    assert "Next: ./run run starts the orchestrator" in shown
+    assert "Next: python -m orchestrator run starts the orchestrator" in shown
 
 
 def _typed(folder: Path, environment: Mapping[str, str], answers: list[Answer]) -> tuple[int, str]:
