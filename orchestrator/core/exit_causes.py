@@ -48,7 +48,7 @@ class ExitCause(Explained):
         "An operator asked for its end.", NOBODY, "another is started while there is work",
         "python -m orchestrator pause, if no other should start", failed=False)
     SHUTDOWN = "shutdown", ExitRow(
-        "All workers were told to end.", NOBODY, "others are started while there is work",
+        "An operator ended all workers.", NOBODY, "others are started while there is work",
         "set MAX_ACTIVE_GPUS=0, if no other should start", failed=False)
     BUDGET = "budget", ExitRow(
         "The budget was used up.", BUDGET, "nothing is rented until the budget allows it",
@@ -78,8 +78,8 @@ class ExitCause(Explained):
         "look for what writes to the code's directory: a handler, WORKER_SETUP_COMMAND or a person; " + LOGS,
         failed=True, drains=True)
     WORKER_SICK = "worker_sick", ExitRow(
-        "Its tasks failed one after the other, but not those of other workers; or its agent reported for long that the "
-        "machine must not begin a task.",
+        "Its tasks failed one after the other, but not those of other workers; or its agent reported for ten "
+        "minutes that its machine is not fit for tasks.",
         PROVIDER, "another is started while there is work; tasks that failed on it get one attempt back",
         "raise WORKER_MAX_CONSECUTIVE_FAILURES if that is usual for these tasks; " + LOGS,
         failed=True, drains=True)

@@ -85,17 +85,17 @@ class FailureCode(Explained):
 
     # fmt: off
     INTENT_STALE = "INTENT_STALE", FailureRow(
-        "The worker was recorded, but nobody asked the provider for its pod in time.",
+        "The worker was recorded, but its pod was not requested in time.",
         ORCHESTRATOR, REPLACED, "python -m orchestrator run",
         Blames.NOTHING, Breaker.OFFER, PodExistence.NEVER_CREATED)
     NO_CAPACITY = "NO_CAPACITY", FailureRow(
         "The provider has no such GPU to rent now.",
-        CAPACITY, "the next offer is asked, and this one again after its cool-down",
+        CAPACITY, "the next offer is tried, and this one again after its cool-down",
         "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling",
         Blames.NOTHING, Breaker.OFFER, PodExistence.NEVER_CREATED)
     QUOTA = "QUOTA", FailureRow(
         "The account may not rent more: RunPod refused because of a quota or a spending limit.",
-        OPERATOR, "nothing is rented until it is raised; the refused offer is tried now and then",
+        OPERATOR, "nothing is rented until it is raised; the refused offer is tried again at intervals",
         "raise it in the RunPod console, or lower MAX_ACTIVE_GPUS",
         Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED)
     BALANCE = "BALANCE", FailureRow(
@@ -110,7 +110,7 @@ class FailureCode(Explained):
         Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED, AUTHENTICATION_FAILED)
     BAD_SPEC = "BAD_SPEC", FailureRow(
         "RunPod rejected the request itself: an image, GPU type, data centre or volume that it does not know.",
-        OPERATOR, "the same request would be refused again; it is tried now and then",
+        OPERATOR, "the same request would be refused; it is tried again at intervals",
         "compare RUNPOD_WORKER_IMAGE, RUNPOD_GPU_TYPE, RUNPOD_DATA_CENTERS and RUNPOD_STORAGE_NAME",
         Blames.NOTHING, Breaker.SPEC, PodExistence.NEVER_CREATED)
     CREATE_UNKNOWN = "CREATE_UNKNOWN", FailureRow(
@@ -118,7 +118,7 @@ class FailureCode(Explained):
         PROVIDER, "terminate, respawn; a pod that appears late is found by its name and deleted", MORE,
         Blames.NOTHING)
     NO_RUNTIME = "NO_RUNTIME", FailureRow(
-        "The pod did not start: it had no runtime when the time for that was over.",
+        "The pod did not start: it had no runtime at the deadline.",
         PROVIDER, AVOIDED, "raise SPAWNING_TIMEOUT_SEC if the image is large; else none needed",
         Blames.SUSPICION)
     IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW", FailureRow(  # the pod's log shows that the image is still being pulled
@@ -191,7 +191,7 @@ class FailureCode(Explained):
         PROVIDER, "it is never promoted: terminate, respawn", MORE,
         Blames.NOTHING, pod=PodExistence.NOT_OURS)
     DISK = "DISK", FailureRow(
-        "The disk on which the agent works has too little room.",
+        "The agent's disk has too little free space.",
         OPERATOR, REPLACED, "raise RUNPOD_CONTAINER_DISK_GB",
         Blames.FAULT)
     INODES = "INODES", FailureRow(
@@ -248,7 +248,7 @@ class FailureCode(Explained):
         "run WORKER_SETUP_COMMAND in the image by hand; its output is in the evidence",
         Blames.NOTHING)
     NO_PROCESS = "NO_PROCESS", FailureRow(
-        "The worker's process is not there: it ended at once.",
+        "The worker's process does not run: it ended at once.",
         OPERATOR, REPLACED, "read its last lines in the evidence, or: " + LOGS,
         Blames.NOTHING)
     NO_HEARTBEAT = "NO_HEARTBEAT", FailureRow(
@@ -279,18 +279,18 @@ class FailureCode(Explained):
     DISK_FULL = "DISK_FULL", FailureRow(  # reported by the agent of a promoted worker; DISK is found by bring-up
         "The pod has too little free disk space to begin a task.",
         OPERATOR, "it claims no tasks; an idle worker is replaced after half a minute, a busy one after ten",
-        "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete what they leave",
+        "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files",
         Blames.NOTHING)
     INODES_FULL = "INODES_FULL", FailureRow(
         "The file system on which tasks run has hardly any inodes left.",
-        OPERATOR, LASTING, "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete what they leave",
+        OPERATOR, LASTING, "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files",
         Blames.NOTHING)
     OOM_KILLED = "OOM_KILLED", FailureRow(
         "The kernel ended a process of the pod because the pod's memory limit was reached.",
         OPERATOR, LASTING, "raise RUNPOD_MIN_MEMORY_GB, or let the handler use less memory",
         Blames.NOTHING)
     VRAM_LOW = "VRAM_LOW", FailureRow(
-        "The GPU has less free memory than a task needed that ran out of it.",
+        "The GPU has less free memory than a task that ran out of memory needed.",
         OPERATOR, LASTING, "choose a GPU type with more memory in RUNPOD_GPU_TYPE, or a smaller batch in the handler",
         Blames.NOTHING)
     GPU_MEMORY_HELD = "GPU_MEMORY_HELD", FailureRow(

@@ -20,7 +20,7 @@ from worker.protocol import FINDINGS
 MAX_FINDINGS = 32
 CODE_CHARS, EVIDENCE_CHARS = 64, 200
 SHOWN = "nothing: it is only shown"
-DISK_ROOM = "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete what they leave"
+DISK_ROOM = "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files"
 
 
 class Severity(StrEnum):

@@ -62,7 +62,7 @@ def _address_update(worker: Worker, pod: Pod | None) -> UpdateAddress | None:
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     if pod and worker.pod_id is None:  # adopt it first, whatever follows: its cost is recorded only with its id
-        why = f"pod {pod.id} bears its id; the reply to the create call was lost"
+        why = f"pod {pod.id} has its id; the reply to the create call was lost"
         billed_s = (snapshot.now - worker.stage_since).total_seconds()
         return Adopt(worker.id, pod.id, why, pod.price_usd_per_hour, billed_s)
     end = _requested_end(worker) or _overdue(worker, snapshot, policy)
@@ -128,11 +128,11 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
     odd = None
     if pod is None and gone is not None:
         odd = (
-            f"its pod, which the lists of RunPod have not shown since {gone.since:%H:%M:%S}: "
-            f"declared missing after {policy.absence_age_s:g} s of such lists"
+            f"its pod, missing from RunPod's lists since {gone.since:%H:%M:%S}: "
+            f"it counts as gone after {policy.absence_age_s:g} s of such lists"
         )
     elif pod is not None and not pod.has_runtime:
-        odd = f"its pod's runtime, which the list of RunPod does not show: {pod.status}"
+        odd = f"its pod's runtime, missing from RunPod's list: {pod.status}"
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:
         return Wait(worker.id, worker.state, WaitingOn.PROVIDER, odd, 0, policy.heartbeat_timeout_s)
     if not odd and pod is not None and worker.waiting_on is WaitingOn.PROVIDER:

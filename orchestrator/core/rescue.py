@@ -11,4 +11,4 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
     if not snapshot.expired_leases or observed_since is None:
         return []
     gap_s = (snapshot.now - observed_since).total_seconds() - policy.heartbeat_timeout_s
-    return [Rescue(f"{counted(snapshot.expired_leases, 'task lease')} over for want of a heartbeat", gap_s)]
+    return [Rescue(f"{counted(snapshot.expired_leases, 'task lease')} expired without a heartbeat", gap_s)]

@@ -44,4 +44,4 @@ def place(pool: Pool, snapshot: Snapshot, policy: Policy, ready: Sequence[Worker
         return []
     earlier = [w for w in ready if w.release != policy.release(pool) and w.id not in snapshot.in_flight]
     earlier.sort(key=lambda w: (w.tasks_running, w.created_at, w.id))
-    return [Terminate(w.id, w.state, ExitCause.SUPERSEDED, None, f"it makes place: {why}") for w in earlier[:1]]
+    return [Terminate(w.id, w.state, ExitCause.SUPERSEDED, None, f"it makes room: {why}") for w in earlier[:1]]

@@ -80,18 +80,18 @@ class TaskFailure(Explained):
         "It showed no sign of life for TASK_STUCK_TIMEOUT_SEC: no report, output, file, processor or GPU time.",
         OPERATOR, AGAIN, "report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC")
     OUTPUT_MISSING = "OUTPUT_MISSING", Meaning(
-        "The task says that it is complete, but its output is not in the bucket.",
+        "The task was reported as complete, but its output is not in the bucket.",
         OPERATOR, AGAIN, "let the handler upload through task.upload(); see S3_BUCKET")
     OUTPUT_EXISTS = "OUTPUT_EXISTS", Meaning(
         "It stored two different files under one name; an output is written once.",
         OPERATOR, AGAIN, "let the handler give each file its own name in task.upload(); " + LOGS)
     OUTPUT_REPLACED = "OUTPUT_REPLACED", Meaning(
         "The bucket holds another object than the one with which a dependency was completed.",
-        OPERATOR, "nothing: it is not given bytes that its dependency did not store",
+        OPERATOR, "nothing: it gets no bytes that its dependency did not store",
         "find out who writes to S3_BUCKET; submit the dependency again, and this task with it")
     INPUTS_TOO_LARGE = "INPUTS_TOO_LARGE", Meaning(
         "Its params and the results of the tasks that it depends on are more than a claim can carry.",
-        OPERATOR, "nothing: no worker can receive it", "let the handlers task.upload() what is large; " + RETRY)
+        OPERATOR, "nothing: no worker can receive it", "store large data with task.upload() in the handlers; " + RETRY)
     INPUTS_UNREADABLE = "INPUTS_UNREADABLE", Meaning(
         "Its params or its dependencies' results are nested too deeply, or a number is too long.",
         OPERATOR, "nothing: no worker could read it",

@@ -41,7 +41,7 @@ def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         return Flush(worker.id, False, f"logs still not shipped after {flushing_s:.0f} s", final)
     tries = worker.metadata.unreached
     if tries >= UNREACHED_TRIES and flushing_s >= UNREACHED_S:
-        return Flush(worker.id, False, f"{tries} tries in {flushing_s:.0f} s reached nobody at its pod")
+        return Flush(worker.id, False, f"{tries} connections to its pod failed within {flushing_s:.0f} s")
     return _flush(worker, pod, snapshot, policy, "flush again")
 
 
@@ -63,8 +63,8 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
     strange = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)  # the row was copied from another database
     if worker.pod_id is not None and not sent and not strange and (not unlisted or is_ours(worker, snapshot)):
-        why = "no list of pods; deleted all the same" if unlisted else "not listed; deleted all the same"
-        return Delete(worker.id, worker.pod_id, why)
+        because = "RunPod's pod list is unavailable" if unlisted else "RunPod does not list it"
+        return Delete(worker.id, worker.pod_id, f"deleted although {because}")
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return MarkTerminated(worker.id, f"no pod was ever created ({worker.failure_code})")
     outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")

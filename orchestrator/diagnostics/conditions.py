@@ -91,7 +91,7 @@ class ConditionKind(Explained):
         "python -m orchestrator explain {worker}; terminate {worker}, if S3 works for others", Impact.MONEY,
         alert="OrchestratorStoreUnreached")
     STORE_UNSEEN = "store_unseen", ConditionRow(
-        "S3", "S3 does not serve this process; the orchestrator reports no trouble with it",
+        "S3", "S3 refuses or does not answer this process, but works for the orchestrator",
         "python -m orchestrator doctor s3")
     BUCKET_FAR = "bucket_far", ConditionRow(
         "S3", "{count:worker runs|workers run} in {place}, on another continent than the bucket ({bucket})",
@@ -104,7 +104,7 @@ class ConditionKind(Explained):
         "RunPod", "RunPod does not answer", "See its status page; nothing is decided", Impact.WAIT | Impact.MONEY,
         alert="OrchestratorDependencyDown", after_s=300)
     PROVIDER_UNSEEN = "provider_unseen", ConditionRow(
-        "RunPod", "RunPod does not serve this process; the orchestrator reports no trouble with it",
+        "RunPod", "RunPod refuses or does not answer this process, but works for the orchestrator",
         "python -m orchestrator doctor runpod; is RUNPOD_API_KEY here the orchestrator's?")
     NO_MONEY = "no_money", ConditionRow(
         "RunPod", "The RunPod account has no money: ${balance_usd:.2f}",
@@ -118,7 +118,7 @@ class ConditionKind(Explained):
         "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h", Impact.WAIT,
         alert="OrchestratorBudgetSpent", after_s=300)
     PRICE_UNKNOWN = "price_unknown", ConditionRow(
-        "RunPod", "RunPod tells no price of a GPU of pool {pool}, so that no budget can allow it",
+        "RunPod", "RunPod shows no price for a GPU of pool {pool}, so no budget can allow it",
         "see python -m orchestrator gpus; name other types in RUNPOD_GPU_TYPE, or remove the budgets", Impact.WAIT,
         after_s=300)
     SOLD_OUT = "sold_out", ConditionRow(
@@ -199,7 +199,7 @@ class ConditionKind(Explained):
         "Database", "{count:stale worker row: its pod is|stale worker rows: their pods are} gone",
         "python -m orchestrator sync update_database", Impact.LOSS)
     NO_HOLDER = "no_holder", ConditionRow(
-        "Tasks", "{count:task|tasks} In Progress held by nobody",
+        "Tasks", "No worker holds {count:task that is|tasks that are} In Progress",
         "They are queued again by the next tick: python -m orchestrator once", Impact.LOSS,
         alert="OrchestratorTasksWithoutHolder", after_s=300)
     PAUSED = "paused", ConditionRow(
@@ -240,7 +240,7 @@ class ConditionKind(Explained):
     SSH_FAILED = "ssh_failed", ConditionRow(
         "SSH", "SSH connections failed within a day: {codes}", "python -m orchestrator explain {code}")
     WORKERS_UNKNOWN = "workers_unknown", ConditionRow(
-        "Workers", "Nothing is known of {count:worker|workers}", "python -m orchestrator diagnose {worker}")
+        "Workers", "No facts are available about {count:worker|workers}", "python -m orchestrator diagnose {worker}")
     DEAR_DAY = "dear_day", ConditionRow(
         "Cost", "Cost anomaly: ${usd:.2f} in the last 24 hours, usually ${usual_usd:.2f} a day",
         "python -m orchestrator cost --since 24h --by worker")

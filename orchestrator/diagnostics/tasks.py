@@ -122,7 +122,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         more = f"; and {len(unmet) - NAMED} more" if len(unmet) > NAMED else ""
         what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {shown}{more}"
         if any(d["status"] is None for d in unmet):
-            fix = "python -m orchestrator tasks cancel <task>; submit it anew, without what was deleted"
+            fix = "python -m orchestrator tasks cancel <task>; submit it again without the deleted tasks"
             then = "it fails after an hour, unless somebody inserts what does not exist"
             return _Why(OPERATOR, what, then, fix)
         fix = f"python -m orchestrator explain {unmet[0]['id']}"
@@ -244,8 +244,8 @@ def _leased(task: Row) -> bool:
 def _taken(task: Row, *, declared: bool) -> _Why:
     """Explain a task that a plain statement set In Progress, in a pool where a user's program may run it."""
     if not declared:
-        what = "whoever set it In Progress: it has no lease, and no leader has said which pools' programs take tasks"
-        return _Why(OPERATOR, what, "the next leader says so within a tick", LEAD)
+        what = "the program that set it In Progress: no lease, and no leader has declared which pools have programs"
+        return _Why(OPERATOR, what, "the next leader declares them within a tick", LEAD)
     what = f"the program of pool {task['pool']} (WORKER_START_COMMAND), which took it as {task['worker_id']}"
     return _Why(WORKER, what, "nothing: the orchestrator does not take tasks from such a program", REQUEUE)
 
@@ -262,9 +262,9 @@ def _ended(found: Row, _: Policy | None) -> _Why:
     task = found["task"]
     code = task["failure_code"] or ("CANCELLED" if task["status"] == "Cancelled" else None)
     cause = causes.of(code) if code else None
-    meaning = (cause.means if cause else "") + (f" It said: {task['error_message']}" if task["error_message"] else "")
+    meaning = (cause.means if cause else "") + (f" Message: {task['error_message']}" if task["error_message"] else "")
     why = _Why(
-        OPERATOR, meaning.strip() or "it failed, and did not say why", "nothing until it is retried", RETRY, code
+        OPERATOR, meaning.strip() or "it failed without a message", "nothing until it is retried", RETRY, code
     )
     if code == "DEPENDENCY_FAILED":
         broken = next((d for d in found["dependencies"] if d["status"] in {"Failed", "Cancelled"}), None)

@@ -28,20 +28,20 @@ NO_LEADER = "nothing: no orchestrator leads"
 LEAD = "python -m orchestrator run"
 # What a stage waits for while it has no failure.
 WANTED: Mapping[str, str] = {
-    Stage.INTENT: "its pod to be asked for",
+    Stage.INTENT: "the request for its pod",
     Stage.POD_CREATED: "an answer to the create call",
     Stage.POD_RUNNING: "the pod to be RUNNING with a runtime",
     Stage.SSH_DETAILS: "a public address for SSH",
     Stage.TCP: "the pod's sshd to answer",
     Stage.SSH_AUTH: "the pod to accept our SSH key",
     Stage.EXEC: "a command to run on the pod",
-    Stage.IDENTITY: "the pod to say who it is",
+    Stage.IDENTITY: "the pod to show its id",
     "platform": "the pod's disk, limits and clock to be good enough",
     "gpu_inventory": "the GPUs to be those that were rented",
     "gpu_health": "the GPUs to be healthy",
     "gpu_fabric": "the NVLinks between the GPUs to be up",
-    Stage.DEPLOY: "the code to lie on the pod, by its hash",
-    Stage.PROCESS: "its process to be seen alive",
+    Stage.DEPLOY: "the code on the pod, verified by its hash",
+    Stage.PROCESS: "its process to run",
     Stage.HEARTBEAT: "its first heartbeat",
 }
 # Stages with one attempt until the deadline. All other stages are tried again after each of PAUSES_S.
@@ -240,7 +240,7 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     what, then = {
         Stage.DRAINING: (f"{tasks} to end", "its tasks are queued again, its logs flushed, its pod deleted"),
         Stage.FLUSHING: (row["waiting_for"] or "the last log", "what is left is declared lost; its pod is deleted"),
-        Stage.DELETING: (row["waiting_for"] or "the delete call", "the delete is sent again until absence is proven"),
+        Stage.DELETING: (row["waiting_for"] or "the delete call", "the delete is repeated until its pod is gone"),
     }.get(Stage(row["stage"]), (row["waiting_for"] or row["stage"], "its pod is deleted"))
     wait = _Wait(row["waiting_on"], what, then, MORE)
     wait.since, wait.deadline = row["stage_since"], row["deadline_at"]

@@ -309,7 +309,7 @@ async def test_a_failed_task_names_the_code_its_words_and_the_fix(fleet: Fleet, 
     said, cause = await told(fleet, task), causes.of(code)
     assert cause is not None
     assert (said.status, said.code) == ("Failed", code)
-    assert said.what == f"{cause.means} It said: ValueError: no"
+    assert said.what == f"{cause.means} Message: ValueError: no"
     assert said.fix == f"{cause.about(worker=agent.id).fix}; then python -m orchestrator tasks retry {task}"
     text = "\n".join(lines(*explain_view.task(said, fleet.now)))
     assert f"FAILED: {cause.means}" in text
@@ -356,7 +356,7 @@ async def test_a_stuck_task_says_for_how_long_and_what_to_change(fleet: Fleet) -
     await fleet.fleet("rescue", p_worker_id=agent.id)
     said = await told(fleet, task)
     assert said.code == "TASK_STUCK"
-    assert said.what.endswith(f"It said: No sign of life for 1205 s; worker {agent.id} was ended for that")
+    assert said.what.endswith(f"Message: No sign of life for 1205 s; worker {agent.id} was ended for that")
     assert said.fix.startswith("report progress in the handler, or raise TASK_STUCK_TIMEOUT_SEC; then ")
     (attempt,) = said.attempts
     assert (attempt.code, attempt.exit_class, attempt.worker) == ("TASK_STUCK", "timeout", "task_stuck")

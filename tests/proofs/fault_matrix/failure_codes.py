@@ -6,7 +6,7 @@ import time
 from orchestrator.core.failures import FailureCode
 from tests.proofs.fault_matrix.environment import Environment, NotWithin
 from tests.proofs.fault_matrix.infrastructure import ASKING
-from tests.proofs.fault_matrix.provider import MENDED_LATER, REPLACED, WAVE, until_named
+from tests.proofs.fault_matrix.provider import ACCEPTED_LATER, REPLACED, WAVE, until_named
 from tests.proofs.fault_matrix.runner import Case
 
 SPAWNING_S = 12  # SPAWNING_TIMEOUT_SEC where it is to pass
@@ -63,12 +63,12 @@ async def met_again(env: Environment) -> None:
 
 CODES: tuple[Case, ...] = (
     Case("intent_unasked", "a worker is asked for while nobody leads", "given up by the next leader; the work goes on",
-          "WAITING ON orchestrator: its pod to be asked for", unasked, ends_as=(FailureCode.INTENT_STALE,),
+          "WAITING ON orchestrator: the request for its pod", unasked, ends_as=(FailureCode.INTENT_STALE,),
           may_end_as=ASKING,
           settings={"SPAWNING_TIMEOUT_SEC": str(SPAWNING_S)}),
-    Case("create_unauthorized", "401 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
+    Case("create_unauthorized", "401 to every create, and to nothing else", ACCEPTED_LATER, "API_AUTH", until_named,
           faults=({"kind": "unauthorized", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
-    Case("create_forbidden", "403 to every create, and to nothing else", MENDED_LATER, "API_AUTH", until_named,
+    Case("create_forbidden", "403 to every create, and to nothing else", ACCEPTED_LATER, "API_AUTH", until_named,
           faults=({"kind": "forbidden", "operation": "create"},), ends_as=(FailureCode.API_AUTH,)),
     Case("setup_command", "WORKER_SETUP_COMMAND=false", "corrected and redeployed; the work goes on", "SETUP_FAILED",
           misconfigured, settings={"WORKER_SETUP_COMMAND": "false"}, ends_as=(FailureCode.SETUP_FAILED,),

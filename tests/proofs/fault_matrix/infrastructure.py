@@ -23,11 +23,11 @@ STORE_AWAY_S = 30.0  # for thirty minutes, scaled like every other time here; up
 CLAIMS = "select count(*) as n from task_attempts"
 LIE_S = 25.0
 BACKED_OFF_S = 120.0  # the pause after a second loss, and the way of a pod that was gone meanwhile
-FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a word
+FAIL_OVER_S = 20.0  # the bar for a leader that is gone without a release of its lease
 HAND_OVER_S = 2.0  # … and for one that says goodbye
 LEADER = "select holder, term from fleet_lease"
 RESCUED = "its task queued again, another pod takes it"
-UNSHOWN = "have not shown since"
+UNSHOWN = "missing from RunPod's lists since"
 SILENT = "NO_HEARTBEAT/UNREACHED|nothing more was heard of it|heartbeat: silent for"
 LATE_LOGS = "logs are late|logs, which are late"
 LEADERLESS = "is silent for|leader: none"
@@ -312,13 +312,13 @@ INFRASTRUCTURE: tuple[Case, ...] = (
     Case("poison", "a task whose pod dies of it, each time", "Failed after 3 attempts; the others are done",
           "WORKER_LOST|LEASE_EXPIRED", poisoned, others=({"task_type": "hang", "params": {}, "priority": 9},), fails=1,
           ends_as=(FailureCode.POD_EXITED,), keeps_logs=False, pods=8, quick=True, limit_s=180),
-    Case("stuck", "a task without a sign of life", "ended by the clock; its worker goes on, the others are done",
+    Case("stuck", "a task without a sign of life", "ended after its limit; its worker goes on, the others are done",
           "TASK_STUCK", stuck, settings={"TASK_STUCK_TIMEOUT_SEC": "5"},
           others=({"task_type": "hang", "params": {}, "priority": 9, "max_attempts": 1},), fails=1),
     Case("broke", "$0: every pod is deleted at once", "tasks queued again; no storm of creates; on with new money",
           "BALANCE", broke, ends_as=(FailureCode.NO_HEARTBEAT, FailureCode.BALANCE), keeps_logs=False, pods=8,
           limit_s=180),
-    Case("empty_list_for_long", "25 s of lists that are empty, and false", "who still sends heartbeats is spared",
+    Case("empty_list_for_long", "25 s of lists that are empty, and false", "a worker that sends heartbeats is kept",
           UNSHOWN, for_long, tasks=TASKS * 3, pods=4),
     _unled("killed", "SIGKILL to the orchestrator, three times", "a new process goes on", LEADERLESS, restarted,
            quick=True),
@@ -329,7 +329,7 @@ INFRASTRUCTURE: tuple[Case, ...] = (
            quick=True),
     _unled("leader_frozen", "SIGSTOP of the leader beyond its lease", "its term is over; its writes are refused",
            LEADERLESS, frozen, count=2),
-    _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "nobody is blamed for the silence",
+    _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "no worker is ended for this silence",
            LEADERLESS, dazed, tasks=TASKS * 2),
     Case("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
           own_servers=True, tasks=TASKS * 2),

@@ -25,7 +25,7 @@ TWO_GPUS = {
     "DAILY_BUDGET_USD": "2",
 }
 REPLACED = "replaced by another pod"
-MENDED_LATER = "asked again now and then, rented when it may"
+ACCEPTED_LATER = "tried again at intervals; rented when allowed"
 ADOPTED = "adopted by its name, none rented twice"
 UNTOUCHED = "nothing decided about pods; the work goes on"
 UNNOTICED = "no worker ends, nothing is done"
@@ -135,11 +135,11 @@ KINDS: tuple[Case, ...] = (
         settings={"RUNPOD_GPU_TYPE": "NVIDIA GeForce RTX 4090,NVIDIA L40S"}, meets=(FailureCode.NO_CAPACITY,),
         quick=True,
     ),
-    Case("quota", "the account may have no more pods", MENDED_LATER, "QUOTA",
+    Case("quota", "the account may have no more pods", ACCEPTED_LATER, "QUOTA",
           until_named, faults=({"kind": "quota"},), ends_as=(FailureCode.QUOTA,)),
-    Case("no_balance", "402 to every create", "asked again now and then, rented when there is money", "BALANCE",
+    Case("no_balance", "402 to every create", "tried again at intervals; rented when there is money", "BALANCE",
           until_named, faults=({"kind": "no_balance"},), ends_as=(FailureCode.BALANCE,)),
-    Case("bad_request", "422 to every create", MENDED_LATER, "BAD_SPEC",
+    Case("bad_request", "422 to every create", ACCEPTED_LATER, "BAD_SPEC",
           until_named, faults=({"kind": "bad_request"},), ends_as=(FailureCode.BAD_SPEC,)),
     _listed("unauthorized", "401 to every call", r"\(401\)", operation="any", quick=True),
     _listed("forbidden", "403 to every call", "403 access denied", operation="any"),
@@ -178,7 +178,7 @@ KINDS: tuple[Case, ...] = (
     _listed("repeated_cursor", "the list's cursor comes back for ever", "the cursor came back again"),
     _listed("odd_fields", "a pod in the list has an id of another type", "cannot be read: id", fields={"id": 7}),
     _false("empty_list", "two lists are empty, and false", UNSHOWN, times=2),
-    _false("flicker_runtime", "three lists show no runtime", "does not show: RUNNING", times=3),
+    _false("flicker_runtime", "three lists show no runtime", "missing from RunPod's list: RUNNING", times=3),
     _false("missing_from_list", "two lists leave the pods out", UNSHOWN, times=2),
     _odd("listing_lag", "the pod is not in the list for 8 s", "no list of RunPod has shown it yet", seconds=8),
     _odd("early_404", "GET says 404 of the new pod for 8 s", "verified", seconds=8),  # nobody asks by GET: all is well
@@ -197,7 +197,7 @@ KINDS: tuple[Case, ...] = (
           "no public address for its port 22", settings=BRINGUP_S),
     _born("boot_error", "status ERROR instead of RUNNING", FailureCode.POD_ERROR),
     _born("exits", "EXITED a second after RUNNING", FailureCode.POD_EXITED, seconds=1),
-    _born("vanishes", "gone 4 s after RUNNING, without a word", FailureCode.POD_MISSING, UNSHOWN, seconds=4,
+    _born("vanishes", "gone 4 s after RUNNING, without a notice", FailureCode.POD_MISSING, UNSHOWN, seconds=4,
           settings={"HEARTBEAT_TIMEOUT_SEC": "18"}),
     _born("freezes", "frozen 4 s after RUNNING", FailureCode.NO_HEARTBEAT, SILENT, seconds=4),
     _born("wrong_pod_id", "the pod's RUNPOD_POD_ID is another's", FailureCode.POD_MISMATCH),
