@@ -110,7 +110,7 @@ create or replace function public.internal_finish(
     p_worker public.workers, p_ids uuid[], p_attempts int[], p_data jsonb[], p_output_location text, p_object jsonb,
     p_now timestamptz
 ) returns uuid[]
-language plpgsql security definer set search_path = '' set lock_timeout = '1s' as $$
+language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
@@ -322,7 +322,7 @@ $$;
 create or replace function public.internal_give_up(
     p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz
 ) returns text
-language plpgsql security definer set search_path = '' set lock_timeout = '1s' as $$
+language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_task public.tasks;

@@ -112,7 +112,7 @@ $$;
 create or replace function public.internal_rescue_one(
     p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_now timestamptz
 ) returns text
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '500ms' as $$
 #variable_conflict use_variable
 declare
     v_outcome text;
