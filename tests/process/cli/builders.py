@@ -79,12 +79,13 @@ class Cli:
     """`python -m orchestrator` on one fleet of one database."""
 
     environment: Mapping[str, str | None]
+    cwd: Path = ROOT
 
     async def __call__(self, *arguments: str, stdin: str = "", **changes: str | None) -> Ran:
         """Run it; `changes` to the environment, None removes."""
         env = _environment({**self.environment, **changes})
         words = ("-m", "orchestrator", *arguments)
-        ran = Ran(*await forked.run(words, stdin=stdin, cwd=ROOT, environment=env, timeout_s=TIMEOUT_S))
+        ran = Ran(*await forked.run(words, stdin=stdin, cwd=self.cwd, environment=env, timeout_s=TIMEOUT_S))
         if "--json" in arguments and ran.out.count("\n") == 1:
             json_schemas.check(arguments, ran.json())
         return ran

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.cli.builders import PROGRAM, Ran, run
+from tests.process.cli.builders import Cli, Ran
 from worker import protocol
 
 CODE = """
@@ -44,7 +44,7 @@ HANDLERS = ",".join(f"{name}=mine:{name}" for name in ("work", "bad", "final", "
 
 async def handlers(folder: Path, *arguments: str, **environment: str) -> Ran:
     """`handlers …` with `folder` as the current directory."""
-    return await run(*PROGRAM, "handlers", *arguments, cwd=folder, environment=environment)
+    return await Cli(environment, folder)("handlers", *arguments)
 
 
 @pytest.fixture
@@ -122,10 +122,10 @@ async def test_a_command_is_a_handler_too(tmp_path: Path, settings: dict[str, st
 @pytest.mark.parametrize(
     ("name", "code", "exit_class", "text", "retryable"),
     [
-        ("bad", "HANDLER_ERROR", "exception", "KeyError: 'name'", True),
+        pytest.param("bad", "HANDLER_ERROR", "exception", "KeyError: 'name'", True, marks=pytest.mark.full),
         ("final", "HANDLER_ERROR", "exception", "ValueError: the input is unusable", False),
         ("killed", "SIGNAL", "signal", "SIGKILL", True),
-        ("slow", "TIMEOUT", "timeout", "no end within 0.5 s", True),
+        pytest.param("slow", "TIMEOUT", "timeout", "no end within 0.5 s", True, marks=pytest.mark.full),
     ],
 )
 async def test_a_failure_is_the_agents(

@@ -73,14 +73,14 @@ async def pre_deploy(service: Cli) -> Ran:
 async def test_a_deploy_over_supabase_goes_on_only_with_a_schema_that_will_do(bare: tuple[str, Cli]) -> None:
     """Missing or older: exit 4 with both ways to mend it. Current or newer: exit 0, and it says that it only looked."""
     url, service = bare
-    missing = await pre_deploy(service)
+    missing = await service("migrate")
     await migrate(url)
     current = await pre_deploy(service)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as sql:
         await sql.execute("insert into schema_migrations (version, name, checksum) values ('9999', 'x', 'x')")
-        newer = await pre_deploy(service)
+        newer = await service("migrate")
         await sql.execute("delete from schema_migrations where version in ('9999', 'functions/leading.sql')")
-        older = await pre_deploy(service)
+        older = await service("migrate")
     for ran in (missing, older):
         assert ran.code == 4, ran.err
         assert ran.err.startswith("error[E011]: the database's schema is not this version's\nwhy: ")

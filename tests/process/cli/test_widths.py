@@ -59,7 +59,7 @@ def squeezed(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("width", [80, *(pytest.param(width, marks=pytest.mark.full) for width in (120, 200))])
 async def test_screens_fit_their_terminal(fleet: Fleet, cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """Every screen has what it is read for, whole, with lines no longer than the terminal's, and no raw timestamps."""
     for name in ("DATABASE_URL", "FLEET_ID"):

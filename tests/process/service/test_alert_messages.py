@@ -95,6 +95,7 @@ async def test_every_receiver_is_bounded(answer: bytes | Write | None, error: ty
         assert receiver.got == [{"schema_version": 1, "id": "1", **BODY}]
 
 
+@pytest.mark.full  # `test_killed_leaders_lose_no_message` of the webhooks is its like in the ordinary run
 async def test_a_message_survives_the_leader_that_wrote_it(shared: SharedServices, tmp_path: Path) -> None:
     """Tasks wait in a pool that nobody has. The first leader is killed while it sends; the next one sends again."""
     servers = await shared.servers("alert_messages")

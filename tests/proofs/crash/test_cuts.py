@@ -9,7 +9,7 @@ from tests.proofs.crash.cuts import cut_often
 from tests.proofs.crash.upgrades import BEFORE, cut_migrations
 
 CUTS = 54
-MIGRATION_CUTS = 90  # of so many messages of a migration's client one is cut
+EVERY = 180  # of so many messages of a migration's client one is cut; with --full twice as many are
 
 
 async def test_a_cut_before_or_after_a_commit_is_resolved_right(database: str) -> None:
@@ -20,8 +20,9 @@ async def test_a_cut_before_or_after_a_commit_is_resolved_right(database: str) -
 
 
 @pytest.mark.parametrize(
-    "before", [pytest.param(name, marks=() if name == "users" else pytest.mark.full) for name in BEFORE]
+    ("before", "every"),
+    [("users", EVERY), *(pytest.param(name, EVERY // 2, marks=pytest.mark.full) for name in BEFORE)],
 )
-async def test_a_migration_that_was_cut_goes_on_where_it_stopped(before: str) -> None:
-    """Whatever was there before it: a user's tables; with --full nothing, and a development version."""
-    assert await cut_migrations([before], every=MIGRATION_CUTS) >= 2
+async def test_a_migration_that_was_cut_goes_on_where_it_stopped(before: str, every: int) -> None:
+    """Whatever was there before it: a user's tables; with --full nothing, too, and a development version."""
+    assert await cut_migrations([before], every=every) >= 2
