@@ -523,7 +523,6 @@ begin
         select * from public.task_refusals r where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle')
          order by r.retry_at limit c_rows
     loop
-        exit when clock_timestamp() > v_began + 2 * c_time;
         begin
             if v_refusal.what = 'claim' then
                 perform public.internal_try_refused(v_refusal.task_id);
@@ -535,6 +534,7 @@ begin
         exception when others or assert_failure then
             perform public.internal_refused(array[v_refusal.task_id], v_refusal.what, format('%s (%s)', sqlerrm, sqlstate));
         end;
+        exit when clock_timestamp() > v_began + 2 * c_time;  -- after one at least, however long the rest took
     end loop;
 end
 $$;
@@ -546,11 +546,17 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     c_slice constant int := 1000;
+    c_time constant interval := '5 seconds';  -- for refused tasks that are due
     c_absent constant interval := '1 hour';  -- after that, a missing dependency counts as lost
     v_ids uuid[];
     v_gone uuid[];
 begin
-    perform public.internal_settle_pending();
+    loop
+        perform public.internal_settle_pending();
+        exit when clock_timestamp() > statement_timestamp() + c_time or not exists (
+            select from public.task_refusals r
+             where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle'));
+    end loop;
     for v_ids in
         select array_agg(q.id) from (
             select t.id, row_number() over () as n from public.tasks t

@@ -13,6 +13,7 @@ from orchestrator.ports import BadArgument
 from tests.db.conformance.builders import FLEET, Agent, Fleet, Row, result
 from tests.db.conformance.consistency import broken
 
+MANY = 550  # refused tasks: a snapshot tries at most 500
 RETRY_S = 700.0  # longer than any pause between two tries
 IMMEDIATE = "create trigger a_users before update on tasks for each row execute function users_own()"
 DEFERRED = """create constraint trigger a_users after update on tasks deferrable initially deferred
@@ -430,3 +431,20 @@ async def test_pools_are_declared_although_a_task_cannot_be_moved(
     assert answer == {"declared": 2, "rerouted": 1}
     assert [(await fleet.task(task_id))["pool"] for task_id in (bad, other)] == ["default", "large"]
     assert await broken(owner) == {}
+
+
+async def test_the_hourly_pass_tries_every_refused_task_that_is_due(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """However many there are, and however little time each snapshot has for them."""
+    agent = await fleet.agent()
+    await fleet.submit(count=MANY)
+    await owner.execute(
+        """insert into task_refusals (task_id, what, reason, refused_at, retry_at, since)
+           select id, 'claim', 'no', %s, %s, %s from tasks""",
+        (fleet.now,) * 3,
+    )
+    assert await agent.claim(batch=100) == []
+    await fleet.fleet("retention")
+    assert (await demand(fleet))["claimable"] == MANY
+    assert len(await agent.claim(batch=100)) == 100

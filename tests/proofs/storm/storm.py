@@ -24,7 +24,12 @@ CALL_TIMEOUT_S = 20.0
 OBSERVED_S = 0.2  # between two snapshots
 RETAINED = 20  # snapshots between two retentions
 AFTERWARDS = timedelta(hours=3)  # later than every pause, and than the wait for a task that does not exist
-ENDED = "select * from tasks where status not in ('Complete', 'Cancelled')"
+# What keeps a task: a pause (run_after, retry_at), a refused change, or a dependency.
+ENDED = """
+    select t.*, r.what as refused, r.reason, r.retry_at,
+           exists (select from tasks_unsettled u where t.id = any (u.task_ids)) as unsettled
+      from tasks t left join task_refusals r on r.task_id = t.id where t.status not in ('Complete', 'Cancelled')"""
+LAST_AGENT = "select id, status, held_back, drain_requested_at, claim_no from workers where id = %s"
 LAST_CLAIMS = 2_000  # each takes up to BATCH; more would be a queue that never ends
 BATCH = 20
 LATER = 3  # hours with rescue and retention: what is rescued waits; a cycle ends once all else that it needs has ended
@@ -54,6 +59,7 @@ class Outcome:
     completed: Counter[tuple[str, int]] = field(default_factory=Counter)
     broken: dict[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     left: list[Any] = field(default_factory=list)  # tasks that could neither be completed nor ended with a reason
+    last_agent: Any = None  # the row of the worker that asked for these tasks
     users: Users | None = None
 
     def claims(self, tasks: Any) -> None:
@@ -105,7 +111,7 @@ async def storm(url: str, *, seed: int, seconds: float) -> Outcome:
                 for number in range(count):
                     sessions.create_task(act(number))
         async with await psycopg.AsyncConnection.connect(url, autocommit=True, row_factory=dict_row) as hand:
-            await _aftermath(outcome, fleet, agents[0], hand)
+            await _aftermath(outcome, fleet, await fleet.agent(), hand)  # the others may be held back by failures
     finally:
         await db.close()
     return outcome
@@ -160,6 +166,7 @@ async def _aftermath(outcome: Outcome, fleet: Now, agent: Agent, hand: AsyncConn
         await _finish(outcome, fleet, agent)
     outcome.broken["after the last claim"] = await broken(hand)
     rows = await (await hand.execute(ENDED)).fetchall()
+    outcome.last_agent = await (await hand.execute(LAST_AGENT, (agent.id,))).fetchone()
     outcome.left = [row for row in rows if row["status"] != "Failed" or not row["failure_code"]]
 
 
@@ -179,5 +186,7 @@ def wrong(outcome: Outcome) -> list[str]:
     found = [f"given or accepted twice: {key}" for key in outcome.twice]
     found += [f"{when}: {rule}: {rows[:3]}" for when, rules in outcome.broken.items() for rule, rows in rules.items()]
     found += [f"neither complete nor ended with a reason: {row}" for row in outcome.left[:5]]
+    if outcome.left:
+        found.append(f"in all {len(outcome.left)}; the last agent: {outcome.last_agent}")
     found += [f"refused {n} times: {key}: {outcome.said[key][:600]}" for key, n in outcome.refused.items()]
     return found
