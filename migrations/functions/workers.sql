@@ -310,6 +310,15 @@ language sql stable security definer set search_path = '' as $$
          where a.failure_code is not null))
 $$;
 
+-- An amount of US dollars as it is stored. One that cannot be one, written by hand, would hide what is spent: then the
+-- earlier amount stays, or else p_none.
+create or replace function public.internal_amount(p_new numeric, p_old numeric, p_none numeric) returns numeric
+language sql immutable security definer set search_path = '' as $$
+    select case when coalesce(internal_amount.p_new between 0 and 1000000, true) then internal_amount.p_new
+                when internal_amount.p_old between 0 and 1000000 then internal_amount.p_old
+                else internal_amount.p_none end
+$$;
+
 -- Before a change: refuses an illegal transition and sets the columns that follow from a legal one.
 create or replace function public.internal_worker_changing() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
@@ -317,18 +326,10 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 declare
     v_now timestamptz := public.internal_now();
     v_reason text := coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand');
-    c_dearest constant numeric := 1000000;  -- US dollars, of an hour too
 begin
-    -- An amount that cannot be one, written by hand, would hide what is spent.
-    if new.price_usd_per_hour not between 0 and c_dearest then
-        new.price_usd_per_hour := case when old.price_usd_per_hour between 0 and c_dearest then old.price_usd_per_hour end;
-    end if;
-    if new.reserved_usd_per_hour not between 0 and c_dearest then
-        new.reserved_usd_per_hour := case when old.reserved_usd_per_hour between 0 and c_dearest then old.reserved_usd_per_hour else 0 end;
-    end if;
-    if new.reserved_usd not between 0 and c_dearest then
-        new.reserved_usd := case when old.reserved_usd between 0 and c_dearest then old.reserved_usd else 0 end;
-    end if;
+    new.price_usd_per_hour := public.internal_amount(new.price_usd_per_hour, old.price_usd_per_hour, null);
+    new.reserved_usd_per_hour := public.internal_amount(new.reserved_usd_per_hour, old.reserved_usd_per_hour, 0);
+    new.reserved_usd := public.internal_amount(new.reserved_usd, old.reserved_usd, 0);
     if tg_op = 'INSERT' then
         if new.status <> 'spawning' then
             perform public.internal_refuse('OR007', format('a worker cannot begin as %s', new.status),

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 
 import pytest
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from orchestrator import ports
-from orchestrator.adapters import runpod_logs, runpod_transport
+from orchestrator.adapters import http_deadline, runpod_logs, runpod_transport
 from orchestrator.adapters.runpod import RunPodCloud
 
 LIMIT_S, ANSWERED_S = 0.2, 10.0
@@ -61,3 +63,24 @@ async def test_every_call_ends_however_slowly_the_reply_arrives(slow: str, monke
     for answer in answers:
         assert isinstance(answer, ports.Unavailable)
         assert "no answer in time (ReadTimeout)" in str(answer)  # and not: the call goes on, and is not waited for
+
+
+async def test_urllib3_makes_its_connections_where_the_time_limit_watches_them() -> None:
+    """By a method that urllib3 does not document. After an upgrade that renames it, calls would have no limit."""
+
+    def watched(port: int) -> int:
+        with http_deadline.response("GET", f"http://127.0.0.1:{port}", ANSWERED_S) as reply:
+            reply.content  # noqa: B018  it is read
+            limit = http_deadline._call.deadline
+            return len(limit._connections) if limit else 0
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    why = f"urllib3 {version('urllib3')} makes its connections in another way: adapt adapters/http_deadline.py"
+    for kind in (HTTPConnection, HTTPSConnection):
+        assert callable(getattr(kind, "_new_conn", None)), why
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        assert await asyncio.to_thread(watched, server.sockets[0].getsockname()[1]) == 1, why
