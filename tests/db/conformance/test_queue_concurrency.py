@@ -385,7 +385,7 @@ async def test_32_claimers_never_hold_more_than_the_limits_allow(
     await limit(fleet, "t", 9, "type")
     agents = [await fleet.agent() for _ in range(CLAIMERS)]
     for key in MOST:
-        await fleet.submit(count=60, concurrency_key=key)
+        await fleet.submit(count=30, concurrency_key=key)
     done = asyncio.Event()
     worst: list[str] = []
     watching = asyncio.create_task(_watch(database, fleet, done, worst))
