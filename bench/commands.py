@@ -62,7 +62,9 @@ def _commands(worker: str, task: str) -> list[tuple[str, list[str]]]:
     lines = (
         "list", "list --all", "list --json", f"status {worker}", f"explain {worker}", f"explain {task}",
         "explain scaling", f"timeline {worker}", f"verify {worker}", "tasks list", "tasks list --status Failed",
-        f"tasks show {task}", "health", "alerts list", "cost", "efficiency",
+        f"tasks show {task}", "health", "alerts list", "cost", "cost --by tenant", "cost --by label:show", "efficiency",
+        "schedules list", "limits list", "tenants list", "tokens list", "webhooks list", f"logs {worker}",
+        "doctor settings database leader", "tasks list --pool default --type segment",
     )  # fmt: skip
     named = {worker: "worker", task: "task"}
     return [("_".join(named.get(word, word.strip("-")) for word in line.split()), line.split()) for line in lines]

@@ -23,6 +23,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.tables import STYLES, Stacked, table
 from orchestrator.core import decision_text
+from orchestrator.core.meanings import NOBODY
 from orchestrator.core.plurals import counted
 from orchestrator.core.states import State
 from orchestrator.diagnostics.causes import named
@@ -92,7 +93,9 @@ def task(
         f"  attempts {subject.attempts_made} of {subject.max_attempts}"
     )
     over = subject.status in {"Complete", "Failed", "Cancelled"}
-    label = f"{subject.status.upper()}" if over else f"WAITING ON {subject.who}"
+    label = subject.status.upper() if over else f"WAITING ON {subject.who}"
+    if subject.who == NOBODY and subject.until:  # the clock alone
+        label = f"{'RETRIES' if subject.code else 'STARTS'} {relative(subject.until, now)}"
     code = f" ({subject.code})" if subject.code else ""
     why = Text.assemble((label, "bold yellow"), f": {one_line(subject.what, 500)}{code}")
     parts = [f"since {_clock(subject.since, now)}", f"limits: {subject.limits}"]

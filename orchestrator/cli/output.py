@@ -170,12 +170,10 @@ def span(seconds: float | None) -> str:
 
 
 def usd(amount: float | None, digits: int = 2) -> str:
-    """`$0.44`; a dash for unknown, and never `$0.00` for an amount above zero."""
+    """`$0.44`; a dash for unknown, and `$0.0004` or `<$0.0001`, never `$0.00`, for an amount above zero."""
     if amount is None:
         return "–"
-    if 0 < amount < 0.5 * 10**-digits:
-        digits = FINE
-    return f"${amount:,.{digits}f}"
+    return rounded(amount, digits) or rounded(amount, FINE) or f"<${10**-FINE:.{FINE}f}"
 
 
 def rounded(amount: float, digits: int) -> str | None:

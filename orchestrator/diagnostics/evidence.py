@@ -35,8 +35,11 @@ def evidence_text(evidence: Row) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list):
-        value = value[-1] if value and all(isinstance(line, str) for line in value) else value  # a log: its end
+        lines = value and all(isinstance(line, str) for line in value)
+        value = value[-1] if lines else ", ".join("unknown" if one is None else str(one) for one in value)  # a log: its end
     text = " ".join(str(value).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 

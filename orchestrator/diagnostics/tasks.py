@@ -134,12 +134,13 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
             then = "it can be claimed as soon as the first one is promoted; the attempt does not count"
             return _Why(cause.who, what, then, cause.fix, cause.code, task["run_after"])
         if task["failure_code"]:
-            meaning = cause.means if cause else task["error_message"] or ""
-            what = f"the pause after attempt {task['attempts']}, which failed: {meaning}"
+            number = task["attempts"] - task["uncounted"] + 1
+            error = task["error_message"] or (cause.means if cause else "none is known")
+            what = f"attempt {number} of {task['max_attempts']}. Last error: {error}"
         else:
-            what = "its time: it was submitted for later"
+            what = "it was submitted for later"
         fix = cause.fix if cause else "none needed; python -m orchestrator tasks cancel <task>, if it should not run"
-        return _Why(NOBODY, what, "it can be claimed from then on", fix, task["failure_code"], task["run_after"])
+        return _Why(NOBODY, what, "a worker can claim it", fix, task["failure_code"], task["run_after"])
     return _claimable(found, policy)
 
 
@@ -233,7 +234,7 @@ def _running(found: Row, _: Policy | None) -> _Why:
         what += "; its cancellation was asked for"
     if task["progress"]:
         what += f"; progress: {progress(task['progress'])}"
-    then = "without a heartbeat by then it is queued again, the attempt counted"
+    then = "if no heartbeat arrives by then, it is queued again, and the attempt counts"
     return _Why(WORKER, what, then, "python -m orchestrator logs <worker> -f", None, task["lease_expires_at"])
 
 

@@ -175,7 +175,7 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
     last_sign_at = row["last_heartbeat"] or row["state_since"]
     if policy:
         wait.deadline = _later(last_sign_at, policy.heartbeat_timeout_s)
-    wait.then = "without a heartbeat by then: heartbeat_lost, its tasks are queued again"
+    wait.then = "if its heartbeats stop, it ends (heartbeat_lost), and its tasks are queued again"
     _unfit(wait, row, policy)
     return _with_irregularities(wait, row, now, busy=bool(tasks))
 

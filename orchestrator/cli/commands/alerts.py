@@ -60,7 +60,7 @@ async def listed(output: Output) -> None:
         sent = "yes" if one["opened_at"] else "not yet"
         name = f"{one['kind']} {one['subject']}".strip()
         shown.add_row(one["severity"], name, span(ago(one["since"], now)), sent, one["text"])
-    output.show(shown if found["alerts"] else "no alerts")
+    output.show(shown if found["alerts"] else "No open alerts.")
     if found["unsent"]:
         output.say(f"{counted(found['unsent'], 'message waits', 'messages wait')} to be delivered")
     if failure := found["last_failure"]:

@@ -10,11 +10,14 @@ from typing import Any
 
 import click
 from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import SCHEMA_VERSION, Output, aged, clock, json_option, numbers, one_line, relative, usd
+from orchestrator.cli.program import as_typed
 from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
 from orchestrator.cli.session import runs, utcnow
@@ -27,6 +30,7 @@ from orchestrator.observability.redaction import PRIVATE_KEYS, Redactor, plain, 
 
 SAVED = "diagnostic_report_*.json"
 LAST = "last"
+INDENT = 3  # columns
 ALIKE = 3  # actions of one kind that are shown
 STYLES = {"HIGH": "bold red", "MEDIUM": "yellow", "LOW": "dim"}
 
@@ -106,7 +110,7 @@ def headline(report: Mapping[str, Any]) -> Text:
     return Text(f"❌ UNHEALTHY: {counted(urgent, 'urgent problem')}{also}", style="bold red")
 
 
-def advised(report: Mapping[str, Any]) -> Iterator[Text]:
+def advised(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """List the actions, the urgent ones first. Of many that are alike, the first are shown and the others counted."""
     now = datetime.fromisoformat(report["timestamp"])
     alike: Counter[tuple[str, str, str]] = Counter()
@@ -120,11 +124,13 @@ def advised(report: Mapping[str, Any]) -> Iterator[Text]:
                 yield Text(f"\n   … and {more}; --json has all", style=STYLES[advice["priority"]])
             continue
         yield Text()
-        head = f"{number}. [{advice['priority']}] {advice['category']}: {aged(one_line(advice['issue'], 300), now)}"
-        yield Text(head, style=STYLES[advice["priority"]])
+        head = f"[{advice['priority']}] {advice['category']}: {aged(one_line(advice['issue'], 300), now)}"
+        numbered = Table.grid(padding=(0, 1, 0, 0))  # further lines begin where the text begins
+        numbered.add_row(f"{number}.", Text(as_typed(head)), style=STYLES[advice["priority"]])
+        yield numbered
         if advice["detail"]:
-            yield Text(f"   {aged(one_line(advice['detail'], 300), now)}", style="dim")
-        yield whole(f"   fix: {one_line(advice['action'], 1_000)}")
+            yield Padding(Text(as_typed(aged(one_line(advice["detail"], 300), now)), style="dim"), (0, 0, 0, INDENT))
+        yield whole(f"{' ' * INDENT}fix: {one_line(advice['action'], 1_000)}")
 
 
 def _likeness(advice: Mapping[str, Any]) -> tuple[str, str, str]:

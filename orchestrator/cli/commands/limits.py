@@ -44,7 +44,7 @@ async def listed(output: Output) -> None:
         shown.add_row(
             one["scope"], one_line(one["name"]), most, *(str(one[key]) for key in ("running", "ready", "waiting"))
         )
-    output.show(shown if found else "no limits")
+    output.show(shown if found else "No limits found.")
 
 
 @limits.command("set")

@@ -99,7 +99,7 @@ async def listed(output: Output) -> None:
     now, shown = datetime.fromisoformat(found["now"]), table("schedule", "task type", "when", "next", "last")
     for one in found["schedules"]:
         shown.add_row(one["name"], one["task_type"], _rule(one), _next(one, now), _last(one, now))
-    output.show(shown if found["schedules"] else "no schedules")
+    output.show(shown if found["schedules"] else "No schedules found.")
 
 
 @schedules.command("next")

@@ -46,7 +46,7 @@ async def listed(output: Output) -> None:
     for one in found:
         name = "(without a tenant)" if one["tenant"] is None else one_line(one["tenant"])
         shown.add_row(name, *(str(one[key]) for key in ("weight", "ready", "waiting", "running")))
-    output.show(shown if found else "no tenants")
+    output.show(shown if found else "No tenants found.")
 
 
 @tenants.command("set")

@@ -34,7 +34,7 @@ async def timeline(output: Output, worker: str) -> None:
         sums = [dataclasses.asdict(state) for state in states]
         output.document(worker_id=row["id"], at=found["now"], entries=listed, states=sums, usd=row["cost_usd"])
         return
-    output.show(Text.assemble((row["id"], "bold"), f"  intended {clock(row['created_at'])}"))
+    output.show(Text.assemble((row["id"], "bold"), f"  created {clock(row['created_at'])}"))
     output.show(narrow(made, row["created_at"], now) if output.narrow else wide(made, row["created_at"], now))
     sums_table = table("state", "took", "cost")
     for state in states:

@@ -76,11 +76,11 @@ async def listed(output: Output, state: str | None, task_id: uuid.UUID | None, l
     now, addresses = datetime.fromisoformat(found["now"]), table("webhook", "task type", "url", "progress")
     for one in found["webhooks"]:
         addresses.add_row(one["name"], one["task_type"] or "every", one["url"], "yes" if one["progress"] else "no")
-    output.show(addresses if found["webhooks"] else "no webhooks; tasks may have a webhook_url of their own")
+    output.show(addresses if found["webhooks"] else "No webhooks found. A task may have its own webhook_url.")
     messages = table("message", "task", "event", "host", "state", "attempts")
     for one in found["messages"]:
         messages.add_row(one["id"], one["task_id"], one["event"], one["host"], _state(one, now), str(one["attempts"]))
-    output.show(messages if found["messages"] else "no messages")
+    output.show(messages if found["messages"] else "No messages found.")
     if lost := found["troubles"]["undeliverable"]:
         given_up = counted(lost, "message was", "messages were")
         output.say(f"{given_up} given up within a day: correct the receiver, then webhooks retry", "yellow")

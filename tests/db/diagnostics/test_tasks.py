@@ -70,7 +70,7 @@ async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
     (claimed,) = await agent.claim()
     await agent.fail(claimed, code="VRAM_OOM", message="CUDA out of memory", exit_class="vram_oom", point="Processing")
     said = await told(fleet, task)
-    assert said.what == "the pause after attempt 1, which failed: The GPU's memory was too small for the task."
+    assert said.what == "attempt 2 of 3. Last error: CUDA out of memory"
     assert (said.code, said.until is not None) == ("VRAM_OOM", True)
     assert "RUNPOD_GPU_TYPE" in said.fix
     (attempt,) = said.attempts
@@ -372,7 +372,7 @@ async def test_a_task_that_is_lost_again_waits_for_its_pause(fleet: Fleet) -> No
         await fleet.fleet("rescue", p_worker_id=agent.id)
     said = await told(fleet, task)
     assert (said.who, said.code) == ("nobody", "WORKER_LOST")
-    assert said.what == "the pause after attempt 2, which failed: The worker that held it is gone."
+    assert said.what == f"attempt 3 of 3. Last error: Worker {agent.id} is gone"
 
 
 async def test_what_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:

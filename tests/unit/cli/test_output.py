@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.fixes import with_fix
-from orchestrator.cli.output import Output, shown_as_typed
+from orchestrator.cli.output import Output, shown_as_typed, usd
 from orchestrator.cli.program import CALLED_AS, PROGRAM
 from orchestrator.cli.tables import facts, table
 
@@ -86,3 +86,12 @@ def test_a_fix_is_copied_from_a_terminal_in_one_piece(monkeypatch: pytest.Monkey
         "not ready",
         f"fix: orchestrator explain {LONG.strip()}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [(None, "–"), (0, "$0.00"), (1234.5, "$1,234.50"), (0.004, "$0.0040"), (0.00004, "<$0.0001"), (-0.5, "$-0.50")],
+)
+def test_an_amount_above_zero_is_never_shown_as_zero(amount: float | None, shown: str) -> None:
+    """`list` and `explain` show the same worker's cost."""
+    assert usd(amount) == shown

@@ -10,3 +10,9 @@ def test_a_long_error_keeps_its_begin_and_its_end() -> None:
     assert seen.startswith("the set-up command ended with 1: ")
     assert "ERROR: No matching distribution found for no-such-package, exit_status 1" in seen
     assert len(seen) <= LONGEST_ERROR + len(", exit_status 1")
+
+
+def test_values_are_words_of_people() -> None:
+    """Not those of Python."""
+    seen = evidence_text({"adopted": False, "ecc_uncorrected": [None, 0], "used_mib": [2]})
+    assert seen == "adopted no, ecc_uncorrected unknown, 0, used_mib 2"
