@@ -57,7 +57,8 @@ CODES_HEAD = """\
 # Codes
 
 {made}
-`orchestrator explain CODE` shows one of them.
+Look up a code that a command, a log or a task shows: what it means, who must act, and the fix. `orchestrator explain
+CODE` shows one of them.
 
 ## Error ids
 

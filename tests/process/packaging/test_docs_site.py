@@ -1,7 +1,9 @@
 """The docs site builds, and every link on it leads somewhere."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -49,6 +51,16 @@ def test_every_page_of_the_repository_is_on_the_site(site: Path) -> None:
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     pages |= {"index", "ARCHITECTURE", "SECURITY", "CONTRIBUTING", "CHANGELOG"}
     assert {path.stem for path in site.glob("*.html")} == pages | {"404"}
+
+
+def test_the_navigation_follows_the_order_of_the_readme() -> None:
+    """A person needs the pages in this order."""
+    listed = (ROOT / "README.md").read_text().partition("## Documentation")[2]
+    wanted = [link for link in re.findall(r"\]\((?:docs/)?(\w[\w-]*\.md)\)", listed) if link != "CONTRIBUTING.md"]
+    sections = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    found = [value for section in sections for value in section.values()]
+    pages = [page for value in found for page in ([value] if isinstance(value, str) else value)]
+    assert [page for page in pages if page not in {"index.md", "CONTRIBUTING.md", "CHANGELOG.md"}] == wanted
 
 
 def test_every_link_leads_somewhere(site: Path) -> None:
