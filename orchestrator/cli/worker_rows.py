@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.cli.output import ago, one_line, relative, span
 from orchestrator.core.findings import Severity
 from orchestrator.core.plurals import counted
-from orchestrator.core.states import LIVE, State
+from orchestrator.core.states import LIVE, State, WaitingOn
 from orchestrator.diagnostics.fact_sources import worker_of
 from orchestrator.diagnostics.failing_stage import failing_stage
 from orchestrator.diagnostics.worker_rules import overdue
@@ -64,7 +64,7 @@ def note(row: Mapping[str, Any], now: datetime) -> str:
     if row["status"] in {State.SPAWNING, State.TERMINATING}:
         parts.append(f"{row['stage']} {span(ago(row.get('stage_since'), now))}")
     running = row.get("tasks_running")
-    if (waiting := waits_for(row)) and not (running and waiting == "tasks"):
+    if (waiting := waits_for(row)) and not (running and waiting in {"tasks", WaitingOn.WORKER}):
         parts.append(f"waits for {waiting}")
     if row.get("drain_requested_at") and row["status"] != State.TERMINATING:
         parts.append("asked to end")

@@ -38,8 +38,8 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        lines = value and all(isinstance(line, str) for line in value)
-        value = value[-1] if lines else ", ".join("unknown" if one is None else str(one) for one in value)  # a log: its end
+        is_log = bool(value) and all(isinstance(line, str) for line in value)  # its end is shown
+        value = value[-1] if is_log else ", ".join("unknown" if one is None else str(one) for one in value)
     text = " ".join(str(value).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 

@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.core.machine_checks import UNLIMITED_BYTES
 from orchestrator.core.model import Worker
 from orchestrator.pods import agent_commands
 from orchestrator.ports import HostKeyChanged, PortError, SessionPool
@@ -43,7 +44,7 @@ COUNTERS = {
     "cpu": ("cpu.stat", "cpu/cpu.stat"),
     "pids": ("pids.current", "pids/pids.current"),
 }
-WHOLE = re.compile(r"[0-9]{1,18}")
+WHOLE = re.compile(r"[0-9]{1,19}")
 # If the container may read the kernel log: the driver's messages, and processes that the OOM killer ended.
 KERNEL = f"dmesg | grep -E 'NVRM|[Oo]ut of memory|oom-kill|Killed process' | tail -n {MAX_ROWS}"
 SECTION = re.compile(r"^=== (\w+)\n", re.MULTILINE)
@@ -174,7 +175,8 @@ def _counter(text: str) -> Any:
     """Parse a number, "max", or lines of `name value`. None if there was nothing to read."""
     pairs = [line.split() for line in text.splitlines()]
     if len(pairs) == 1 and len(pairs[0]) == 1:
-        return _value(text)
+        number = _value(text)
+        return "max" if isinstance(number, int) and number >= UNLIMITED_BYTES else number
     named = {pair[0][:MAX_TEXT]: pair[1] for pair in pairs[:32] if len(pair) == 2}  # noqa: PLR2004
     return {name: int(number) for name, number in named.items() if WHOLE.fullmatch(number)} or None
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from orchestrator.cli import options
 from orchestrator.cli.output import PIPE_COLUMNS, Output, clock, json_option, moment, one_line, span, usd
+from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table, usd_column
 from orchestrator.core.plurals import counted
@@ -30,7 +31,7 @@ LABEL = "label:"
 def _subject(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Return a word of BY, or label:KEY. Raises BadParameter."""
     if value not in BY and not (value.startswith(LABEL) and value != LABEL):
-        raise click.BadParameter(f"{value!r} is none of {', '.join(BY)}, label:KEY", ctx, param)
+        raise click.BadParameter(f"{value!r} is none of {', '.join(BY)}, label:KEY.{suggestion(value, BY)}", ctx, param)
     return value
 
 

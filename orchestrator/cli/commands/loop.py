@@ -169,7 +169,8 @@ def _show_seen(output: Output, seen: "Snapshot") -> None:
         output.say(f"missing from RunPod's list, and lost if lists lack them for ten seconds: {missing}", "yellow")
     for demand in seen.demand:
         blocked = numbers({why: count for why, count in demand.blocked.items() if count})
-        output.say(f"queue {one_line(demand.pool)}: {demand.claimable} ready, {demand.running} running" + (f"; blocked: {blocked}" if blocked else ""))
+        blocked = f"; blocked: {blocked}" if blocked else ""
+        output.say(f"queue {one_line(demand.pool)}: {demand.claimable} ready, {demand.running} running{blocked}")
     for pool, pause in seen.paused.items():
         until = f", until {clock(pause.until)}" if pause.until else ""
         where = "every pool" if pool == "*" else one_line(pool)

@@ -164,7 +164,9 @@ def _facts(
     shown["state"] = Text.assemble(tables.state(row["status"]), f" {lived} {since}{reason}")
     shown["stage"] = f"{row.get('stage') or '–'}  {span(ago(row.get('stage_since'), now))}"
     if is_live(row):
-        waited = ": ".join(str(row[name]) for name in ("waiting_on", "waiting_for") if row.get(name))
+        busy = row["status"] in READY and row.get("tasks_running")  # then `waiting_for` is older: it waited for tasks
+        names = ("waiting_on",) if busy else ("waiting_on", "waiting_for")
+        waited = ": ".join(str(row[name]) for name in names if row.get(name))
         deadline = "" if row["status"] in READY else f"  deadline {relative(row.get('deadline_at'), now)}"
         shown["waiting on"] = f"{waited or '–'}{deadline}"
     if found_flags := flags(row, now):

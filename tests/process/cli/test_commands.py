@@ -150,7 +150,7 @@ async def test_a_misspelt_word_is_answered_with_the_similar_one(cli: Cli) -> Non
         ("doctor", "sttings"): "'settings'", ("explain", "AUTH_FAILD"): "'AUTH_FAILED'",
         ("spawn", "--pool", "defualt"): "'default'", ("tasks", "list", "--status", "complet"): "'Complete'",
         ("list", "--state", "actve"): "'active'", ("sync", "analyse"): "'analyze'",
-        ("logs", "--stream", "sys"): "'system'",
+        ("logs", "--stream", "sys"): "'system'", ("cost", "--by", "tenat"): "'tenant'",
     }  # fmt: skip
     for arguments, meant in asked.items():
         ran = await cli(*arguments)

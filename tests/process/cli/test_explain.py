@@ -41,7 +41,7 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
         "since ",
         "deadline ",
         "then: ",
-        "spent: $",
+        "spent: ",
         "evidence: ssh_auth failed (PermissionDenied)",
         "fix: set ",
     ):
@@ -91,6 +91,20 @@ async def test_a_word_that_is_no_worker_is_looked_up(cli: Cli, fleet: Fleet) -> 
     """A single word may be a worker's id."""
     ran = await cli("explain", "matplotlib")
     assert (ran.code, ran.out.splitlines()[0]) == (0, "U37: A figure is too large"), ran.err
+
+
+async def test_a_worker_that_runs_a_task_waits_for_no_other(cli: Cli, fleet: Fleet) -> None:
+    """Its row still says that it waited for tasks before."""
+    worker = await fleet.worker(upto=State.ACTIVE)
+    await fleet.move(worker, State.ACTIVE, stage=Stage.PROMOTED, waiting_on="worker", waiting_for="tasks")
+    await fleet.store.submit([{"task_type": "t", "params": {}, "priority": 1}])
+    name = {"p_worker_id": worker, "p_nonce": "boot-1"}
+    await fleet.db.call("worker_register", **name, p_agent={"protocol": 1})
+    await fleet.db.call("worker_claim", **name, p_claim_no=1, p_batch=1, p_wait_s=0)
+    status, listed = await cli("status", worker), await cli("list")
+    assert re.search(r"^waiting on +worker$", status.out, re.MULTILINE), status.out
+    (line,) = listed.lines_with(worker)
+    assert line.endswith("  works on 1 task")
 
 
 async def test_a_failed_task_quotes_the_knowledge_base(

@@ -78,7 +78,7 @@ async def test_screens_fit_their_terminal(fleet: Fleet, cli: Cli, monkeypatch: p
         ("list",): (going, busy, "terminating", "RTX 4090", LONG, "3 workers", "$1.32"),
         ("list", "--all"): (ended, "ended", "ago: spawn_failed AUTH_FAILED"),
         ("status", going): (going, pod, LONG, "SSH: 213.173.110.7:12086", "ssh_auth"),
-        ("explain", going): ("WAITING ON operator", LONG, "deadline", "spent: $", "fix: "),
+        ("explain", going): ("WAITING ON operator", LONG, "deadline", "spent: ", "fix: "),
         ("verify", going): ("ssh_auth", "AUTH_FAILED PermissionDenied", "heartbeat now", "not ready"),
         ("explain", "scaling"): ("leader: the test", "pool default", "NVIDIA GeForce RTX 4090|*|SECURE"),
         ("timeline", ended): ("ssh_auth attempt 1", "PermissionDenied", "in all"),

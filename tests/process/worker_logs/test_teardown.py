@@ -406,6 +406,13 @@ async def test_another_machine_at_the_pods_address_is_not_waited_for(hauling: Ha
     assert any("HOST_KEY_CHANGED" in event["reason"] for event in events)
 
 
+@pytest.mark.parametrize("text", ["max", "9223372036854771712"])
+def test_no_limit_of_memory_is_one_word_for_both_versions_of_cgroups(text: str) -> None:
+    """Version 1 writes a number near 2**63. Counters are numbers."""
+    seen = final_snapshot.read(f"=== memory_limit_bytes\n{text}\n=== memory_bytes\n4096\n", None)["cgroup"]
+    assert (seen["memory_limit_bytes"], seen["memory_bytes"]) == ("max", 4096)
+
+
 def test_whatever_a_pod_prints_the_snapshot_is_small() -> None:
     """Rubbish of any size and form becomes at most 16 KiB of JSON."""
     for text in (
