@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ABREAST = 100  # workers at once; each needs a connection to its pod
 ELSEWHERE = "https://github.com"  # an address outside our systems and the providers'
 T = TypeVar("T")
+CALL_SHARE = 0.8  # of a part's time for a call of the database: it ends first, so that the cause is known
 MONEY_S = 5.0  # for the balance, which RunPod does not show to every key
 NO_SETTINGS = {"error": "not asked: the settings cannot be used"}
 
@@ -181,7 +182,8 @@ class _Gathering:
 
         if missing := lacks(self._settings, "database"):
             raise Unavailable(missing)
-        store = await self._stack.enter_async_context(wiring.open_store(self._settings))
+        call_s = self._limits.part_s * CALL_SHARE
+        store = await self._stack.enter_async_context(wiring.open_store(self._settings, call_timeout_s=call_s))
         found, self.half = await collect.database(store)
         self._store = store
         return found

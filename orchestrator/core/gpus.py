@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.gpu_profiles import PROFILES
 from orchestrator.core.machine_checks import NOTHING, CheckResult, Sections, ToolOutput
+from orchestrator.core.plurals import counted
 from orchestrator.core.xids import XidClass, numbers
 
 MEMORY_SHARE = 0.98  # of the type's memory, at least
@@ -122,10 +123,11 @@ def _xids(found: Sections, seen: tuple[Gpu, ...], result: CheckResult) -> None:
             counts[int(entry["number"])] = counts.get(int(entry["number"]), 0) + 1
     result.facts["xids"] = {str(number): count for number, count in sorted(counts.items())}
     for number, count in sorted(counts.items()):
+        times = counted(count, "time")
         if number in FATAL_XIDS or (number in REPEATABLE_XIDS and count >= REPEATED):
-            result.blame(FailureCode.xid(number), f"the kernel log shows Xid {number} of this GPU, {count} times")
+            result.blame(FailureCode.xid(number), f"the kernel log shows Xid {number} of this GPU, {times}")
         elif number in WARNING_XIDS | REPEATABLE_XIDS:
-            result.warnings.append(f"Xid {number}, {count} times")
+            result.warnings.append(f"Xid {number}, {times}")
 
 
 def _recovery(found: Sections, result: CheckResult) -> None:

@@ -206,8 +206,8 @@ class ConditionKind(Explained):
         "Orchestrator", "Spawning is paused in {where}", "python -m orchestrator resume", Impact.WAIT,
         after_s=600)
     BACKLOG = "backlog", ConditionRow(
-        "Scaling", "Backlog in pool {pool}: {count} tasks wait, the oldest for {oldest}", "{fix}", Impact.WAIT,
-        alert="OrchestratorTasksWait", after_s=300)
+        "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
+        Impact.WAIT, alert="OrchestratorTasksWait", after_s=300)
     TASKS_BLOCKED = "tasks_blocked", ConditionRow(
         "Tasks", "All {count} queued tasks are blocked",
         "python -m orchestrator tasks list --status Queued, then explain one of them")

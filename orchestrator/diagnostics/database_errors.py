@@ -16,7 +16,7 @@ MEANINGS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
          "connect to the primary server, or end the read-only mode of the server or of the role"),
         (r"\b(53300|53400)\b|too many|connection slots|max client", "has no free connection",
          "close other clients, or raise its limit: max_connections, or that of the pooler"),
-        (r"\b(55P03|57014|40P01)\b", "answers too late", LOCKS),
+        (r"\b(55P03|57014|40P01)\b|: no answer within", "answers too late", LOCKS),
         (r"\b(21|22|23|42|P0|XX)[0-9A-Z]{3}: ", "fails in a function",
          "python -m orchestrator migrate; if that does not help, a trigger or a policy of yours may be the cause"),
     )

@@ -167,8 +167,9 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
             limited = f"the {counted(capacity, 'worker')} that it has"
             fix = "none needed; or lower TASKS_PER_GPU_THRESHOLD"
         never = not capacity and (cause or (limit and not limit.detail.get("limit")))
+        stands = never or (cause and cause.kind is ConditionKind.STORE_DOWN)  # then no ready worker claims
         detail = {"pool": pool.name, "count": waiting, "oldest": minutes(waited_s), "fix": fix}
-        evidence = f"limited by: {limited}; {_end(pool, waiting, capacity, never=bool(never))}"
+        evidence = f"limited by: {limited}; {_end(pool, waiting, capacity, never=bool(stands))}"
         yield Condition(
             ConditionKind.BACKLOG, pool.name, detail, evidence, Impact.WAIT if never else Impact.NONE, oldest
         )

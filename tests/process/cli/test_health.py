@@ -133,6 +133,16 @@ async def test_tasks_wait_and_the_true_cause_is_named_first(
     assert not [one for one in found if "raise MAX_ACTIVE_GPUS" in one["action"]]
 
 
+async def test_a_locked_table_is_no_unreachable_database(patient: Patient) -> None:
+    """The database can be reached; the fix is to find the holder of the lock."""
+    async with await AsyncConnection.connect(patient.settings["DATABASE_URL"]) as holder:
+        await holder.execute("lock table tasks in access exclusive mode")
+        ran = await Cli(patient.settings)("health")
+    assert ran.code == 1
+    assert "1. [HIGH] Database: The database answers too late" in ran.out
+    assert "see who holds locks" in ran.out
+
+
 async def test_what_affects_neither_work_nor_money_is_a_warning(patient: Patient) -> None:
     """Failed bring-ups and an empty account, while nothing waits and nothing runs: exit 0."""
     await patient.fleet.worker(upto=State.TERMINATED)

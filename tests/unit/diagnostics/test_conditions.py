@@ -233,6 +233,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "login refused": (setting("database_state", {"error": "DatabaseAuth: password authentication failed"}), "HIGH", "Database", "refuses the login", "doctor database", "password"),
     "read-only": (setting("database_state", {"error": "Unavailable: 25006: cannot execute UPDATE in a read-only transaction"}), "HIGH", "Database", "allows no writes", "primary server", "25006"),
     "locks": (setting("database_state", {"error": "Unavailable: 55P03: canceling statement due to lock timeout"}), "HIGH", "Database", "answers too late", "pg_stat_activity", "55P03"),
+    "a call that hangs": (setting("database_state", {"error": "Unavailable: fleet_report: no answer within 8 s"}), "HIGH", "Database", "answers too late", "pg_stat_activity", "fleet_report"),
     "no connection left": (setting("database_state", {"error": "Unavailable: FATAL: too many connections for role"}), "HIGH", "Database", "no free connection", "max_connections", "too many"),
     "a function that fails": (setting("database_state", {"error": "Unavailable: 42702: column reference x is ambiguous"}), "HIGH", "Database", "fails in a function", "migrate", "42702"),
     "database restarts": (setting("database_state", {"error": "Unavailable: 57P03: the database system is starting up"}), "HIGH", "Database", "unreachable", "curl", "57P03"),
@@ -419,6 +420,18 @@ def test_the_true_cause_comes_first_and_a_backlog_names_it(name: str) -> None:
     assert backlog.fix == first.fix
     assert "it will never be finished while that lasts" in backlog.evidence
     assert "raise MAX_ACTIVE_GPUS" not in backlog.fix
+
+
+def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
+    """While the store is away, ready workers are of no use. One task is called a task."""
+    report = facts()
+    waits({"Queued": 1}, claimable=1, running=0, oldest_claimable_at=when(60))(report)
+    setting("database_state.store_away", {"reason": "no", "since": when(60)})(report)
+    assert report["workers"]
+    store, backlog = found_in(report)
+    assert (store.kind, store.severity, backlog.severity) == (ConditionKind.STORE_DOWN, "HIGH", "MEDIUM")
+    assert "1 task waits, the oldest" in backlog.text
+    assert "it will never be finished while that lasts" in backlog.evidence
 
 
 def test_the_limit_is_raised_only_if_it_is_the_cause() -> None:
