@@ -1,13 +1,17 @@
-"""The SSH server of one pod, inside the emulator's process: public keys, exec and SFTP, with the ways it can misbehave.
+"""The SSH server of one pod, inside the emulator's process: keys, exec, shell and SFTP, with the ways it can misbehave.
 
 Algorithms are pinned to the cheapest pair that every client has: fifty pods take their handshakes at one moment.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import pty
 import signal as signals
 import socket
+import struct
+import termios
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -201,7 +205,6 @@ class PodSshd:
             server_host_keys=[self._host_key],
             encoding=None,
             line_editor=False,
-            allow_pty=False,
             agent_forwarding=False,
             gss_host=None,
             kex_algs=["curve25519-sha256"],
@@ -272,6 +275,9 @@ class PodSshd:
     async def run(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         """Run the request as a real process and report how it ended."""
         arguments = [SHELL, "-c", process.command] if process.command is not None else [SHELL]
+        if process.term_type is not None:
+            await self._run_on_terminal(process, arguments)
+            return
         child = await asyncio.create_subprocess_exec(
             *arguments,
             stdin=asyncio.subprocess.PIPE,
@@ -288,10 +294,63 @@ class PodSshd:
             status = await child.wait()
         finally:
             feeding.cancel()
-        if status >= 0:
-            process.exit(status)
-        else:
-            process.exit_with_signal(signals.Signals(-status).name.removeprefix("SIG"))
+        _report(process, status)
+
+    async def _run_on_terminal(self, process: asyncssh.SSHServerProcess[bytes], arguments: list[str]) -> None:
+        """Run the request on a terminal of its own, as sshd does for a person's shell."""
+        ours, theirs = pty.openpty()
+        _resize(ours, process.term_size)
+        child = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=self.home,
+            env={**self._environment(), "TERM": process.term_type or "dumb"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C reaches the command
+        )
+        os.close(theirs)
+        process.set_redirect_pid(child.pid)
+        source, pipe = asyncio.StreamReader(), os.fdopen(ours, "rb", 0)
+        loop = asyncio.get_running_loop()
+        reading, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), pipe)
+        typing = asyncio.create_task(_type(process, ours))
+        try:
+            with contextlib.suppress(OSError):  # Linux: EIO once the command has closed the terminal
+                await _copy(source, process.stdout)
+            status = await child.wait()
+        finally:
+            typing.cancel()
+            reading.close()
+        _report(process, status)
+
+
+def _report(process: asyncssh.SSHServerProcess[bytes], status: int) -> None:
+    if status >= 0:
+        process.exit(status)
+    else:
+        process.exit_with_signal(signals.Signals(-status).name.removeprefix("SIG"))
+
+
+def _resize(terminal: int, size: tuple[int, int, int, int]) -> None:
+    columns, rows, width, height = size
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, width, height))
+
+
+async def _type(process: asyncssh.SSHServerProcess[bytes], terminal: int) -> None:
+    """Pass on what the client types, and the new size of its window. What the command does not read is dropped."""
+    with contextlib.suppress(OSError, asyncssh.Error):
+        while True:
+            try:
+                chunk = await process.stdin.read(CHUNK_BYTES)
+            except asyncssh.TerminalSizeChanged as change:
+                _resize(terminal, change.term_size)
+                continue
+            if not chunk:
+                return
+            with contextlib.suppress(BlockingIOError):
+                os.write(terminal, chunk)
 
 
 async def _feed(source: asyncssh.SSHReader[bytes], sink: asyncio.StreamWriter | None) -> None:

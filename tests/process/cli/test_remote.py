@@ -104,6 +104,23 @@ async def test_a_shell_opens_with_the_fleets_key(cli: Cli, fleet: Fleet, sshd: P
     assert not list(sshd.home.glob("orchestrator-ssh-*"))
 
 
+async def test_a_persons_shell_has_a_terminal(sshd: PodSshd) -> None:
+    """With a prompt, the window's size, and Ctrl-C for the command in the foreground."""
+    login = {"username": "root", "client_keys": [KEY], "known_hosts": None}
+    async with asyncssh.connect("127.0.0.1", sshd.port, **login) as connection:
+        process = await connection.create_process(term_type="xterm", term_size=(100, 30))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await process.stdout.readuntil(re.compile("[#$] "))
+            process.stdin.write("tty; stty size; echo sleeps; sleep 600\n")
+            shown = await process.stdout.readuntil("\nsleeps")
+            process.stdin.write("\x03")
+            assert await process.stdout.readuntil(re.compile("[#$] "))
+            process.stdin.write("exit 7\n")
+            await process.wait()
+    assert re.search(r"/dev/pts/\d+\r?\n30 100", shown), shown
+    assert process.exit_status == 7
+
+
 @pytest.mark.parametrize("pinned", [None, "another"])
 async def test_a_pod_that_did_not_prove_its_key_gets_nothing(
     cli: Cli, fleet: Fleet, sshd: PodSshd, pinned: str | None
