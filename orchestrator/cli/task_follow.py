@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
+from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import Output, ago, one_line, span
 from orchestrator.cli.session import utcnow
 from orchestrator.cli.task_rows import attempts_made, note
@@ -45,7 +44,7 @@ async def _to_its_end(store: "SqlStore", output: Output, task_id: str, for_s: fl
             output.say(f"{span(ago(began, utcnow())):>6}  {_line(row)}")
             seen = facts
         if row["status"] in ENDED:
-            return _result(output, row)
+            return show_result(output, row)
         if (ago(began, utcnow()) or 0) > for_s:
             fix = f"python -m orchestrator tasks watch {task_id}"
             raise Failure(NOT_IN_TIME, why=f"after {span(for_s)} task {task_id} is {row['status']}", fix=fix)
@@ -64,13 +63,13 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['status']}{where}" + (f": {said}" if said else "")
 
 
-def _result(output: Output, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Print what the handler returned. Raises Failure if the task is not Complete."""
+def show_result(output: Output, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Print the result, as one line. Raises Failure if the task is not Complete."""
     if row["status"] == COMPLETE:
         if output.json:
             output.document(task=row)
         elif row.get("result_data"):
-            output.show(Text(one_line(row["result_data"], RESULT_CHARACTERS)))
+            output.show(whole(one_line(row["result_data"], RESULT_CHARACTERS)))  # JSON stays one line
         return row
     why = ": ".join(str(row[name]) for name in ("failure_code", "error_message") if row.get(name))
     fix = f"python -m orchestrator explain {row['id']}"

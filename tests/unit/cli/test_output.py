@@ -14,6 +14,7 @@ from orchestrator.cli.fixes import with_fix
 from orchestrator.cli.output import Output, shown_as_typed, usd
 from orchestrator.cli.program import CALLED_AS, PROGRAM
 from orchestrator.cli.tables import facts, table
+from orchestrator.cli.task_follow import show_result
 
 LONG = "words of a long reason, " * 100
 
@@ -70,6 +71,17 @@ def test_a_text_that_must_not_wrap_is_cut_on_a_terminal(monkeypatch: pytest.Monk
     Output().show(Text(LONG, no_wrap=True, overflow="ellipsis"), Text("word " * 20))
     cut, *wrapped = stream.getvalue().splitlines()
     assert (len(cut), cut[-1], len(wrapped)) == (80, "…", 2)
+
+
+def test_the_result_of_a_task_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line breaks within it would be no JSON."""
+    stream, result = _Terminal(), {"words": "a long text " * 20}
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    show_result(Output(), {"id": "1", "status": "Complete", "result_data": result})
+    assert json.loads(stream.getvalue()) == result
+    assert len(stream.getvalue().splitlines()) == 1
 
 
 def test_a_fix_is_copied_from_a_terminal_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
