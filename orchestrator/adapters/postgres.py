@@ -39,6 +39,8 @@ POOL_SHARE = 0.9  # of a call's time; the rest is for a connection test
 SERVER_SHARE = 0.9  # so that the server cancels a statement first, and it is known to be rolled back
 # Claims at a higher level, which a database or role may have as its default, would fail as serialization errors.
 LEVEL = "select set_config('default_transaction_isolation', 'read committed', false)"
+# With another encoding as the default, one character that it lacks would stop the claims of all tasks.
+ENCODING = "select set_config('client_encoding', 'UTF8', false)"
 STAY = "select set_config('idle_session_timeout', '0', false)"  # a role's limit would end each pause with a failed call
 LISTEN_PROBE_S = 20.0  # idle time after which the connection is tested
 LISTEN_BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -190,6 +192,7 @@ class PostgresDb:
                 "select set_config('idle_in_transaction_session_timeout', %s, false)", (str(limit_ms),)
             )
             await connection.execute(LEVEL)
+            await connection.execute(ENCODING)
             await connection.execute(STAY)
 
     def _check_pool(self) -> None:

@@ -17,6 +17,7 @@ from testbed.services.postgres import EmbeddedPostgres
 from testbed.shared_services import SharedServices
 from tests.db.conformance.builders import FLEET, Fleet
 
+CHARACTERS = "日本 é 😀"
 RETRY_S = 40.0  # longer than the first pause after a refusal
 BLOCKED = """select count(*) as n from pg_stat_activity
               where datname = current_database() and wait_event_type = 'Lock'"""
@@ -163,6 +164,19 @@ async def test_times_do_not_depend_on_the_date_style_of_the_database(
     worker_id = await fleet.spawn()
     row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]
     assert datetime.fromisoformat(row["state_since"]) == fleet.now
+    await fleet.db.close()
+
+
+async def test_calls_do_not_take_the_client_encoding_of_the_database(project: Project) -> None:
+    """One task with a character that the encoding lacks would stop every claim."""
+    statement = sql.SQL("alter database {} set client_encoding = 'LATIN1'")
+    await project.owner.execute(statement.format(sql.Identifier(project.owner.info.dbname)))
+    fleet = await leading(project.url)
+    agent = await fleet.agent()
+    await fleet.submit({"params": {"text": CHARACTERS}}, {})
+    tasks = await agent.claim(batch=2)
+    assert {task["params"].get("text") for task in tasks} == {CHARACTERS, None}
+    assert await agent.complete(tasks[0], p_result_data={"text": CHARACTERS}) == "ok"
     await fleet.db.close()
 
 
