@@ -245,7 +245,8 @@ declare
     v_inputs record;
     v_bytes bigint := 0;
 begin
-    for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
+    for v_task in select t.ctid as place, t.id from public.tasks t
+                   where t.ctid = any (p_rows) and case t.status when 'Queued' then true end
                    order by ~t.priority, t.queue_turn, t.created_at, t.id loop
         select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes);
         if v_inputs.code is null then
@@ -314,6 +315,8 @@ begin
                progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
                failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
          where t.ctid = any (p_rows)
+           -- A row of a child table may have the same place. The CASE keeps the planner from the index of queued tasks.
+           and case t.status when 'Queued' then true end
         returning row(t.*)::public.tasks as task
     ), noted as (
         insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
@@ -343,7 +346,8 @@ declare
     v_waits int := 0;
     c_waits constant int := 3;  -- for locks; then the rest is not tried
 begin
-    for v_task in select t.ctid as place, t.id from public.tasks t where t.ctid = any (p_rows)
+    for v_task in select t.ctid as place, t.id from public.tasks t
+                   where t.ctid = any (p_rows) and case t.status when 'Queued' then true end
                    order by ~t.priority, t.queue_turn, t.created_at, t.id loop
         begin
             if v_waits = c_waits then

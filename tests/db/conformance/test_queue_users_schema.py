@@ -180,6 +180,26 @@ async def test_calls_do_not_take_the_client_encoding_of_the_database(project: Pr
     await fleet.db.close()
 
 
+async def test_a_table_that_inherits_from_tasks_keeps_its_ended_tasks(project: Project) -> None:
+    """An archive in the old style: its rows may have the same places (ctid) as rows of `tasks`."""
+    fleet, owner = project.fleet, project.owner
+    done = await fleet.submit(count=3, tenant="a")
+    agent = await fleet.agent()
+    for task in await agent.claim(batch=3):
+        assert await agent.complete(task) == "ok"
+    await owner.execute(
+        """create table archive () inherits (tasks);
+           with moved as (delete from only tasks returning *) insert into archive select * from moved"""
+    )
+    await owner.execute("vacuum full tasks")  # the next rows get the first places again
+    new = await fleet.submit(count=3, tenant="a")
+    tasks = await agent.claim(batch=3)
+    assert sorted(task["id"] for task in tasks) == sorted(new)
+    assert [await agent.complete(task) for task in tasks] == ["ok"] * 3
+    rows = await (await owner.execute("select id::text, status from archive")).fetchall()
+    assert sorted((row["id"], row["status"]) for row in rows) == sorted((task_id, "Complete") for task_id in done)
+
+
 async def test_calls_do_not_take_the_isolation_level_of_the_database(project: Project) -> None:
     """At a higher level, a call that waited for a lock would fail."""
     statement = sql.SQL("alter database {} set default_transaction_isolation = 'serializable'")
