@@ -161,13 +161,13 @@ class ConditionKind(Explained):
     DELETE_LATE = "delete_late", ConditionRow(
         "RunPod", "RunPod has not deleted the pod of worker {worker} yet, and still lists it",
         "none needed; python -m orchestrator explain {worker}", level=LOW)
-    TASKS_LOST = "tasks_lost", ConditionRow(
-        "Tasks", "{count:running task was lost with its|running tasks were lost with their} worker ({code}): {means}",
-        "{fix}", Impact.LOSS, alert="OrchestratorTasksLost")
     POISON_TASK = "poison_task", ConditionRow(
         "Tasks", "Task {task} ({task_type}) has ended {count} workers ({code})",
         "python -m orchestrator explain {task}; tasks cancel {task}", Impact.LOSS,
         alert="OrchestratorPoisonTask")
+    TASKS_LOST = "tasks_lost", ConditionRow(
+        "Tasks", "{count:running task was lost with its|running tasks were lost with their} worker ({code}): {means}",
+        "{fix}", Impact.LOSS, alert="OrchestratorTasksLost")
     WORKERS_FAILED = "workers_failed", ConditionRow(
         "Workers", "{count:worker|workers} in service failed ({code}): {means}", "{fix}",
         alert="OrchestratorWorkersFail", after_s=900)

@@ -434,6 +434,13 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     assert "it will never be finished while that lasts" in backlog.evidence
 
 
+def test_a_poison_task_comes_before_the_losses_that_it_caused() -> None:
+    """It is the cause: without it, the next worker is lost too."""
+    report = facts()
+    lost(workers=2, last_at=when(30), code="POD_EXITED", exit_cause="pod_lost")(report)
+    assert [one.kind for one in found_in(report)] == [ConditionKind.POISON_TASK, ConditionKind.TASKS_LOST]
+
+
 def test_the_limit_is_raised_only_if_it_is_the_cause() -> None:
     """Workers that are not ready yet are waited for; MAX_ACTIVE_GPUS=0 never ends a queue."""
     report = facts()
