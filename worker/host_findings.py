@@ -49,11 +49,15 @@ def volume_full(reading: Reading) -> Found | None:
 
 
 def memory_tight(readings: Sequence[Reading]) -> Found | None:
-    """U9: more than 85 % of the cgroup's limit is in use, without page cache."""
+    """U9: more than 85 % of the cgroup's limit is in use, without page cache. Often each loader process has a copy."""
     run = trailing(readings, lambda one: one.memory_share is not None and one.memory_share > MEMORY_SHARE)
     if not lasts(run, MEMORY_S):
         return None
-    return Found("MEMORY_TIGHT", run[0].at_s, f"{run[-1].memory_share or 0:.0%} of the memory limit are in use")
+    evidence = f"{run[-1].memory_share or 0:.0%} of the memory limit are in use"
+    if run[-1].processes:
+        count, largest = run[-1].processes
+        evidence += f": {count} processes, the largest has {largest >> 20} MiB"
+    return Found("MEMORY_TIGHT", run[0].at_s, evidence)
 
 
 def oom_killed(readings: Sequence[Reading]) -> Found | None:

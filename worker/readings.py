@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 MEMORY_STAT_FROM = 0.5  # share of the limit from which memory.stat is read too
+PROCESSES_FROM = 0.85  # share of the limit from which the processes are read too
+MAX_PROCESSES = 1_000
 MAX_MOUNTS = 2_000
 MAX_VOLUMES = 8
 LOCAL_TYPES = {"ext4", "ext3", "xfs", "btrfs", "zfs", "f2fs"}  # statvfs of a network file system may never return
 SYSTEM_PLACES = ("/proc", "/sys", "/dev", "/etc", "/usr", "/run", "/boot", "/lib", "/bin", "/sbin", "/opt/nvidia")
+RESIDENT = re.compile(r"\d{1,15} (\d{1,15}) ")  # the second number of /proc/<pid>/statm, in pages
 PRESSURE = re.compile(r"some avg10=\d{1,3}\.\d\d avg60=(\d{1,3}\.\d\d)")
 
 
@@ -36,6 +39,7 @@ class Reading:
         self.disk: Disk | None = None  # the file system on which tasks run
         self.volumes: list[Disk] = []  # other local file systems, and network volumes
         self.memory_share: float | None = None  # share of the limit: memory that cannot be reclaimed
+        self.processes: tuple[int, int] | None = None  # if memory is tight: their number, bytes of the largest
         self.oom_kills: int | None = None
         self.cpu_s: float | None = None  # processor seconds that this cgroup has used
         self.cpus: float | None = None  # processors of the pod's slice; without a quota, of the host
@@ -69,6 +73,8 @@ class Readings:
         found.disk = read_disk(self._run_dir)
         found.volumes = [*self._volumes(), *self._network.latest()]
         found.memory_share = self._memory_share()
+        if (found.memory_share or 0.0) > PROCESSES_FROM:
+            found.processes = self._processes()
         found.oom_kills = self._cgroup.oom_kills()
         self._read_cpu(found)
         return found
@@ -89,6 +95,13 @@ class Readings:
                 return None
             used -= cache[0] + cache[1]
         return used / limit
+
+    def _processes(self) -> tuple[int, int] | None:
+        """Return the number of processes in the cgroup, and the resident bytes of the largest."""
+        pids = (self._cgroup.read("cgroup.procs", "memory", "cgroup.procs") or "").split()[:MAX_PROCESSES]
+        statm = [read_text(os.path.join(self._root, "proc", pid, "statm")) for pid in pids if pid.isdecimal()]
+        pages = [int(found[1]) for text in statm if (found := RESIDENT.match(text or ""))]
+        return (len(pages), max(pages) * os.sysconf("SC_PAGE_SIZE")) if pages else None
 
     def _read_cpu(self, found: Reading) -> None:
         stat = pairs(self._cgroup.read("cpu.stat", "cpu", "cpu.stat"))

@@ -87,6 +87,8 @@ def test_memory_is_tight_after_a_minute_above_its_share() -> None:
     pod = Pod().passes(600).passes(45, memory_share=0.9)
     assert pod.codes == set()
     assert pod.passes(30).found["MEMORY_TIGHT"].evidence == "90% of the memory limit are in use"
+    evidence = pod.passes(15, memory_share=0.91, processes=(17, 4200 << 20)).found["MEMORY_TIGHT"].evidence
+    assert evidence == "91% of the memory limit are in use: 17 processes, the largest has 4200 MiB"
     assert pod.passes(15, memory_share=None).codes == set()
 
 

@@ -66,6 +66,24 @@ def test_without_a_limit_no_memory_is_tight(tmp_path: Path, name: str, limit: st
     assert read(tmp_path, files).memory_share == 0.0
 
 
+@pytest.mark.parametrize(("files", "place"), [(V2, "pod/x"), (V1, "memory")], ids=["v2", "v1"])
+def test_tight_memory_is_told_with_the_processes_that_hold_it(
+    tmp_path: Path, files: dict[str, str], place: str
+) -> None:
+    """Each loader process of a framework has a copy of the data. One that ended meanwhile is left out."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    more = {
+        f"sys/fs/cgroup/{place}/memory.stat": "inactive_file 0\nactive_file 0\n",
+        f"sys/fs/cgroup/{place}/cgroup.procs": "7\n8\n9\n",
+        "proc/7/statm": "900 100 1 1 0 1 0\n",
+        "proc/9/statm": "900 300 1 1 0 1 0\n",
+    }
+    found = read(tmp_path, files | more)
+    assert found.memory_share == pytest.approx(0.9)
+    assert found.processes == (2, 300 * page)
+    assert read(tmp_path, files).processes is None, "not read while there is room"
+
+
 def test_a_slice_without_a_quota_has_all_processors(tmp_path: Path) -> None:
     assert read(tmp_path, {**HOST, "sys/fs/cgroup/cpu.max": "max 100000"}).cpus == 128
     assert read(tmp_path / "v1", {**HOST, "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}).cpus == 128
