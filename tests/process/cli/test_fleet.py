@@ -94,7 +94,6 @@ async def test_the_list_can_be_filtered(cli: Cli, fleet: Fleet) -> None:
         (["--state", "terminated"], {ended}),
         (["--since", "5m"], {active, ended}),
         (["--state", "idle"], set()),
-        (["--pool", "big"], set()),
         (["--gpu", "H100"], set()),
     ):
         found = (await cli("list", *words, "--json")).json()
