@@ -82,7 +82,7 @@ class ConditionKind(Explained):
         level=LOW, alert="OrchestratorLoopStands")
     STORE_DOWN = "store_down", ConditionRow(
         "S3", "S3 cannot be used: no worker claims a task, and results wait",
-        "python -m orchestrator doctor s3", Impact.WAIT, alert="OrchestratorStoreDown", after_s=120)
+        "python -m orchestrator doctor s3", Impact.WAIT | Impact.MONEY, alert="OrchestratorStoreDown", after_s=120)
     STORE_SLOW = "store_slow", ConditionRow(
         "S3", "S3 is slow: one request took {seconds:.1f} s", "python -m orchestrator doctor s3",
         alert="OrchestratorStoreSlow", after_s=300)

@@ -110,6 +110,8 @@ def _leader(facts: Facts) -> Iterator[Condition]:
 def _store(facts: Facts) -> Iterator[Condition]:
     if away := facts.store_away:
         impact = Impact.WAIT if facts.ready_tasks() else Impact.NONE
+        results = [one.store_wait_since for one in facts.workers if one.store_wait_since]
+        impact |= Impact.MONEY if any(facts.ago_s(one) > worker_rules.STORE_WAIT_S for one in results) else Impact.NONE
         yield Condition(ConditionKind.STORE_DOWN, evidence=away.why, impact=impact, since=away.since)
     elif facts.store_unseen:
         yield Condition(ConditionKind.STORE_UNSEEN, evidence=facts.store_unseen)

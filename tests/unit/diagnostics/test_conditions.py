@@ -538,6 +538,16 @@ def test_a_worker_that_had_no_time_to_claim_is_no_trouble(free_s: float, oldest_
         assert [one.kind for one in found] == [ConditionKind.NOT_CLAIMING] * named
 
 
+@pytest.mark.parametrize(("waits_s", "severity"), [(500, "MEDIUM"), (700, "HIGH")])
+def test_a_store_outage_costs_money_while_results_wait_for_it(waits_s: float, severity: str) -> None:
+    """As with the result of one worker: after ten minutes, also if no task waits."""
+    report = facts()
+    setting("database_state.store_away", {"reason": "no", "since": when(waits_s)})(report)
+    waiting = {"store": {"since": when(waits_s), "why": "no"}}
+    report["workers"] = {"gpu-1": worker(state_since=when(4_000), health=waiting)}
+    assert [(one.kind, one.severity) for one in found_in(report)] == [(ConditionKind.STORE_DOWN, severity)]
+
+
 def test_a_store_outage_is_one_condition_however_many_workers_wait_for_its_end() -> None:
     """They claim nothing because of it; each of them would be another HIGH line."""
     report = facts()
