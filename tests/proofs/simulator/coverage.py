@@ -15,6 +15,7 @@ import psycopg
 from orchestrator.adapters.functions import FUNCTIONS
 from tests.proofs.simulator.sql.records import Records
 from tests.proofs.simulator.sql.tables import LEGAL, Tables
+from worker.protocol import CLAIMED
 
 SHOWN = "for people: no decision of the loop or of an agent reads it"
 ALERTS = "messages about conditions; nothing that a tick decides depends on them"
@@ -23,12 +24,14 @@ WEBHOOKS = "messages about tasks; nothing that a tick or an agent decides depend
 TRACES = "spans of tasks that have ended; nothing depends on them"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
 SHARING = "weights and limits, which an operator sets; tenants here have the weight 1, and no task has a limit"
+CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
 FUNCTIONS_ONLY_REAL = {
     "task_list": SHOWN,
     "task_find": SHOWN,
     "task_match": SHOWN,
     "fleet_hosts": SHOWN,
+    "fleet_names": SHOWN,
     "fleet_workers": SHOWN,
     "fleet_find_workers": SHOWN,
     "fleet_match_workers": SHOWN,
@@ -105,7 +108,6 @@ FUNCTIONS_ONLY_REAL = {
 }
 ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
     "task_get.task.output_object": NO_GATEWAY,
-    "task_get.task.traceparent": TRACES,
     "task_get.task.concurrency_key": SHARING,
     "task_get.task.queue_gate": SHARING,
     "task_get.task.webhook_progress": WEBHOOKS,
@@ -117,7 +119,7 @@ ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
     "fleet_worker.worker.tasks_done": SHOWN,
     "fleet_worker.worker.tasks_failed": SHOWN,
     "fleet_worker.worker.trouble": SHOWN,
-}
+} | {f"task_get.task.{name}": CARRIED for name in CLAIMED}
 INDEX = "makes a query quick; what it answers is the same without it"
 TABLES_ONLY_REAL = {
     "database_identity": "a constant of the world",
@@ -147,12 +149,11 @@ COLUMNS_ONLY_REAL = {
     "tasks.concurrency_key": SHARING,
     "tasks.queue_gate": SHARING,
     "tasks.output_object": NO_GATEWAY,
-    "tasks.traceparent": TRACES,
     "tasks.webhook_url": WEBHOOKS,
     "tasks.webhook_progress": WEBHOOKS,
     "fleet_settings.set_at": SHOWN,
     "task_types.declared_at": SHOWN,
-}
+} | {f"tasks.{name}": CARRIED for name in CLAIMED}
 CODES_ONLY_REAL = {
     "UTF8": "the name of an encoding",
     "SSH_DETAILS_MISSING": SHOWN,
