@@ -83,8 +83,8 @@ language sql stable security definer set search_path = '' as $$
         'worker_events', 'worker_transitions', 'workers']) n (name)
 $$;
 
--- Columns of the tables that users change too: those that are gone, or those of a type that cannot be used. A type of
--- the same kind can be: varchar or an enum for text, timestamp for timestamptz.
+-- Columns of the tables that users change too (columns.sql has the list): those that are gone, or those of a type that
+-- cannot be used. A type of the same kind can be: varchar or an enum for text, timestamp for timestamptz.
 create or replace function public.internal_column_problems(p_gone boolean) returns table (what text, why text, fix text)
 language sql stable security definer set search_path = '' as $$
     select format('the column %s.%s %s', n.rel, n.name,
@@ -106,32 +106,6 @@ language sql stable security definer set search_path = '' as $$
      where case when internal_column_problems.p_gone then a.attname is null
                 else h.oid <> w.oid and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
                      and not (h.typcategory = 'E' and w.typcategory = 'S') end
-$$;
-
-create or replace function public.internal_columns() returns table (rel text, columns text[])
-language sql immutable security definer set search_path = '' as $$
-    values ('tasks', array[
-        'id uuid', 'task_type text', 'params jsonb', 'status text', 'worker_id text', 'attempts integer',
-        'output_location text', 'result_data jsonb', 'error_message text', 'created_at timestamptz',
-        'updated_at timestamptz', 'generation_started_at timestamptz', 'generation_processed_at timestamptz', 'pool text',
-        'priority integer', 'max_attempts integer', 'uncounted integer', 'timeout_s numeric', 'run_after timestamptz',
-        'depends_on uuid[]', 'blocked boolean', 'dedupe_key text', 'lease_expires_at timestamptz', 'progress jsonb',
-        'progress_at timestamptz', 'cancel_requested_at timestamptz', 'failure_code text', 'failed_at_point text',
-        'pool_by_type boolean', 'output_object jsonb', 'tenant text', 'labels jsonb', 'webhook_url text',
-        'webhook_progress boolean', 'queue_turn bigint', 'traceparent text',
-        'concurrency_key text', 'queue_gate smallint']),
-    ('workers', array[
-        'id text', 'instance_type text', 'status text', 'last_heartbeat timestamptz', 'metadata jsonb',
-        'created_at timestamptz', 'fleet text', 'pool text', 'state_since timestamptz', 'state_reason text', 'stage text',
-        'stage_since timestamptz', 'waiting_on text', 'waiting_for text', 'deadline_at timestamptz',
-        'next_attempt_at timestamptz', 'exit_cause text', 'failure_code text', 'drain_requested_at timestamptz',
-        'stop_requested_at timestamptz', 'terminated_at timestamptz', 'pod_id text', 'ssh_host text', 'ssh_port integer',
-        'host_key text', 'gpu_type text', 'gpu_count integer', 'data_center text', 'machine_id text',
-        'price_usd_per_hour numeric', 'reserved_usd numeric', 'billing_since timestamptz', 'nonce text', 'code_sha text',
-        'token_jti text', 'claim_no bigint', 'own_program boolean', 'heartbeat_s numeric', 'lease_s numeric',
-        'agent jsonb', 'health jsonb', 'log_bytes jsonb', 'release text', 'reserved_usd_per_hour numeric',
-        'bringup_ended_at timestamptz', 'promoted_at timestamptz', 'billing_until timestamptz', 'ending_since timestamptz',
-        'held_back jsonb'])
 $$;
 
 -- Triggers of ours that are missing or disabled, and rules.
