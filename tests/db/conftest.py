@@ -5,18 +5,20 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+# Files of rules that SQL alone decides; so do all files of diagnostics/.
+RULES = ("test_queue_", "test_store_workers", "test_scaling_rows", "test_webhooks", "test_schedules")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What SQL alone decides runs over one of the transports, by turns, and over the other with --full.
 
-    These are the explanations, and the rules of the queue. The other tests run over both.
+    The other tests run over both.
     """
     turns: dict[tuple[object, ...], int] = {}
     for item in items:
         if not isinstance(item, pytest.Function) or not item.path.is_relative_to(HERE) or "db" not in item.fixturenames:
             continue
-        if item.path.parent.name == "diagnostics" or item.path.name.startswith("test_queue_"):
+        if item.path.parent.name == "diagnostics" or item.path.name.startswith(RULES):
             transport = str(item.callspec.params["db"])
             case = (item.path, item.originalname, item.callspec.id.replace(transport, "", 1))
             if transport != ("direct", "supabase")[turns.setdefault(case, len(turns)) % 2]:

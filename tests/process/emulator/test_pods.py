@@ -301,7 +301,7 @@ async def _detach(url: str, api_key: str, state_dir: Path, marker: str) -> None:
     assert alive(str(state_dir / "pods")), "the watchdog runs"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 async def test_nothing_remains_when_the_emulator_ends(
     program: tuple[subprocess.Popen[bytes], dict[str, str], Path], marker: str, number: signal.Signals
 ) -> None:
