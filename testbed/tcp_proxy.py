@@ -26,7 +26,7 @@ class _Call:
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    deaf: Break | None = None  # the answer to what was just passed on is not to arrive
+    swallows: Break | None = None  # the answer to what was just passed on is not to arrive
 
     def abort(self) -> None:
         for writer in (self.client, self.server):
@@ -112,7 +112,7 @@ class TcpProxy:
                     breaks.happened.set()
                     call.abort()
                     return
-                call.deaf = breaks or call.deaf
+                call.swallows = breaks or call.swallows
                 call.server.write(chunk)
                 await call.server.drain()
         call.server.close()
@@ -130,11 +130,11 @@ class TcpProxy:
     async def _answer(self, call: _Call, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while chunk := await self._next(reader):
-                if call.deaf is None:
+                if call.swallows is None:
                     call.client.write(chunk)
                     await call.client.drain()
-                elif call.deaf.answered in chunk[-len(call.deaf.answered) - 1 :]:
-                    call.deaf.happened.set()
+                elif call.swallows.answered in chunk[-len(call.swallows.answered) - 1 :]:
+                    call.swallows.happened.set()
                     call.abort()
                     return
         call.client.close()

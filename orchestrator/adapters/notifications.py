@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.ports import PortError
 
 Event = tuple[str, str]  # channel, payload
-Tell = Callable[[Event], None]
+Publish = Callable[[Event], None]
 
 TASKS, FLEET = "orchestrator_tasks", "orchestrator_fleet"
 ASKS = "orchestrator_asks"  # not polled here: the leader reads pods' requests every second
@@ -24,7 +24,7 @@ POLL_S = 1.0
 class Listeners:
     """All listeners of this process. `source` runs while there is at least one."""
 
-    def __init__(self, source: Callable[[Tell], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, source: Callable[[Publish], Coroutine[Any, Any, None]]) -> None:
         self._source = source
         self._queues: set[asyncio.Queue[Event]] = set()
         self._running: asyncio.Task[None] | None = None
@@ -35,7 +35,7 @@ class Listeners:
         self._queues.add(queue)
         try:
             if self._running is None or self._running.done():
-                self._running = asyncio.create_task(self._source(self.tell), name="database_listener")
+                self._running = asyncio.create_task(self._source(self.publish), name="database_listener")
             else:
                 queue.put_nowait(CONNECTED)
             while True:
@@ -45,7 +45,7 @@ class Listeners:
             if not self._queues:  # without a listener, no connection is kept
                 await self.close()
 
-    def tell(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Pass an event to all listeners."""
         for queue in self._queues:
             if queue.full():
@@ -63,24 +63,24 @@ class Listeners:
                 await running
 
 
-async def poll(call: Callable[..., Awaitable[Any]], every_s: float, tell: Tell) -> None:
+async def poll(call: Callable[..., Awaitable[Any]], every_s: float, publish: Publish) -> None:
     """Poll forever for changes. Yields CONNECTED first, and after each failed poll."""
     digest: str | None = None
     known: Mapping[str, Mapping[str, str]] = {}
-    deaf = True
+    missed = True
     while True:
         try:
             answer = await call("fleet_changes", p_digest=digest)
         except PortError:  # other calls report the failure; here, only the changes are unknown
-            deaf = True
+            missed = True
         else:
-            if deaf:
-                tell(CONNECTED)
-                deaf = False
+            if missed:
+                publish(CONNECTED)
+                missed = False
             if answer["marks"] is not None:
                 if digest is not None:
                     for event in _changes(known, answer["marks"]):
-                        tell(event)
+                        publish(event)
                 digest, known = answer["digest"], answer["marks"]
         await asyncio.sleep(every_s)
 

@@ -21,7 +21,7 @@ from psycopg.types.json import set_json_loads
 from orchestrator.adapters.call_deadline import CallDeadline
 from orchestrator.adapters.connection_test import CONNECT_TIMEOUT_S, connection_error
 from orchestrator.adapters.functions import refusal
-from orchestrator.adapters.notifications import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Tell, poll
+from orchestrator.adapters.notifications import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Publish, poll
 from orchestrator.adapters.replies import loads
 from orchestrator.adapters.statements import bind, statement
 from orchestrator.ports import DatabaseAuth, PortError, TooManyConnections, Unavailable
@@ -203,16 +203,16 @@ class PostgresDb:
         """Yield (channel, payload) forever, and reconnect if necessary. CONNECTED comes first, and after each gap."""
         return self._listeners.stream()
 
-    async def _listen(self, tell: Tell) -> None:
+    async def _listen(self, publish: Publish) -> None:
         failures = 0
         while True:
             try:
                 async with await self._listening_connection() as connection:
                     failures = 0
-                    tell(CONNECTED)
+                    publish(CONNECTED)
                     while True:
                         async for notice in connection.notifies(timeout=LISTEN_PROBE_S):
-                            tell((notice.channel, notice.payload))
+                            publish((notice.channel, notice.payload))
                         with CallDeadline(self._call_timeout_s).on(connection):
                             await connection.execute("select 1")
             except psycopg.Error:

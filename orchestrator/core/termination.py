@@ -61,8 +61,9 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         if sent and snapshot.now < worker.next_attempt_at:
             return _still_listed(worker, snapshot, policy)
         return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
-    strange = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)  # the row was copied from another database
-    if worker.pod_id is not None and not sent and not strange and (not unlisted or is_ours(worker, snapshot)):
+    # then the row was copied from another database
+    is_foreign = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)
+    if worker.pod_id is not None and not sent and not is_foreign and (not unlisted or is_ours(worker, snapshot)):
         because = "RunPod's pod list is unavailable" if unlisted else "RunPod does not list it"
         return Delete(worker.id, worker.pod_id, f"deleted although {because}")
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:

@@ -133,9 +133,9 @@ def _ready(facts: Facts) -> Iterator[Condition]:
             yield Condition(ConditionKind.LOGS_LATE, worker.id, detail | {"why": why})
         yield from _claims(worker, facts, detail, seen)
     if unknown := facts.unknown_workers:
-        whom = {"count": len(unknown), "worker": min(unknown)}
+        named = {"count": len(unknown), "worker": min(unknown)}
         evidence = "; ".join(f"{name}: {why}" for name, why in unknown.items())
-        yield Condition(ConditionKind.WORKERS_UNKNOWN, detail=whom, evidence=evidence)
+        yield Condition(ConditionKind.WORKERS_UNKNOWN, detail=named, evidence=evidence)
 
 
 def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: str) -> Iterator[Condition]:

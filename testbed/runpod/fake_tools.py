@@ -139,12 +139,12 @@ def write_programs(bin_dir: Path, python: str) -> None:
         program.chmod(0o755)
 
 
-def write_facts(directory: Path, gpu_type: str, count: int, ails: Mapping[str, str] | None = None) -> None:
-    """Write what the programs will say on the pod of this directory; `ails`: fault kind -> its detail, or nothing.
+def write_facts(directory: Path, gpu_type: str, count: int, faults: Mapping[str, str] | None = None) -> None:
+    """Write what the programs will say on the pod of this directory; `faults`: fault kind -> its detail, or nothing.
 
     Each file is replaced as a whole: the programs may run meanwhile.
     """
-    for name, text in facts(gpu_type, count, ails or {}).items():
+    for name, text in facts(gpu_type, count, faults or {}).items():
         _replace(directory / name, text)
 
 

@@ -53,41 +53,41 @@ MACHINE_FAULTS: Mapping[str, MachineFault] = {
 }
 
 
-def facts(gpu_type: str, count: int, ails: Mapping[str, str]) -> dict[str, str]:
+def facts(gpu_type: str, count: int, faults: Mapping[str, str]) -> dict[str, str]:
     """File name -> content, for a pod with so many GPUs and these faults (kind -> detail), which happen now."""
     gpu = GPU_TYPES[gpu_type]
-    shown = 0 if "zero_gpus" in ails else count - ("gpu_missing" in ails)
-    driver, cuda = OLD_DRIVER if "old_driver" in ails else DRIVER
+    shown = 0 if "zero_gpus" in faults else count - ("gpu_missing" in faults)
+    driver, cuda = OLD_DRIVER if "old_driver" in faults else DRIVER
     uuids = [f"GPU-{index:08x}-0000-0000-0000-000000000000" for index in range(shown)]
-    pending = 1 if "remap_pending" in ails else 0
+    pending = 1 if "remap_pending" in faults else 0
     remaps = f"{pending}, 0" if gpu.has_ecc else "[N/A], [N/A]"
-    number = ails.get("xid") or "79"
+    number = faults.get("xid") or "79"
     xid = (
         f"[{time.monotonic():12.6f}] NVRM: Xid (PCI:0000:01:00): {number}, pid='<unknown>', name=<unknown>, it failed\n"
     )
-    full, crowded = "disk_full" in ails, "no_inodes" in ails
+    full, crowded = "disk_full" in faults, "no_inodes" in faults
     return {
-        "smi": next((mode for kind, mode in SMI_MODES.items() if kind in ails), "ok") + "\n",
-        "gpus.csv": _csv(gpu, shown, driver, uuids, ails),
+        "smi": next((mode for kind, mode in SMI_MODES.items() if kind in faults), "ok") + "\n",
+        "gpus.csv": _csv(gpu, shown, driver, uuids, faults),
         "apps": "",
         "remapped": "".join(f"{uuid}, {remaps}\n" for uuid in uuids),
         "details": f"\n==============NVSMI LOG==============\n\nDriver Version : {driver}\nCUDA Version : {cuda}\n"
         f"Attached GPUs : {shown}\n" + _details(gpu, shown),
-        "nvlink": _nvlink(gpu, uuids, ails),
-        "topo": _topology(gpu, shown, ails),
-        "dmesg": xid if "xid" in ails else "",
-        "root/sys/fs/cgroup/memory.events": f"oom 0\noom_kill {ails.get('oom_kills') or 0}\n",
+        "nvlink": _nvlink(gpu, uuids, faults),
+        "topo": _topology(gpu, shown, faults),
+        "dmesg": xid if "xid" in faults else "",
+        "root/sys/fs/cgroup/memory.events": f"oom 0\noom_kill {faults.get('oom_kills') or 0}\n",
         "blocks": _df("1024-blocks", DISK_BLOCKS, 0.999 if full else 0.02),
         "inodes": _df("Inodes", INODES, 0.995 if crowded else 0.01),
     }
 
 
-def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], ails: Mapping[str, str]) -> str:
+def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], faults: Mapping[str, str]) -> str:
     """A line of field names, a line of units, then one line per GPU."""
-    used = BUSY_MIB if "gpu_busy" in ails else 2
-    memory = gpu.memory_mib * 9 // 10 if "gpu_small_memory" in ails else gpu.memory_mib
-    name = (ails["gpu_wrong_type"] or OTHER_GPU) if "gpu_wrong_type" in ails else gpu.id
-    ecc = ("2" if "ecc_errors" in ails else "0") if gpu.has_ecc or "ecc_errors" in ails else "[N/A]"
+    used = BUSY_MIB if "gpu_busy" in faults else 2
+    memory = gpu.memory_mib * 9 // 10 if "gpu_small_memory" in faults else gpu.memory_mib
+    name = (faults["gpu_wrong_type"] or OTHER_GPU) if "gpu_wrong_type" in faults else gpu.id
+    ecc = ("2" if "ecc_errors" in faults else "0") if gpu.has_ecc or "ecc_errors" in faults else "[N/A]"
     columns: dict[str, tuple[str, str]] = {  # field -> (unit, value; "#" becomes the index)
         "index": ("", "#"),
         "count": ("", str(count)),
@@ -112,7 +112,7 @@ def _csv(gpu: GpuType, count: int, driver: str, uuids: list[str], ails: Mapping[
         "ecc.mode.current": ("", "Enabled" if gpu.has_ecc else "[N/A]"),
         "ecc.errors.uncorrected.volatile.total": ("", ecc),
         "ecc.errors.uncorrected.aggregate.total": ("", ecc),
-        "remapped_rows.pending": ("", "1" if "remap_pending" in ails else "[N/A]"),
+        "remapped_rows.pending": ("", "1" if "remap_pending" in faults else "[N/A]"),
         "remapped_rows.failure": ("", "[N/A]"),
         "mig.mode.current": ("", "Disabled" if gpu.has_ecc else "[N/A]"),
         "persistence_mode": ("", "Enabled"),
@@ -137,19 +137,19 @@ def _details(gpu: GpuType, count: int) -> str:
     )
 
 
-def _nvlink(gpu: GpuType, uuids: list[str], ails: Mapping[str, str]) -> str:
+def _nvlink(gpu: GpuType, uuids: list[str], faults: Mapping[str, str]) -> str:
     lines = []
     for index, uuid in enumerate(uuids):
         lines.append(f"GPU {index}: {gpu.id} (UUID: {uuid})")
-        active = _active(gpu, index, ails)
+        active = _active(gpu, index, faults)
         lines += [f"\t Link {n}: " + ("26.562 GB/s" if n < active else "<inactive>") for n in range(gpu.nvlinks)]
     return "\n".join(lines) + "\n"
 
 
-def _topology(gpu: GpuType, count: int, ails: Mapping[str, str]) -> str:
+def _topology(gpu: GpuType, count: int, faults: Mapping[str, str]) -> str:
     """The matrix, its head underlined as nvidia-smi does it; what is not linked goes between the processors."""
     names = [f"GPU{index}" for index in range(count)]
-    active = [_active(gpu, index, ails) for index in range(count)]
+    active = [_active(gpu, index, faults) for index in range(count)]
     rows = []
     for one, name in enumerate(names):
         links = [min(active[one], active[other]) for other in range(count)]
@@ -160,11 +160,11 @@ def _topology(gpu: GpuType, count: int, ails: Mapping[str, str]) -> str:
     return "\n".join([head.replace("\t", "\t\x1b[4m", 1) + "\x1b[0m", *rows]) + legend + "\n"
 
 
-def _active(gpu: GpuType, index: int, ails: Mapping[str, str]) -> int:
+def _active(gpu: GpuType, index: int, faults: Mapping[str, str]) -> int:
     """How many NVLinks of a GPU are up."""
-    if "nvlink_inactive" in ails:
+    if "nvlink_inactive" in faults:
         return 0
-    return gpu.nvlinks - DOWN_LINKS if gpu.nvlinks and "nvlink_degraded" in ails and index == 0 else gpu.nvlinks
+    return gpu.nvlinks - DOWN_LINKS if gpu.nvlinks and "nvlink_degraded" in faults and index == 0 else gpu.nvlinks
 
 
 def _df(unit: str, total: int, share: float) -> str:

@@ -172,8 +172,8 @@ class PodHost:
         keys = pod.env.get("PUBLIC_KEY")
         if keys is not None:
             (ssh_dir / "authorized_keys").write_text(keys + "\n")
-        ails = {fault.kind: fault.detail or "" for fault in pod.faults}
-        fake_tools.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, ails)
+        faults = {fault.kind: fault.detail or "" for fault in pod.faults}
+        fake_tools.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, faults)
 
     def _environment(self, pod: PodRecord) -> dict[str, str]:
         """Make the environment of a command on the pod: the image's, RunPod's, the request's, and our mark."""

@@ -111,13 +111,13 @@ async def clock(settings: Settings, section: Section) -> None:
     offsets = await asyncio.gather(*asked.values())
     for name, offset_s in zip(asked, offsets, strict=True):
         if offset_s is None:
-            section.skip(f"against {name}", "it tells no time")
+            section.skip(f"against {name}", "it shows no time")
         elif abs(offset_s) < SKEW_WARN_S:
             section.ok(f"agrees with {name}", f"within {max(1, round(abs(offset_s)))} s")
         else:
             offset = f"this clock is {abs(offset_s):.0f} s {'behind' if offset_s > 0 else 'ahead'}"
-            tell = section.fail if abs(offset_s) >= SKEW_FAIL_S else section.warn
-            tell(f"differs from {name}", offset, "set this machine's clock: timedatectl set-ntp true")
+            report = section.fail if abs(offset_s) >= SKEW_FAIL_S else section.warn
+            report(f"differs from {name}", offset, "set this machine's clock: timedatectl set-ntp true")
 
 
 async def gateway(settings: Settings, section: Section) -> None:

@@ -234,7 +234,7 @@ async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: Post
     stream = db.notifications()
     assert await anext(stream) == ("connected", "")
     for n in range(BACKLOG + 10):
-        db._listeners.tell(("orchestrator_tasks", str(n)))
+        db._listeners.publish(("orchestrator_tasks", str(n)))
     heard = [await anext(stream) for _ in range(11)]
     assert heard[0] == ("connected", "")
     assert heard[-1] == ("orchestrator_tasks", str(BACKLOG + 9))

@@ -95,14 +95,14 @@ class Rig:
         server: bool = True,
         pod: Mapping[str, Any] | None = None,
         gpus: tuple[str, int] = (GPU, 1),
-        ails: Mapping[str, str] | None = None,
+        faults: Mapping[str, str] | None = None,
     ) -> tuple[Worker, Sshd]:
-        """A worker whose pod was just created, and the pod; `ails`: what is wrong with its machine."""
+        """A worker whose pod was just created, and the pod; `faults`: what is wrong with its machine."""
         worker_id, pod_id = await self.intent(*gpus), f"pod-{uuid.uuid4().hex[:8]}"
         home, machine = self.directory / pod_id, self.directory / f"{pod_id}.machine"
         home.mkdir()
         machine.mkdir()
-        write_facts(machine, *gpus, ails)
+        write_facts(machine, *gpus, faults)
         env = {"RUNPOD_POD_ID": pod_id, "EMULATED_POD": str(machine), "PATH": f"{self.directory / 'bin'}:{PATH}"}
         env[host_identity.VARIABLE] = nonce_for(worker_id)
         sshd = Sshd(home, self.key, [asyncssh.generate_private_key("ssh-ed25519")], env)

@@ -62,7 +62,7 @@ async def ends(rig: Rig, worker: Worker, code: str, **deadlines_s: float) -> Map
 @pytest.mark.parametrize(("kind", "code"), FAULTS)
 async def test_a_machine_that_is_not_as_rented_ends_the_worker(rig: Rig, kind: str, code: str) -> None:
     """With its code and evidence, before anything is sent there; and the machine is avoided from then on."""
-    worker, _ = await rig.worker(gpus=GPUS.get(kind, (GPU, 1)), ails={kind: ""})
+    worker, _ = await rig.worker(gpus=GPUS.get(kind, (GPU, 1)), faults={kind: ""})
     attempt = await ends(rig, worker, code)
     assert attempt["evidence"]["error"]
     host = await _host(rig, f"machine:machine-{worker.pod_id}")
@@ -85,7 +85,7 @@ async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
 ) -> None:
     """The tenant before may just be leaving."""
     monkeypatch.setattr("orchestrator.pods.machine_stages.BUSY_PAUSE_S", 0.1)
-    leaving, sshd = await rig.worker(ails={"gpu_busy": ""})
+    leaving, sshd = await rig.worker(faults={"gpu_busy": ""})
     bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, leaving))
     await rig.reaches(leaving.id, Stage.GPU_HEALTH)
     machine = Path(sshd.env["EMULATED_POD"]) / "gpus.csv"
@@ -93,7 +93,7 @@ async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
     await asyncio.wait_for(bringing_up, DEADLINE_S)
     assert (await rig.row(leaving.id))["status"] in READY
     rig.tokens.clear()
-    staying, _ = await rig.worker(ails={"gpu_busy": ""})
+    staying, _ = await rig.worker(faults={"gpu_busy": ""})
     attempt = await ends(rig, staying, "GPU_BUSY", gpu_health=1.5)
     assert attempt["outcome"] == "timeout"
     assert attempt["evidence"]["used_mib"] == [9000]
@@ -140,7 +140,7 @@ async def test_a_topology_that_is_not_the_types_ends_the_worker(rig: Rig, way: s
 
 async def test_an_nvidia_smi_that_hangs_ends_as_a_fact(rig: Rig) -> None:
     """It is ended on the pod, and nothing more is asked of it: the answer comes within the stage's own deadline."""
-    worker, _ = await rig.worker(ails={"smi_hangs": ""})
+    worker, _ = await rig.worker(faults={"smi_hangs": ""})
     attempt = await ends(rig, worker, "GPU_NOT_ATTACHED", gpu_inventory=3)
     assert attempt["outcome"] == "failed"
     assert "did not answer in time" in attempt["evidence"]["error"]
@@ -180,7 +180,7 @@ async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
         (Stage.POD_RUNNING, await rig.worker(pod={"has_runtime": False})),
         (Stage.SSH_DETAILS, await rig.worker(pod={"ssh_port": None})),
         (Stage.TCP, await rig.worker(pod={"ssh_port": port})),
-        (Stage.GPU_INVENTORY, await rig.worker(ails={"smi_hangs": ""})),
+        (Stage.GPU_INVENTORY, await rig.worker(faults={"smi_hangs": ""})),
     ]
     bring_up = rig.bring_up()
     bringups = [asyncio.create_task(bring_up.bring_up(rig.term, worker)) for _, (worker, _) in hanging]

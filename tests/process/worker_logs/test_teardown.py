@@ -237,7 +237,7 @@ async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> No
 
 async def failed_early(rig: Rig) -> tuple[Worker, Sshd, Teardown]:
     """A worker that a sick GPU ended before anything was sent there; its pod, and a new process's teardown."""
-    worker, sshd = await rig.worker(ails={"xid": "79"})
+    worker, sshd = await rig.worker(faults={"xid": "79"})
     await rig.bring_up().bring_up(rig.term, worker)
     ended = next(row for row in (await rig.store.snapshot()).workers if row.id == worker.id)
     assert (ended.stage, ended.nonce, ended.host_key) == (Stage.DRAINING, None, sshd.host_key)

@@ -144,10 +144,10 @@ def test_a_benchmark_that_there_is_not_is_answered_with_the_names_once() -> None
 
 PRODUCT = ("orchestrator", "worker", "testbed", "demo")
 PRIVATE_WORDS = {  # docs/glossary.md has the field's terms
-    "ail", "ailment", "anew", "ascend", "ascent", "beats", "bury", "climb", "door", "doors", "errand", "fate",
-    "farewell", "forsaken", "hearing", "heir", "knock", "knocked", "knocking", "ladder", "last_words", "leash",
-    "market", "mend", "mended", "mischief", "presence", "purse", "reap", "reaped", "renter", "rung", "scene",
-    "stranger", "strangers", "succession", "verdict",
+    "ail", "ailment", "ails", "amiss", "anew", "ascend", "ascent", "beats", "bury", "climb", "deaf", "door", "doors",
+    "errand", "fate", "farewell", "forsaken", "hearing", "heir", "knock", "knocked", "knocking", "ladder",
+    "last_words", "leash", "market", "mend", "mended", "mischief", "presence", "purse", "reap", "reaped", "renter",
+    "rung", "scene", "stranger", "strangers", "succession", "verdict", "whom",
 }  # fmt: skip
 VAGUE_WORDS = frozenset({"common", "do", "handle", "helper", "helpers", "manager", "process", "util", "utils"})
 # Methods of asyncssh and http.server that a class overrides.
