@@ -229,6 +229,7 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
 def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, output: "Output") -> int:
     """Run a command line, show its errors, and return its exit code."""
     from orchestrator.config.env_file import BadEnvFile, read_env_file
+    from orchestrator.config.errors import SettingsError
     from orchestrator.errors import SETTING, Failure, Failures, from_port_error
     from orchestrator.ports import PortError
 
@@ -243,6 +244,8 @@ def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, o
         return INTERRUPTED
     except click.ClickException as error:
         return _misused(error, output)
+    except SettingsError as error:  # one that shows only in use, such as code that is too large to send
+        return output.fail(*(Failure(SETTING, what=what, why=why, fix=fix) for what, why, fix in error.problems))
     except (Failure, Failures, PortError) as error:
         failures = error.failures if isinstance(error, Failures) else [error]
         told = [from_port_error(one) if isinstance(one, PortError) else one for one in failures]

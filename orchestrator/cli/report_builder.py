@@ -314,7 +314,7 @@ class _Gathering:
         from orchestrator.migrate import sql_files
         from orchestrator.pods.bundle import build_bundle
 
-        ours, schema = build_bundle(self._settings.worker_code_dir).agent_sha, sql_files().version
+        ours, schema = build_bundle(None).agent_sha, sql_files().version
         there = database.get("schema_version")
         other = [row["id"] for row in self._rows if row.get("code_sha") not in (None, ours)]
         return {

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import worker
+from orchestrator.config.errors import SettingProblem, SettingsError
 from orchestrator.observability.logger import LazyLogger
 
 MAX_CODE_BYTES = 50 << 20  # of user code, unpacked
+SMALLER = "keep models and data out of WORKER_CODE_DIR, and fetch them in the handler or the set-up command"
 AGENT_PACKAGE = "orchestrator_worker"  # its name on the pod, where the user may have a module `worker`
 SKIPPED_DIRECTORIES = {"__pycache__", ".git"}
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip file
@@ -18,8 +20,11 @@ log = LazyLogger()
 MAIN = f"import sys\n\nfrom {AGENT_PACKAGE}.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
 
-class BadCode(ValueError):
-    """The directory WORKER_CODE_DIR cannot be sent. The text has the reason and the fix."""
+class BadCode(SettingsError):
+    """The directory WORKER_CODE_DIR cannot be sent."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__([SettingProblem("WORKER_CODE_DIR cannot be used", why, fix)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def _agent() -> bytes:
 
 def _user_code(root: Path) -> bytes:
     if not root.is_dir():
-        raise BadCode(f"WORKER_CODE_DIR {root} is not a directory; give the directory that holds the handlers")
+        raise BadCode(f"{root} is not a directory", "give the directory that holds the handlers")
     files: list[tuple[str, bytes, bool]] = []
     size = 0
     for folder, names, leaves in os.walk(root):
@@ -58,11 +63,8 @@ def _user_code(root: Path) -> bytes:
                 continue
             size += path.stat().st_size
             if size > MAX_CODE_BYTES:
-                raise BadCode(
-                    f"the code in {root} is larger than {MAX_CODE_BYTES >> 20} MB (counted up to "
-                    f"{path.relative_to(root)}); "
-                    "keep models and data out of WORKER_CODE_DIR and fetch them in the handler or the set-up command"
-                )
+                most = f"{MAX_CODE_BYTES >> 20} MB (counted up to {path.relative_to(root)})"
+                raise BadCode(f"the code in {root} is larger than {most}", SMALLER)
             name = path.relative_to(root).as_posix()
             files.append((name, _runnable(name, path.read_bytes()), os.access(path, os.X_OK)))
     return _zip(sorted(files))

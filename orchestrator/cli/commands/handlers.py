@@ -88,14 +88,11 @@ def test(output: Output, task_type: str, params: str, target: Path | None, timeo
     names. WORKER_SETUP_COMMAND does not run: it would change this machine.
     """
     from orchestrator.cli.local_run import LocalTask, run_here
-    from orchestrator.pods.bundle import BadCode, build_bundle
+    from orchestrator.pods.bundle import build_bundle
 
     settings = _settings()
     folder, handler = _found(settings, task_type)
-    try:
-        bundle = build_bundle(folder)
-    except BadCode as error:
-        raise Failure(SETTING, what="WORKER_CODE_DIR cannot be used", why=str(error)) from None
+    bundle = build_bundle(folder)
     task = LocalTask(task_type, handler, _parsed(params), timeout_s, settings.worker_python, dict(settings.handler_env))
 
     def show(kind: str, text: str) -> None:

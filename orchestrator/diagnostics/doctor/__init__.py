@@ -6,6 +6,7 @@ provider.py      RunPod: the key, the balance, stock, volumes, pods without a ro
 connectivity.py  the SSH key pair, the bucket (one object, put and deleted), the workers' URL, clocks
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from orchestrator.config.validation import require
 from orchestrator.core.images import has_digest
 from orchestrator.diagnostics.doctor import connectivity, database, provider
 from orchestrator.diagnostics.doctor.findings import FAULTS, Check, Finding, Section, counts, examine
+from orchestrator.pods.bundle import build_bundle
 
 __all__ = ["FAULTS", "SECTIONS", "Finding", "counts", "diagnose"]
 VALUE_CHARS = 80
@@ -63,6 +65,7 @@ async def _settings(settings: Settings, problems: Sequence[SettingProblem], sect
     for doubt in doubtful(settings):
         section.warn(*doubt)
     require(settings, "handlers")
+    await asyncio.to_thread(build_bundle, settings.worker_code_dir)  # raises if it is too large to send
     pools = ", ".join(f"{pool.name} (at most {pool.max_active})" for pool in settings.policy().pools)
     section.ok("every setting can be used", f"fleet {settings.fleet_id}; pools: {pools}")
     _configuration(settings, section)

@@ -328,3 +328,18 @@ async def test_the_script_finds_the_repositorys_own_interpreter(cli: Cli, tmp_pa
     python.chmod(0o755)
     ran = await run(*bare, environment=cli.environment)
     assert (ran.code, ran.out) == (0, "No active workers found.\n"), ran.err
+
+
+async def test_code_that_is_too_large_to_send_is_named_by_every_command_that_needs_it(cli: Cli, tmp_path: Path) -> None:
+    """With the fix and without a traceback. `doctor` finds it before money is spent."""
+    (tmp_path / "handler.py").write_text("def run(params, task): ...\n")
+    with (tmp_path / "model.bin").open("wb") as file:
+        file.truncate(51 << 20)
+    code = {"WORKER_CODE_DIR": str(tmp_path), "WORKER_HANDLERS": "t=handler:run", "RUNPOD_API_KEY": "rpa_" + "x" * 16}
+    words = ("explain scaling", "plan", "handlers test t --params {}", "doctor settings")
+    for word, ran in zip(words, await asyncio.gather(*(cli(*word.split(), **code) for word in words)), strict=True):
+        said = ran.out + ran.err
+        assert ran.code in {1, 4}, (word, said)
+        assert "larger than 50 MB (counted up to model.bin)" in " ".join(said.split()), (word, said)
+        assert "fix: keep models and data out of WORKER_CODE_DIR" in said, (word, said)
+        assert "Traceback" not in said
