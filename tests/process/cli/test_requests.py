@@ -100,6 +100,7 @@ async def test_pause_and_resume(cli: Cli, fleet: Fleet) -> None:
     """The reason is what the loop then sees, in every pool or in one, until it is resumed or over."""
     assert (await cli("pause", "--reason", "too dear today")).code == 0
     assert (await fleet.store.snapshot()).paused == {"*": Pause("too dear today", None)}
+    await fleet.store.declare_release(fleet.term, {"default": "1", "training": "1"}, [])
     ran = await cli("pause", "--pool", "training", "--for", "5", "--json")
     assert set(ran.json()["pools"]) == {"*", "training"}
     seen = await fleet.store.snapshot()
