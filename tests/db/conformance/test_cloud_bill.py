@@ -47,7 +47,7 @@ async def test_each_pod_is_charged_by_the_hour_and_its_hours_add_up(account: Api
     assert max(bill.usd for bill in bills) == pytest.approx(3600)
 
 
-async def test_only_the_hours_that_were_asked_for_are_told(account: Api) -> None:
+async def test_only_the_requested_hours_are_returned(account: Api) -> None:
     """A window before there was a pod is free."""
     await account.create("gpu-9")
     assert await cloud(account).billing(hours(-50), hours(-40)) == ()

@@ -81,7 +81,7 @@ async def test_programs_that_take_tasks_themselves_keep_them(fleet: Fleet, hand:
     assert (await state(fleet), await rescued(fleet)) == ((2, 0), [])
 
 
-async def test_before_any_leader_has_said_so_nothing_is_taken_from_a_program(
+async def test_before_a_leader_has_declared_programs_nothing_is_taken_from_them(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """An orchestrator of the version before leads, and a newer one reads."""

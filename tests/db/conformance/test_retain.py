@@ -8,7 +8,7 @@ from tests.db.conformance.builders import Fleet
 HOUR_S = 3600
 
 
-async def test_retention_is_due_once_an_hour_whoever_leads(fleet: Fleet) -> None:
+async def test_retention_is_due_once_an_hour_for_all_leaders_together(fleet: Fleet) -> None:
     """A new process asks at once: it is due an hour after it was last done, by any leader, and not before."""
 
     async def retained() -> bool:

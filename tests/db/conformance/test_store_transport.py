@@ -240,7 +240,7 @@ async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: Post
     assert heard[-1] == ("orchestrator_tasks", str(BACKLOG + 9))
 
 
-async def test_changes_of_workers_are_told(db: PostgresDb, fleet: Fleet) -> None:
+async def test_changes_of_workers_are_notified(db: PostgresDb, fleet: Fleet) -> None:
     """A spawn, a stage, a state, an agent's first sign of life, a request to end, and what the worker ends after it."""
     ear = Ear(db)
     assert await ear.next() == ("connected", "")

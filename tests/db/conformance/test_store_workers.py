@@ -46,7 +46,7 @@ async def test_one_leads_until_its_time_is_over_or_it_resigns(fleet: Fleet) -> N
     assert (await fleet.lead("a", 15))["term"] == 4
 
 
-async def test_a_leader_that_slept_past_its_time_leads_anew(fleet: Fleet) -> None:
+async def test_a_leader_that_slept_past_its_lease_gets_a_new_term(fleet: Fleet) -> None:
     """Somebody else may have led in between: its old term is over."""
     fleet.wait(3601)
     assert (await fleet.lead("us"))["term"] == 2

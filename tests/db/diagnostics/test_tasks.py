@@ -394,7 +394,7 @@ async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
     assert (said.status, said.fix) == ("Cancelled", f"python -m orchestrator tasks retry {task}")
 
 
-async def test_what_is_usual_for_a_task_of_its_type_is_told(fleet: Fleet) -> None:
+async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> None:
     """From what was completed lately, each without the time of those before it in the same claim; none from too few."""
     *earlier, task = await fleet.submit(count=5)
     agent = await fleet.agent(State.ACTIVE)

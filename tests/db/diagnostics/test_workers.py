@@ -112,7 +112,7 @@ async def test_each_failure_is_named_once_it_has_ended_a_worker(fleet: Fleet, co
 
 
 @pytest.mark.parametrize("cause", ExitCause)
-async def test_each_exit_cause_is_told(fleet: Fleet, cause: ExitCause) -> None:
+async def test_each_exit_cause_is_explained(fleet: Fleet, cause: ExitCause) -> None:
     """Of a worker that ran and ended for it; with what was said when its end began, and not in a later step of it."""
     agent = await fleet.agent()
     await fleet.end(agent.id, State.ACTIVE, cause)

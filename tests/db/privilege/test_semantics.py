@@ -165,7 +165,7 @@ DIFFERENT: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ASKS)
-async def test_both_doors_say_the_same(endpoints: Endpoints, actors: Actors, name: str) -> None:
+async def test_gateway_and_postgrest_give_the_same_answer(endpoints: Endpoints, actors: Actors, name: str) -> None:
     """Status, code, the form of a refusal, the keys of an answer; or exactly the difference that is written down."""
     gateway, postgrest = [
         await _ask(endpoints.clients[endpoint], actors, ASKS[name]) for endpoint in ("gateway", "postgrest")

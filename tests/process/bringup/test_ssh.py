@@ -176,7 +176,7 @@ async def test_a_failed_login_names_its_sub_cause(sshd: Sshd, pem: str, cause: s
         lambda pem: f"\n  {pem}\n\n",
     ],
 )
-async def test_a_key_mangled_by_an_environment_variable_still_opens_the_door(
+async def test_a_key_that_an_environment_variable_changed_still_logs_in(
     sshd: Sshd, mangle: Callable[[str], str]
 ) -> None:
     """Escaped newlines, CR LF and a missing last newline lose nothing."""

@@ -45,7 +45,7 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[tuple[int, S3Blobs]]:
     server.server_close()
 
 
-async def test_a_bucket_that_lets_outputs_be_replaced_is_told(bucket: tuple[int, S3Blobs]) -> None:
+async def test_a_bucket_that_lets_outputs_be_replaced_is_reported(bucket: tuple[int, S3Blobs]) -> None:
     """A warning, what follows from it, and what to do: nothing stops working."""
     status, blobs = bucket
     section = Section("s3")

@@ -194,7 +194,7 @@ def test_several_public_keys_are_several_lines() -> None:
         (asyncssh.generate_private_key("ssh-ed25519"), ED25519, "pair_mismatch"),
     ],
 )
-def test_halves_of_two_pairs_are_told(private: asyncssh.SSHKey, public: asyncssh.SSHKey, cause: str) -> None:
+def test_halves_of_two_key_pairs_are_an_error(private: asyncssh.SSHKey, public: asyncssh.SSHKey, cause: str) -> None:
     """By fingerprint, or by their kinds."""
     with pytest.raises(BadKey) as caught:
         login_pair(private.export_private_key().decode(), public.export_public_key().decode())

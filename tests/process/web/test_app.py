@@ -56,7 +56,7 @@ async def test_the_probes_follow_the_daemons_record(postgres: Database, blobs: S
     await db.close()
 
 
-async def test_while_the_database_is_away_the_door_says_so_and_comes_back(tmp_path: Path, blobs: S3Blobs) -> None:
+async def test_the_gateway_reports_an_outage_of_the_database_and_recovers(tmp_path: Path, blobs: S3Blobs) -> None:
     """503 in PostgREST's form, with nothing of ours in it; then, by itself, an answer again."""
     async with EmbeddedPostgres(tmp_path / "postgres", durable=False, keep=False) as server:
         await migrate(server.url)

@@ -50,7 +50,7 @@ async def test_every_open_function_answers(gateway: ServerUnderTest, function: s
     assert reply.headers["cache-control"] == "no-store"
 
 
-async def test_a_task_goes_through_the_door_and_back(gateway: ServerUnderTest) -> None:
+async def test_a_task_is_claimed_and_completed_through_the_gateway(gateway: ServerUnderTest) -> None:
     """Claimed, kept alive, completed; and a repeated completion is told so."""
     worker = await gateway.worker()
     (task_id,) = await gateway.submit(worker.pool)
@@ -151,7 +151,7 @@ async def test_without_a_token_of_ours_nothing_opens(
         *("worker_claim%27--", "..%2fworker_claim", "public.worker_claim", "\N{SNOWMAN}", "x" * 2_000),
     ],
 )
-async def test_no_other_function_exists_at_this_door(gateway: ServerUnderTest, function: str) -> None:
+async def test_the_gateway_has_no_other_function(gateway: ServerUnderTest, function: str) -> None:
     """A valid token makes no difference."""
     worker = await gateway.worker()
     reply = await worker.call(function)
@@ -270,7 +270,7 @@ async def test_a_refusal_says_what_why_and_how_to_mend_it(gateway: ServerUnderTe
     assert "got p_claim_no 0" in body["details"]
 
 
-async def test_the_door_survives_many_callers_at_once(gateway: ServerUnderTest) -> None:
+async def test_the_gateway_answers_many_simultaneous_callers(gateway: ServerUnderTest) -> None:
     """Fifty workers on a pool of four connections: every one is answered."""
     workers: list[Caller] = [await gateway.worker() for _ in range(10)]
     beats = [w.call(protocol.HEARTBEAT, **ARGS[protocol.HEARTBEAT]) for w in workers for _ in range(5)]

@@ -59,7 +59,7 @@ async def beat(callers: Sequence[Caller], **changed: Any) -> list[httpx.Response
     return list(await asyncio.gather(*beats))
 
 
-async def test_all_are_heard_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
+async def test_all_beats_go_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
     """With what each says of itself, and what is wanted of each."""
     await gateway.store.request_termination(callers[0].id, "test", now_not_drain=False)
     answers = [reply.json() for reply in await beat(callers)]
@@ -150,7 +150,7 @@ async def test_a_locked_row_keeps_nobody_else_waiting(callers: list[Caller], pos
         assert (await waiting).json()["outcome"] == protocol.OK
 
 
-async def test_while_the_database_is_away_all_are_heard_by_the_loop(blobs: S3Blobs) -> None:
+async def test_during_an_outage_of_the_database_the_loop_knows_that_all_workers_live(blobs: S3Blobs) -> None:
     """503 for each agent, and each one's id for the loop: nobody is silent."""
     heard: list[str] = []
     db = await PostgresDb.open(NOWHERE, pool_size=1, call_timeout_s=0.3)

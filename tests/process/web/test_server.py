@@ -52,7 +52,7 @@ class _House:
                 await asyncio.sleep(0.01)
 
 
-async def test_an_answer_under_way_is_given_although_the_door_closes() -> None:
+async def test_a_closing_server_completes_a_running_answer() -> None:
     house = _House()
     house.gateway.open()
     async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:

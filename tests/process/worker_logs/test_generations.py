@@ -17,7 +17,7 @@ def test_generations_have_names_that_no_launch_has() -> None:
 
 
 @pytest.mark.parametrize("size", [400, 1_000, 5_000], ids=["smaller", "as large", "larger"])
-async def test_a_replaced_file_is_shipped_anew_and_the_loss_is_declared(hauling: Hauling, size: int) -> None:
+async def test_a_replaced_file_is_shipped_from_its_start_and_the_loss_declared(hauling: Hauling, size: int) -> None:
     """logrotate, or a handler that opens its log for writing: nothing overlaps, and the ledger says what is missing."""
     shipper = hauling.shipper()
     hauling.write("handler", 1_000)

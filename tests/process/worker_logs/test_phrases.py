@@ -31,7 +31,7 @@ def test_a_failure_is_said_in_the_words_of_the_guide(code: FailureCode | None, s
     assert log_phrases.of_failure(code, "otherwise") == said
 
 
-async def test_tasks_that_cannot_be_reset_are_said_so() -> None:
+async def test_tasks_that_cannot_be_reset_are_logged_with_the_phrase() -> None:
     """When the database refuses or does not answer."""
     db = await PostgresDb.open(NO_DATABASE, pool_size=1, call_timeout_s=0.5)
     rules = policy()

@@ -326,7 +326,7 @@ async def test_a_pod_that_does_not_answer_is_unknown_in_time(hauling: Hauling, m
     assert "Refused" in seen["why"]
 
 
-async def test_the_look_is_kept_before_the_agent_is_stopped_and_not_taken_anew(hauling: Hauling) -> None:
+async def test_the_first_final_snapshot_is_kept_and_precedes_the_stop_of_the_agent(hauling: Hauling) -> None:
     """A second flush finds less; what the first one saw stays."""
     hauling.rig.install(hauling.sshd, "nvidia-smi", SMI)
     hauling.write("agent", 10)

@@ -30,7 +30,7 @@ async def test_every_column_code_and_transition_is_modelled_or_named(connection:
     assert await coverage.transitions_missing(connection) == []
 
 
-async def test_what_is_added_to_the_migrations_alone_is_told(connection: psycopg.AsyncConnection[Any]) -> None:
+async def test_an_addition_to_the_migrations_alone_is_reported(connection: psycopg.AsyncConnection[Any]) -> None:
     """A column, a code and a transition, in a transaction that is undone."""
     await connection.execute("alter table workers add column mood text")
     await connection.execute("insert into worker_transitions values ('idle', 'spawning')")
@@ -43,7 +43,7 @@ async def test_what_is_added_to_the_migrations_alone_is_told(connection: psycopg
     await connection.rollback()
 
 
-def test_a_key_that_only_the_real_answer_has_is_told() -> None:
+def test_a_key_that_only_the_real_answer_has_is_reported() -> None:
     """At any depth."""
     real = {"now": 1, "tasks": [{"id": 1, "hold": 2}], "worker": {"id": 1}}
     model = {"tasks": [{"id": 1}], "worker": {"id": 1}}

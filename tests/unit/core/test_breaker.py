@@ -85,8 +85,8 @@ def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
     assert spawns(replace(seen, now=ago(newest_s - pause_s))) == 1
 
 
-def test_the_pause_begins_anew_with_each_release() -> None:
-    """Who deploys one cure after the other does not wait for the outage before them."""
+def test_the_pause_starts_again_with_each_release() -> None:
+    """Several fixes in a row do not wait as long as the outage before them lasted."""
     earlier = [replace(bring_up, release="image@old") for bring_up in failures(5, newest_s=5_000)]
     first, second = brought_up(30, release="image@"), brought_up(1, release="image@")
     assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).decisions[0].retry_at == ago(1 - 10)

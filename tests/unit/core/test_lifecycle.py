@@ -539,7 +539,7 @@ def test_a_delete_is_repeated_while_the_pod_is_listed() -> None:
     assert isinstance(only(snapshot(replace(sent, next_attempt_at=ago(1)))), Delete)
 
 
-def test_only_proven_absence_buries() -> None:
+def test_only_a_confirmed_absence_marks_a_worker_as_terminated() -> None:
     """Terminated means that two complete lists did not show the pod after the delete."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(5, lists=1)})) is None
@@ -588,7 +588,7 @@ def test_a_refused_intent_needs_no_proof() -> None:
     assert isinstance(only(snapshot(one)), MarkTerminated)
 
 
-def test_one_tick_buries_a_part_of_a_large_fleet() -> None:
+def test_one_tick_marks_only_a_part_of_a_large_fleet_as_terminated() -> None:
     """So that it stays short; the next one goes on."""
     refused = {"pod_id": None, "failure_code": FailureCode.NO_CAPACITY}
     seen = snapshot(*[terminating(f"gpu-{n}", Stage.DELETING, **refused) for n in range(150)])

@@ -131,7 +131,7 @@ def test_an_intent_is_asked_for_or_says_whom_it_waits_for() -> None:
 @pytest.mark.parametrize(
     ("waited_s", "waiting_for"), [(1, "every offer was refused recently, until 11:59:59"), (30, None)]
 )
-def test_a_wait_whose_time_has_passed_is_told_anew(waited_s: float, waiting_for: str | None) -> None:
+def test_a_wait_whose_time_has_passed_is_recorded_again(waited_s: float, waiting_for: str | None) -> None:
     """With when the next try is now; and after half a minute in any case."""
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     words = waiting_for or "every offer was refused recently, until 12:00:20"

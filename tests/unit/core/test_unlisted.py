@@ -71,7 +71,7 @@ def test_a_budget_that_is_used_up_drains_without_a_list() -> None:
     assert ends(made) == {"gpu-1": ExitCause.BUDGET}
 
 
-def test_what_earlier_lists_showed_ends_nobody_and_buries_nobody() -> None:
+def test_earlier_lists_end_no_worker_and_confirm_no_absence() -> None:
     """An absence is judged by lists that are new; a failed one is none."""
     gone = {"pod-gpu-1": absent(500), "pod-gpu-2": absent(500)}
     sent = terminating("gpu-2", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)

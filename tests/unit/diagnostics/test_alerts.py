@@ -85,7 +85,7 @@ def test_the_end_is_told_when_it_stays_away() -> None:
     assert watch.alerts == []
 
 
-def test_a_flapping_condition_is_told() -> None:
+def test_a_flapping_condition_is_one_message() -> None:
     """Short gaps do not start its time again."""
     watch = Watch()
     assert [watch.events(second, *([HALTED] if second % 40 == 0 else [])) for second in range(0, 140, 20)][-1] == [
@@ -143,7 +143,7 @@ def test_the_maximum_per_hour_ends_in_one_summary() -> None:
     assert later == ["opened halted", "opened halted", "summary"]
 
 
-def test_nothing_secret_or_unprintable_is_told() -> None:
+def test_messages_contain_nothing_secret_or_unprintable() -> None:
     """Evidence quotes other programs."""
     evil = "x\x1b[31m\nBearer abcdefghijklmnop" + "y" * 9_000
     watch = Watch()

@@ -101,7 +101,7 @@ def test_a_kill_for_memory_stops_claims_for_a_minute() -> None:
     assert pod.passes(60, oom_kills=9).codes == set()
 
 
-def test_a_throttled_task_with_an_idle_gpu_is_told() -> None:
+def test_a_throttled_task_with_an_idle_gpu_is_a_finding() -> None:
     """Throttling alone is what a quota is for."""
     pod = Pod()
     pod.throttled_share = 0.4
