@@ -14,7 +14,7 @@
 -- Places that a user's write added beyond the limit are taken back from queued tasks; nobody ends a running task.
 --
 -- No transaction waits for long: one that cannot lock a limit leaves a row in concurrency_notes, which the next snapshot
--- works off. So does the snapshot for expired leases and due tasks, and the hourly retention for rows that were written
+-- processes. The snapshot also handles expired leases and due tasks; the hourly retention handles rows that were written
 -- without triggers. A lock is one of 4096, for which the server's table of locks has room: two limits may share one.
 
 -- Locks limits until the transaction ends, and returns the names that are locked. A shared lock never waits; an
@@ -315,7 +315,7 @@ begin
 end
 $$;
 
--- At each snapshot: makes due tasks wait for their limits, works off the notes, and fills the places of expired leases.
+-- At each snapshot: makes due tasks wait for their limits, processes the notes, and fills the places of expired leases.
 create or replace function public.internal_let_in_pending(p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable

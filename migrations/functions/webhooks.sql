@@ -1,8 +1,8 @@
 -- Webhooks: signed messages about the end of tasks, and about their progress. A message is written by the statement that
--- ends the task, whoever runs it. The leader sends it afterwards, again and again for a day. If the leader dies in
--- between, the next leader sends it with the same id.
+-- ends the task, in any program. The leader sends it afterwards, and repeats it for a day if necessary. If the leader
+-- dies in between, the next leader sends it with the same id.
 
--- The host and the port that a URL names; null if it is none that a message could be sent to.
+-- The host and the port of a URL; null if no message can be sent to the URL.
 create or replace function public.internal_webhook_host(p_url text) returns text
 language sql immutable security definer set search_path = '' as $$
     select case when length(internal_webhook_host.p_url) <= 2000
