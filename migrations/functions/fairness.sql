@@ -1,9 +1,9 @@
 -- How the tenants of a pool share it: start-time fair queueing.
 --
 -- Claims take tasks in the order of (priority, queue_turn, created_at, id). A task of a tenant gets its turn, a virtual
--- time, when it becomes ready to be claimed: the turn of the task at the head of the queue, or one step after the last
--- queued task of its tenant, whichever is later. A step is c_step / weight. So tenants alternate by weight, each keeps
--- its own order, a tenant that comes back gets no credit for the past, and one that is alone gets everything. A turn
+-- time, when it becomes ready to be claimed: right after the turn of the task at the head of the queue, or one step after
+-- the last queued task of its tenant, whichever is later. A step is c_step / weight. So tenants alternate by weight, each
+-- keeps its own order, a tenant that comes back gets no credit for the past, and one that is alone gets everything. A turn
 -- costs two look-ups by index. It is derived from rows of the queue: no counter can be wrong after a user's write, and no
 -- transaction waits for another. Transactions that submit tasks of one tenant at the same time do not see each other, so
 -- their tasks may get the same turns.
@@ -24,6 +24,7 @@ set plan_cache_mode = force_generic_plan as $$
 declare
     c_none constant bigint := 9007199254740991;
     c_step constant int := 1000000;
+    v_tenant text := coalesce(p_tenant, '');
     v_mark bigint;
     v_head bigint;
     v_last bigint;
@@ -33,11 +34,14 @@ begin
                           from public.task_marks m
                          where m.pool = p_pool and m.seen is not null order by m.no desc limit 1), 0);
     if not p_front then
+        -- Bounds of pairs: with `=`, the planner may read the tasks of all tenants in the order of claims. A number, as
+        -- in the index: a plan for any value of a variable cannot use it.
         v_last := (
             select t.queue_turn from public.tasks t
-             where t.pool = p_pool and ~t.priority = p_place and coalesce(t.tenant, '') = coalesce(p_tenant, '')
-               and t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn >= v_mark - c_step
-               and t.queue_turn < c_none
+             where t.pool = p_pool and ~t.priority = p_place
+               and (coalesce(t.tenant, ''), t.queue_turn) >= (v_tenant, v_mark - c_step)
+               and (coalesce(t.tenant, ''), t.queue_turn) < (v_tenant, c_none)
+               and t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn < 9007199254740991
              order by t.pool desc, ~t.priority desc, coalesce(t.tenant, '') desc, t.queue_turn desc limit 1);
         if v_last is not null then  -- not before the head of the queue, because it is in the queue
             return v_last + c_step / coalesce((select n.weight from public.tenants n where n.tenant = p_tenant), 1);
@@ -51,8 +55,9 @@ begin
     if v_head is null then
         return case when not p_front or p_tenant is not null then greatest(v_mark, c_step) end;
     end if;
-    -- One claim has passed the tasks without a tenant by the time they get turns, so they go before equal turns.
-    return v_head - case when p_tenant is null and not p_front then 1 else 0 end;
+    -- Equal turns go by age. A tenant whose tasks become ready one after the other would always be the oldest, so its next
+    -- task goes after those that wait. One claim has passed the tasks without a tenant by the time they get turns: before.
+    return v_head + case when p_front then 0 when p_tenant is null then -1 else 1 end;
 end
 $$;
 
@@ -80,8 +85,9 @@ begin
          order by t.pool, ~t.priority, t.queue_turn, t.created_at, t.id limit 1) is null
        or 2 * p_batch <= (select count(*) from (
                select from public.tasks t
-                where t.pool = p_pool and ~t.priority = p_place and coalesce(t.tenant, '') = '' and t.status = 'Queued'
-                  and not t.blocked and t.run_after is null and t.queue_turn < c_none
+                where t.pool = p_pool and ~t.priority = p_place
+                  and (coalesce(t.tenant, ''), t.queue_turn) >= ('', 0) and (coalesce(t.tenant, ''), t.queue_turn) < ('', c_none)
+                  and t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn < 9007199254740991
                 order by t.pool, ~t.priority, coalesce(t.tenant, ''), t.queue_turn limit 2 * p_batch) d)
        or not pg_try_advisory_xact_lock(c_turns, hashtext(p_pool)) then
         return;

@@ -125,6 +125,23 @@ async def test_tasks_that_become_ready_together_do_not_jump_the_queue(fleet: Fle
     assert Counter(await order(agent, fleet, 40))["calm"] in range(19, 22)
 
 
+@pytest.mark.parametrize("cause", ["dependency", "limit"])
+async def test_tasks_that_become_ready_one_after_the_other_delay_no_other_tenant(fleet: Fleet, cause: str) -> None:
+    """Each has its turn after those who wait already, although it was submitted before them."""
+    one: dict[str, Any] = {"tenant": "chain"}
+    if cause == "limit":
+        await fleet.submit(count=20, concurrency_key="k", **one)
+    else:
+        await fleet.submit(one, *({**one, "depends_on": [f"#{before}"]} for before in range(19)))
+    agent = await fleet.agent()
+    assert await order(agent, fleet, 3) == ["chain"] * 3
+    fleet.wait(1)
+    await fleet.submit(count=5, tenant="other")
+    then = await order(agent, fleet, 10)
+    assert then.index("other") <= 1, then
+    assert Counter(then) == {"chain": 5, "other": 5}
+
+
 async def test_a_task_that_comes_back_from_a_worker_is_next(fleet: Fleet) -> None:
     """It has waited its turn already."""
     for name in ("a", "b"):

@@ -97,6 +97,22 @@ async def test_no_call_of_a_busy_queue_reads_all_of_it(
     await hand.execute("truncate tasks, task_attempts")  # so many rows are not deleted in passing
 
 
+async def test_a_turn_is_found_without_reading_the_tasks_of_other_tenants(hand: AsyncConnection[DictRow]) -> None:
+    """Another one has a long queue, which grew after the plans were made."""
+    one = "insert into tasks (task_type, tenant) values ('t', 'small')"
+    many = "insert into tasks (task_type, tenant) select 't', %s from generate_series(1, %s)"
+    for tenant in ("large", "small"):
+        await hand.execute(many, (tenant, 50))
+    await hand.execute("vacuum analyze tasks")
+    await hand.execute(one)
+    await hand.execute(many, ("large", SOME))
+    before = await rows_read(hand, "tasks")
+    for _ in range(10):
+        await hand.execute(one)
+    assert await rows_read(hand, "tasks") - before <= FEW
+    await hand.execute("truncate tasks")
+
+
 @pytest.mark.parametrize(("scope", "statistics"), statistics_of(("key", NONE), ("type", NEW)))
 async def test_no_call_reads_the_tasks_that_wait_for_a_limit(
     direct: PostgresDb, hand: AsyncConnection[DictRow], scope: str, statistics: str
