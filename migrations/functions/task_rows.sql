@@ -199,7 +199,9 @@ begin
     if new.queue_gate <> old.queue_gate and new.status = 'Queued' then
         v_is_gating := current_setting('orchestrator.gating', true) is not distinct from (pg_trigger_depth() - 1)::text;
     end if;
-    if not v_is_limited and not (v_is_same and old.status = 'Queued' and (old.queue_gate > 0 or new.status <> 'Queued')) then
+    if not v_is_limited
+       and not (v_is_same and old.status = 'Queued'
+                and (new.status <> 'Queued' or old.queue_gate > 0 and (old.run_after is not null or new.run_after is null))) then
         v_is_limited := exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = new.task_type);
     end if;
     if new.updated_at is not distinct from old.updated_at and new.queue_turn = old.queue_turn then

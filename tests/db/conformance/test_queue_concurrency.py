@@ -284,6 +284,23 @@ async def test_a_task_that_is_not_due_keeps_no_other_one_waiting(fleet: Fleet, h
     await consistent(hand)
 
 
+@pytest.mark.parametrize("scope", ["key", "type"])
+async def test_a_task_that_was_let_in_and_then_postponed_waits_for_its_limit_again(
+    fleet: Fleet, hand: Hand, scope: str
+) -> None:
+    """Its place went to the next one, so it is no demand when its time has come."""
+    await limit(fleet, "t", 1, "type")
+    first, second = await fleet.submit(count=2, **({"concurrency_key": "k"} if scope == "key" else {}))
+    at = fleet.now + timedelta(seconds=30)
+    await hand.execute("update tasks set run_after = %s where id = %s", (at, first))
+    assert await demand(fleet) == (1, 0)
+    fleet.wait(60)
+    assert await demand(fleet) == (1, 1)
+    agent = await fleet.agent()
+    assert await ids(agent) == [second]
+    await consistent(hand)
+
+
 async def test_a_running_task_that_gets_another_key_takes_a_place_of_it(fleet: Fleet, hand: Hand) -> None:
     """A task that was let in waits again; a running one goes on."""
     (moved,) = await fleet.submit(concurrency_key="a")
