@@ -23,8 +23,8 @@ API = "the API's tokens and its audit log; nobody submits through it here"
 WEBHOOKS = "messages about tasks; nothing that a tick or an agent decides depends on them"
 TRACES = "spans of tasks that have ended; nothing depends on them"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
-SHARING = "weights and limits, which an operator sets; tenants here have the weight 1, and no task has a limit"
 CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
+WEIGHTS = "weights, which an operator sets; tenants here have the weight 1"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
 FUNCTIONS_ONLY_REAL = {
     "task_list": SHOWN,
@@ -98,18 +98,15 @@ FUNCTIONS_ONLY_REAL = {
         WEBHOOKS,
     ),
     "fleet_ended_attempts": TRACES,
-    "task_limits": SHARING,
-    "task_limit_set": SHARING,
-    "task_tenants": SHARING,
-    "task_tenant_set": SHARING,
+    "task_limits": SHOWN,
+    "task_tenants": SHOWN,
+    "task_tenant_set": WEIGHTS,
     "fleet_describe": "read once at the start, to compare schemas",
     "fleet_changes": "takes the place of LISTEN, which the world has",
     "fleet_retention": "called by fleet_retain alone; no simulation lasts the seven days after which rows go",
 }
 ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
     "task_get.task.output_object": NO_GATEWAY,
-    "task_get.task.concurrency_key": SHARING,
-    "task_get.task.queue_gate": SHARING,
     "task_get.task.webhook_progress": WEBHOOKS,
     "task_get.task.webhook_url": WEBHOOKS,
     "fleet_worker.now": SHOWN,
@@ -140,15 +137,12 @@ TABLES_ONLY_REAL = {
     "schedule_runs": SCHEDULES,
     "webhooks": WEBHOOKS,
     "webhook_messages": WEBHOOKS,
-    "tenants": SHARING,
-    "concurrency_limits": SHARING,
-    "concurrency_notes": SHARING,
+    "tenants": WEIGHTS,
 }
 COLUMNS_ONLY_REAL = {
     "tasks.uncounted": INDEX,
-    "tasks.concurrency_key": SHARING,
-    "tasks.queue_gate": SHARING,
     "tasks.output_object": NO_GATEWAY,
+    "concurrency_limits.set_at": SHOWN,
     "tasks.webhook_url": WEBHOOKS,
     "tasks.webhook_progress": WEBHOOKS,
     "fleet_settings.set_at": SHOWN,

@@ -162,6 +162,7 @@ class Pair:
             (6, self._log),
             (2, self._rest),
             (1, self._deploy),
+            (2, self._limit),
         )
         await self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
 
@@ -211,22 +212,29 @@ class Pair:
         dice, batch = self.dice, []
         for index in range(dice.randint(1, 4)):
             new = str(uuid.UUID(int=self._ids.getrandbits(128), version=4))
-            task: dict[str, Any] = {"id": new, "task_type": dice.choice(("a", "b")), "params": {"n": index}}
+            task: dict[str, Any] = {"id": new, "task_type": dice.choice("ab"), "params": {"n": index}}
             known = [f"#{dice.randrange(index + 1)}", *self._tasks[-6:]]
             if dice.random() < 0.3:
                 task["depends_on"] = dice.sample(known, min(len(known), dice.randint(1, 2)))
             if dice.random() < 0.2:
                 task["dedupe_key"] = dice.choice("xyz")
-                task |= {"tenant": "acme", "labels": {"show": "7"}}
+                task |= {"task_type": "a", "tenant": "acme", "labels": {"show": "7"}}
             if dice.random() < 0.2:
                 task["run_after"] = (self.now + timedelta(seconds=30)).isoformat()
             task |= {"priority": dice.choice((0, 0, 1)), "max_attempts": dice.choice((None, 1, 2, 3, 101))}
             task |= {"pool": dice.choice((None, None, "default", "big", "no pool"))} if dice.random() < 0.3 else {}
             if task["max_attempts"] == 101 and dice.random() < 0.8:
                 task["max_attempts"] = 2
+            if "tenant" not in task and dice.random() < 0.4:  # of a tenant, the order of those let in at once is any
+                task["concurrency_key"] = dice.choice("kl")
             batch.append(task)
         answer = await self.call("task_submit", p_tasks=batch)
         self._tasks += [row["id"] for row in answer["tasks"] if row["created"]] if answer else []
+
+    async def _limit(self) -> None:
+        scope, name = self.dice.choice((("key", "k"), ("key", "l"), ("type", "b")))
+        most = self.dice.choice((None, 0, 1, 2, 3, 100_001))
+        await self.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
 
     async def _end_task(self) -> None:
         if self._tasks:

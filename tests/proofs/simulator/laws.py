@@ -17,6 +17,7 @@ from orchestrator.core.guards import ALARM_WORKERS, LASTS_S, WITHOUT_FINDING_S
 from orchestrator.core.lifecycle import ACTIVE_WITHOUT_CLAIM_S
 from orchestrator.pods import agent_commands
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
+from tests.proofs.simulator.sharing import SharingLaws
 from tests.proofs.simulator.sql.queue import FAULTS
 from tests.proofs.simulator.sql.tables import DATABASE
 from worker.protocol import DISK, FINDINGS, STREAMS
@@ -57,6 +58,7 @@ class Laws:
 
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._sharing = SharingLaws(world)
         self.claims: dict[tuple[str, int], tuple[Agent, float]] = {}
         self.completed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
@@ -109,8 +111,10 @@ class Laws:
         elif table == "worker_events":
             if not new["reason"] or new["reason"] == "changed by hand" or not new["actor"]:
                 self.broken("I7", f"{new['worker_id']} went {new['from_stage']} > {new['to_stage']} without a reason")
-        elif table == "tasks" and old is not None:
-            self._task(old, new)
+        elif table == "tasks":
+            self._sharing.task_changed(old, new)
+            if old is not None:
+                self._task(old, new)
 
     def _worker(self, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
         if new["status"] != "terminated":
@@ -550,6 +554,7 @@ class Laws:
         self._unfit(quiet)
         self._unclaimed(quiet)
         self._faulty(quiet)
+        self._sharing.look(quiet)
         self._cost(now, quiet)
         self._retention(now, quiet)
         for replica in self._world.replicas:

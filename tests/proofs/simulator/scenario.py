@@ -31,6 +31,11 @@ REPORTS: dict[str, tuple[Any, ...]] = {
     "finding_unknown": ({"u": 99, "code": "GPU_SINGS", "severity": "M", "evidence": "la"}, XID_79 | {"severity": "Z"}),
     "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
 }
+SHARED = 0.3  # of the seeds: in these tasks have tenants, one of which has a backlog, and limits, which change
+TENANTS = (None, "a", "a", "b", "c")
+KEYS = (None, None, "one", "two")
+LIMITS = (("key", "one"), ("key", "two"), ("type", "t"))
+BACKLOG = 25
 KINDS = ("ok",) * 16 + ("fail", "fatal", "crash", "quiet", *STANDS)
 
 
@@ -51,6 +56,8 @@ class Story:
         self._sick = random.Random(f"sick workers of {world.seed}")
         self._guards = random.Random(f"findings of {world.seed}")
         self._silence = random.Random(f"silent agents of {world.seed}")
+        self._shares = random.Random(f"tenants of {world.seed}")
+        self._is_shared = self._shares.random() < SHARED
         self._tasks: list[str] = []
         self._over = False
 
@@ -67,6 +74,10 @@ class Story:
             self._kernel.after(self._deploys.uniform(60, 250), self._deploy)
         if self._moves.random() < MOVES:
             self._kernel.after(self._moves.uniform(20, 90), self._move_ssh)
+        if self._is_shared:
+            tenant = self._shares.choice((None, "large"))
+            self._kernel.after(self._shares.uniform(0, 200), lambda: self._hand_in("t", BACKLOG, 5, tenant))
+            self._limit()
         ends_s = dice.uniform(300, 600)
         self._kernel.after(dice.expovariate(1 / 6), self._mischief)
         self._kernel.after(dice.uniform(5, 60), self._burst)
@@ -113,6 +124,8 @@ class Story:
                 task["pool"] = self._world.policy.pools[1].name
             if index and dice.random() < 0.2:
                 task["depends_on"] = [f"#{dice.randrange(index)}"]
+            if self._is_shared:
+                task |= {"tenant": self._shares.choice(TENANTS), "concurrency_key": self._shares.choice(KEYS)}
             tasks.append(task)
         self._tasks += [task["id"] for task in tasks]
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
@@ -139,7 +152,7 @@ class Story:
             return
         self._hand_in("u", self._deploys.randint(1, 6), 10)
 
-    def _hand_in(self, task_type: str, count: int, work_s: float) -> None:
+    def _hand_in(self, task_type: str, count: int, work_s: float, tenant: str | None = None) -> None:
         tasks: list[dict[str, Any]] = [
             {
                 "id": str(uuid.UUID(int=self._deploys.getrandbits(128), version=4)),
@@ -147,11 +160,25 @@ class Story:
                 "params": {"kind": "ok", "work_s": work_s},
                 "max_attempts": self._deploys.choice((1, 5)) if task_type == "u" else 5,
                 "priority": 9 if task_type == "u" else 0,
+                "tenant": tenant,
             }
             for _ in range(count)
         ]
         self._tasks += [task["id"] for task in tasks]
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
+
+    def _limit(self) -> None:
+        """An operator sets a limit now and then; in the end no type has one, and no key stands still."""
+        scope, name = self._shares.choice(LIMITS)
+        self._set_limit(scope, name, self._shares.choice((None, 0, 1, 2, 3)))
+        if self._faults.active:
+            self._kernel.after(self._shares.uniform(20, 90), self._limit)
+            return
+        for scope, name in LIMITS:
+            self._set_limit(scope, name, None if scope == "type" else self._shares.choice((None, 1, 2)))
+
+    def _set_limit(self, scope: str, name: str, most: int | None) -> None:
+        self._world.commit("task_limit_set", {"p_kind": scope, "p_name": name, "p_most": most}, by="operator")
 
     # --- what goes wrong
 

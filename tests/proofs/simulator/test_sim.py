@@ -41,6 +41,14 @@ def test_no_seed_breaks_an_invariant(lot: int) -> None:
     assert faults.total() >= FAULTS
 
 
+@pytest.mark.parametrize("tasks", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_a_backlog_of_one_tenant_delays_another_by_one_claim_of_each_worker(tasks: int) -> None:
+    """In virtual time, with the product's own loop and agents that claim as ours do."""
+    command = [sys.executable, "-m", "tests.proofs.simulator.backlog", "--tasks", str(tasks), "--seeds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 def test_a_seed_replays_whatever_the_hashes() -> None:
     """The same seed gives the same action log under any PYTHONHASHSEED, so that a failure can be looked at again."""
     logs = {simulate("--seed", "7", "--trace", PYTHONHASHSEED=seed).stdout for seed in ("0", "4242")}

@@ -2,13 +2,13 @@
 
 from datetime import datetime
 
+from tests.proofs.simulator.sql.limits import Limits
 from tests.proofs.simulator.sql.tables import Row, jsonable
-from tests.proofs.simulator.sql.turns import Turns
 
 LOOK = 200
 
 
-class Fitness(Turns):
+class Fitness(Limits):
     """Workers whose tasks fail one after the other."""
 
     def _failed_since_success(self, worker_id: str) -> list[Row]:
@@ -99,6 +99,7 @@ class Fitness(Turns):
                 for t in self.tasks.values()
                 if (t["status"], t["failure_code"]) == ("Failed", "DEPENDENCY_FAILED")
                 and not fresh.isdisjoint(t["depends_on"])
+                and not self._again(t)
             ]
             self.update_tasks([(t, {"status": "Queued", "blocked": True, **dict.fromkeys(cleared)}) for t in rows])
             fresh = {t["id"] for t in rows}

@@ -326,6 +326,7 @@ class Database(Queue):
     # --- what one observation reads
 
     def fleet_snapshot(self, p_fleet: str) -> Json:
+        self.let_in_pending()
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
         rows = [
@@ -390,10 +391,12 @@ class Database(Queue):
             if task["status"] == "In Progress":
                 lease = task["lease_expires_at"]
                 count["running"] += lease is not None and lease > self.now
-            elif task["blocked"]:
+            elif task["blocked"] and task["queue_gate"] == 0:
                 count["dependencies"] += 1
             elif task["run_after"] is not None and task["run_after"] > self.now:
                 count["scheduled"] += 1
+            elif task["blocked"]:
+                count["concurrency"] += 1
             else:
                 count["ready"] += 1
                 oldest[pool] = min(task["created_at"], oldest.get(pool, task["created_at"]))

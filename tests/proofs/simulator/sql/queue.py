@@ -13,7 +13,7 @@ from worker import protocol
 
 Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
-             "timeout_s", "tenant", "labels")  # fmt: skip
+             "timeout_s", "tenant", "concurrency_key", "labels")  # fmt: skip
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 ENDING = ("terminating", "terminated")
 PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
@@ -47,11 +47,13 @@ class Queue(Fitness):
                 depends = [self._reference(one, ids, index) for one in task.get("depends_on") or ()]
                 rows.append(self._task_row(task, depends, self.now + timedelta(microseconds=index)))
         for row in rows:
+            self.gate_of_new(row)
             self.tasks[row["id"]] = row
             self.watch("tasks", None, row)
-        self.turns_added([row for row in rows if not row["depends_on"]])
+        self.turns_added([row for row in rows if not row["blocked"]])
+        gated = [row for row in rows if row["queue_gate"] > 0]
         self.settle([row["id"] for row in rows if row["depends_on"]])
-        self.turns_added([row for row in rows if row["depends_on"] and row["queue_turn"] == NO_TURN])
+        self.gates_added(gated)
         for row in rows:
             if row["status"] == "Queued" and not row["blocked"]:
                 self.notify("orchestrator_tasks", row["pool"])
@@ -92,9 +94,11 @@ class Queue(Fitness):
             "timeout_s": chosen["timeout_s"],
             "run_after": datetime.fromisoformat(run_after) if run_after else None,
             "depends_on": depends,
-            "blocked": False,
+            "blocked": bool(depends),
             "dedupe_key": task.get("dedupe_key"),
             "tenant": task.get("tenant"),
+            "concurrency_key": task.get("concurrency_key"),
+            "queue_gate": 0,
             "labels": task.get("labels"),
             "lease_expires_at": None,
             "progress": None,
@@ -304,7 +308,8 @@ class Queue(Fitness):
             task, progress = mine[task_id], named.get("progress")
             told = {} if progress is None else {"progress": progress}
             renewed.append((task, {"lease_expires_at": lease, "progress_at": self._alive_at(task, named)} | told))
-        self.update_tasks(renewed)
+        renewable = {task["id"] for task in self.renewable([task for task, _ in renewed])}
+        self.update_tasks([one for one in renewed if one[0]["id"] in renewable])
         cancel = [i for i in held if self.tasks[i]["cancel_requested_at"] is not None]
         late = timedelta(seconds=self.stuck_s.get(worker["fleet"], float(timedelta.max.days)))
         stuck = [i for i in held if self.tasks[i]["progress_at"] <= self.now - late]

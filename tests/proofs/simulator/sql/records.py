@@ -169,6 +169,8 @@ class Records(Database):
         if done_at is not None and done_at > self.now - timedelta(seconds=p_every_s):
             return {"deleted": None}
         self.retained_at[p_fleet] = self.now
+        self.level_turns()
+        self.let_in_all()
         return {"deleted": {"decisions": 0, "worker_events": 0, "worker_attempts": 0}}
 
     # --- the log ledger

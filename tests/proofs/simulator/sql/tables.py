@@ -91,6 +91,8 @@ class Tables:
         self.settings: dict[tuple[str, str], Row] = {}
         self.releases: dict[tuple[str, str], datetime] = {}
         self.task_types: dict[str, Row] = {}
+        self.concurrency_limits: dict[tuple[str, str], int] = {}  # scope, name -> how many run at once
+        self.concurrency_notes: dict[tuple[str, str], None] = {}  # limits that the next snapshot counts again
         self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now
         self.stuck_s: dict[str, float] = {}  # fleet -> after how long its tasks are stuck
         self.notified: dict[tuple[str, str], None] = {}  # of the present transaction, each once
@@ -255,16 +257,18 @@ class Tables:
         *,
         settling: bool = False,
         minded: bool = False,
-        turns: bool = False,
+        gating: bool = False,
     ) -> None:
         """Change rows in one statement, with what follows from it; `minded`: the caller tells whoever is to be told."""
         was: list[Row] = []
         rows: list[Row] = []
         for row, change in changes:
             was.append(dict(row))
-            row.update(change, updated_at=row["updated_at"] if turns else self.now)
+            dealt = change.get("queue_turn", row["queue_turn"]) != row["queue_turn"]  # no change to whoever reads it
+            row.update(change, updated_at=row["updated_at"] if dealt else self.now)
             if row["status"] == "Queued" != was[-1]["status"] and row["pool_by_type"]:
                 row["pool"] = self.task_types.get(row["task_type"], {}).get("pool") or "default"
+            self.gate_changing(was[-1], row, gating=gating)
             self.turn_changing(was[-1], row)
             rows.append(row)
         for old, new in zip(was, rows, strict=True):
@@ -283,14 +287,23 @@ class Tables:
             self.settle_dependants(ended)
         if waiting:
             self.settle(waiting)
+        self.gates_changed(zip(was, rows, strict=True), gating=gating)
+        here = {(w["pool"], w["status"]) for w in self.workers.values()} if gating else set()
         for pool in pools:
-            self.notify("orchestrator_tasks", pool)
+            if not gating or (pool, "idle") in here or (pool, "active") not in here:
+                self.notify("orchestrator_tasks", pool)
         for worker_id in lost:
             if worker_id is not None and not minded:
                 self.notify("orchestrator_fleet", worker_id)
 
     def turn_changing(self, old: Row, task: Row) -> None:
         """What the trigger makes of a turn; see turns.py."""
+
+    def gate_changing(self, old: Row, task: Row, *, gating: bool) -> None:
+        """What the trigger makes of a gate; see limits.py."""
+
+    def gates_changed(self, changes: Iterable[tuple[Row, Row]], *, gating: bool) -> None:
+        """What follows for others that have the same limits; see limits.py."""
 
     def _index(self, old: Row, new: Row) -> None:
         if old.get("status") == "In Progress" and old["worker_id"] is not None:
@@ -314,8 +327,8 @@ class Tables:
                 continue
             known = [self.tasks.get(i) for i in task["depends_on"]]
             blocked = any(d is None or d["status"] != "Complete" for d in known)
-            if blocked != task["blocked"]:
-                turning.append((task, {"blocked": blocked}))
+            if blocked != (task["blocked"] and task["queue_gate"] == 0):
+                turning.append((task, {"blocked": blocked, "queue_gate": 0}))
         self.update_tasks(turning, settling=True)
         if failing:
             self.settle_dependants([task["id"] for task, _ in failing])
@@ -327,7 +340,10 @@ class Tables:
             waiting = [
                 t["id"]
                 for t in self.tasks.values()
-                if t["blocked"] and t["status"] == "Queued" and not ended.isdisjoint(t["depends_on"])
+                if t["blocked"]
+                and t["queue_gate"] == 0
+                and t["status"] == "Queued"
+                and not ended.isdisjoint(t["depends_on"])
             ]
             if not waiting:
                 return

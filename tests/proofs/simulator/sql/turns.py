@@ -1,5 +1,6 @@
 """The turns of tenants (functions/fairness.sql)."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tests.proofs.simulator.sql.tables import Row, Tables
@@ -19,7 +20,7 @@ class Turns(Tables):
         if front:
             return head if head is not None else NONE if task["tenant"] is None else STEP
         last = max((t["queue_turn"] for t in shared if t["tenant"] == task["tenant"]), default=None)
-        found = [head - (task["tenant"] is None)] if head is not None else []
+        found = [head + (-1 if task["tenant"] is None else 1)] if head is not None else []
         found += [last + STEP] if last is not None else []
         return max(found, default=STEP)
 
@@ -59,7 +60,22 @@ class Turns(Tables):
         turns = [t for t in first if t["tenant"] is None]
         if turns:
             turn = self.next_turn({"pool": pool, "priority": priority, "tenant": None})
-            self.update_tasks([(t, {"queue_turn": turn + n * STEP}) for n, t in enumerate(turns)], turns=True)
+            self.update_tasks([(t, {"queue_turn": turn + n * STEP}) for n, t in enumerate(turns)])
+
+    def level_turns(self) -> None:
+        """internal_level_turns."""
+        with_turns = [t for t in self.tasks.values() if t["queue_turn"] < NONE]
+        for pool, priority in {(t["pool"], t["priority"]): None for t in with_turns}:
+            ready = [t for t in self._ready(pool, priority) if t["queue_turn"] < NONE]
+            ready.sort(key=lambda t: (t["queue_turn"], t["created_at"], t["id"]))
+            places = Counter[str | None]()
+            changes: list[tuple[Row, Row]] = []
+            for task in ready:
+                turn = ready[0]["queue_turn"] + places[task["tenant"]] * STEP
+                places[task["tenant"]] += 1
+                if abs(task["queue_turn"] - turn) > STEP:
+                    changes.append((task, {"queue_turn": turn}))
+            self.update_tasks(changes)
 
     def _ready(self, pool: str, priority: int, *, timed: bool = False) -> Iterable[Row]:
         return (
