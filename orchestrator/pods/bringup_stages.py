@@ -39,7 +39,7 @@ FIRST_BANNER_S = (
     3.0  # connection attempts are short until a port has accepted once, so that its silence is recorded early
 )
 LAST_TRY_SHARE = 0.9  # of the stage's remaining time: a try ends before the deadline, so that its result counts
-LOG_READ_AGAIN_S = 10.0  # seconds between checks of the process while no heartbeat has arrived
+PROCESS_CHECK_S = 10.0  # seconds between checks of the process while no heartbeat has arrived
 WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
 PUSHES = 2  # tries to send a file before its stage fails
 
@@ -206,7 +206,7 @@ class BringupStages:
                 row = await self._workers.until(
                     context.worker.id,
                     lambda w: w.nonce == nonce and w.last_heartbeat is not None and w.last_heartbeat >= since,
-                    LOG_READ_AGAIN_S,
+                    PROCESS_CHECK_S,
                 )
             except TimeoutError:
                 await self._still_there(context, nonce)

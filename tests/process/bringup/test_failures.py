@@ -26,7 +26,7 @@ def short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.config = replace(rig.config, deadlines_s=dict.fromkeys(SHORT, SHORT_S))
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     monkeypatch.setattr("orchestrator.pods.bringup_stages.BANNER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("orchestrator.pods.bringup_stages.LOG_READ_AGAIN_S", 0.2)
+    monkeypatch.setattr("orchestrator.pods.bringup_stages.PROCESS_CHECK_S", 0.2)
 
 
 async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: Any) -> Mapping[str, Any]:

@@ -73,7 +73,7 @@ async def test_a_refused_call_of_a_worker_makes_one_line(
     gateway: ServerUnderTest, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which says why, with the bucket's own words."""
-    monkeypatch.setattr(outputs, "LOG_READ_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(outputs, "LOOK_TIMEOUT_S", 0.5)
     worker, key = await _claimed(gateway)
     location = gateway.blobs.location(key)
     result = {"p_worker_id": worker.id, "p_nonce": worker.nonce, **done(key.split("/")[1], location)}

@@ -88,7 +88,7 @@ async def test_a_bucket_that_is_away_is_no_answer(
     gateway: ServerUnderTest, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent keeps its result and asks again: 503 within the bound, and nothing has changed."""
-    monkeypatch.setattr(outputs, "LOG_READ_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(outputs, "LOOK_TIMEOUT_S", 0.5)
     worker, key = await _claimed(gateway)
     task_id = key.split("/")[1]
     db = await PostgresDb.open(postgres.url, pool_size=1)

@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 
 LOOK_EVERY_S = 0.5
-LOG_READ_TIMEOUT_S = 1.0
+LOOK_TIMEOUT_S = 1.0
 CHUNK_BYTES = 65_536
 
 
@@ -40,7 +40,7 @@ class LoadBalancer:
             self._server.close()
 
     async def _look(self) -> None:
-        async with httpx.AsyncClient(timeout=LOG_READ_TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as client:
             while True:
                 answers = await asyncio.gather(*(self._answers(client, port) for port in self._backends))
                 self._healthy = frozenset(port for port, up in zip(self._backends, answers, strict=True) if up)
