@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 EXIT_WITHIN_S = 2.5  # after a signal, whatever hangs: the next leader finds the rest, as after a crash
-CUT_SHORT = b'{"event": "orchestrator_exit_now", "level": "warning", "message": "something held up the end"}\n'
+CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
 # allocations between two collections of the youngest generation, then collections for each older one
 GC_THRESHOLDS = (50_000, 20, 20)
 
