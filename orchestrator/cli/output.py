@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from orchestrator.cli.program import PROGRAM, as_typed, typed
+from orchestrator.core.plurals import dollars
 from orchestrator.errors import Failure
 from orchestrator.observability.redaction import plain, redact
 
@@ -177,8 +178,8 @@ def usd(amount: float | None, digits: int = 2) -> str:
 
 
 def rounded(amount: float, digits: int) -> str | None:
-    """`$0.44`; None for an amount above zero that would be shown as zero."""
-    text = f"${amount:,.{digits}f}"
+    """`$0.44`, `-$0.03`; None for an amount above zero that would be shown as zero."""
+    text = dollars(amount, digits)
     return text if not amount > 0 or text.strip("$0.") else None
 
 

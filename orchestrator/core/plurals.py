@@ -1,4 +1,4 @@
-"""Numbers of things in sentences: `1 task`, `3 tasks`."""
+"""Numbers in sentences: `1 task`, `3 tasks`, `-$0.03`."""
 
 from collections.abc import Mapping
 from string import Formatter
@@ -10,15 +10,26 @@ def counted(count: float, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def dollars(amount: float, digits: int = 2) -> str:
+    """Return an amount of money: `$1,234.50`, `-$0.03`."""
+    sign = "-" if round(amount, digits) < 0 else ""
+    return f"{sign}${abs(amount):,.{digits}f}"
+
+
 def filled(template: str, facts: Mapping[str, Any]) -> str:
-    """Return a template with its facts. `{count:task waits|tasks wait}` becomes `1 task waits` or `3 tasks wait`."""
+    """Return a template with its facts.
+
+    `{count:task waits|tasks wait}` becomes `1 task waits` or `3 tasks wait`, and `{amount:usd}` becomes `-$0.03`.
+    """
     return _COUNTING.vformat(template, (), facts)
 
 
 class _Counting(Formatter):
-    """A format of two forms separated by `|` is a number with the form that belongs to it."""
+    """A format of two forms separated by `|` is a number with the form that belongs to it; `usd` is money."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "usd":
+            return dollars(value)
         one, between, many = format_spec.partition("|")
         if not between:
             return str(super().format_field(value, format_spec))

@@ -107,7 +107,7 @@ class ConditionKind(Explained):
         "RunPod", "RunPod refuses or does not answer this process, but works for the orchestrator",
         "python -m orchestrator doctor runpod; is RUNPOD_API_KEY here the orchestrator's?")
     NO_MONEY = "no_money", ConditionRow(
-        "RunPod", "The RunPod account has no money: ${balance_usd:.2f}",
+        "RunPod", "The RunPod account has no money: {balance_usd:usd}",
         "add funds in the RunPod console; at $0 RunPod deletes every pod", Impact.WAIT | Impact.LOSS,
         alert="OrchestratorNoMoney", after_s=120)
     HALTED = "halted", ConditionRow(

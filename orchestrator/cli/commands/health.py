@@ -26,7 +26,8 @@ async def health(output: Output) -> int:
     if output.json:
         output.document(**{name: report[name] for name in NAMES}, numbers=found)
     else:
-        output.show(headline(report), *advised(report), "", facts({name: _text(found[name]) for name in found}))
+        known = {name: _text(value) for name, value in found.items() if value is not None}
+        output.show(headline(report), *advised(report), "", facts(known))
     return leave(output, 0 if report["healthy"] else 1)
 
 
@@ -34,20 +35,20 @@ def _text(value: Any) -> str:
     """Return a number of the report as text: dollars, workers by state, or a count."""
     if isinstance(value, Mapping):
         return numbers(value) or "none"
-    return usd(value) if isinstance(value, float) else "–" if value is None else str(value)
+    return usd(value) if isinstance(value, float) else str(value)
 
 
 def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every number; None if its source does not answer."""
     database, runpod = report["database_state"], report["runpod_state"]
-    if "error" not in database:
-        counts = database["task_counts"]
-        yield "Tasks in progress", counts.get("In Progress", 0)
-        yield "Tasks queued", counts.get("Queued", 0)
-        states = database["workers_by_status"]
-        yield "Workers", {name: count for name, count in states.items() if name != "terminated"}
-        yield "Leader", database["leader"]["holder"] if database["leader"] else "none"
-        yield "Completed in the last hour", sum(pool["completed_1h"] for pool in database["queue"])
-        yield "Spent in 24 hours", float(database["spent"]["last_day_usd"])
-    if "error" not in runpod:
-        yield "Pods", runpod["total_pods"]
-        yield "Cost per hour", float(runpod["total_hourly_cost"])
+    known = "error" not in database
+    counts, states = (database["task_counts"], database["workers_by_status"]) if known else ({}, {})
+    yield "Tasks in progress", counts.get("In Progress", 0) if known else None
+    yield "Tasks queued", counts.get("Queued", 0) if known else None
+    yield "Workers", {name: n for name, n in states.items() if name != "terminated"} if known else None
+    yield "Leader", (database["leader"]["holder"] if database["leader"] else "none") if known else None
+    yield "Completed in the last hour", sum(pool["completed_1h"] for pool in database["queue"]) if known else None
+    yield "Spent in 24 hours", float(database["spent"]["last_day_usd"]) if known else None
+    known = "error" not in runpod
+    yield "Pods", runpod["total_pods"] if known else None
+    yield "Cost per hour", float(runpod["total_hourly_cost"]) if known else None

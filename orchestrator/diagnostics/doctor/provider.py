@@ -9,6 +9,7 @@ from orchestrator import wiring
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
 from orchestrator.core.model import Offer
+from orchestrator.core.plurals import dollars
 from orchestrator.diagnostics.account import account, answer, money
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.diagnostics.drift import drift
@@ -89,7 +90,7 @@ async def _balance(client: httpx.AsyncClient, section: Section) -> None:
     except Unavailable as error:
         section.skip("the balance", str(error))
         return
-    amount = f"${balance:.2f}, ${burning:.2f}/h being spent"
+    amount = f"{dollars(balance)}, {dollars(burning)}/h being spent"
     if balance <= 0:
         section.fail("the account has no money", amount, FUNDS)
     elif balance < burning * RESERVE_H:

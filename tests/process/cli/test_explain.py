@@ -190,6 +190,7 @@ async def test_what_is_not_there_cannot_be_explained(cli: Cli, fleet: Fleet, wor
     ran = await cli("explain", word)
     assert ran.code == 3
     assert [line.split(" ")[0] for line in ran.err.splitlines()] == [f"error[{error}]:", "why:", "fix:"]
+    assert "explain NO_CAPACITY" not in ran.err  # another thing than what was asked for
 
 
 async def test_a_timeline_shows_everything_in_order(cli: Cli, fleet: Fleet) -> None:

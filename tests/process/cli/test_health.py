@@ -143,6 +143,18 @@ async def test_a_locked_table_is_no_unreachable_database(patient: Patient) -> No
     assert "see who holds locks" in ran.out
 
 
+async def test_numbers_are_null_while_their_source_does_not_answer(patient: Patient) -> None:
+    """For a program, each key is always there. For a person, an unknown number is not shown."""
+    await patient.fleet.worker(upto=State.ACTIVE)
+    known = (await Cli(patient.settings)("health", "--json")).json()["numbers"]
+    nowhere = {"DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
+    numbers = (await Cli(patient.settings)("health", "--json", **nowhere)).json()["numbers"]
+    assert numbers.keys() == known.keys()
+    assert {name for name in numbers if numbers[name] is not None} == {"Pods", "Cost per hour"}
+    ran = await Cli(patient.settings)("health", **nowhere)
+    assert (ran.code, ran.lines_with("Tasks queued"), len(ran.lines_with("Cost per hour"))) == (1, [], 1)
+
+
 async def test_what_affects_neither_work_nor_money_is_a_warning(patient: Patient) -> None:
     """Failed bring-ups and an empty account, while nothing waits and nothing runs: exit 0."""
     await patient.fleet.worker(upto=State.TERMINATED)

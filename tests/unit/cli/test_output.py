@@ -102,7 +102,17 @@ def test_a_fix_is_copied_from_a_terminal_in_one_piece(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("amount", "shown"),
-    [(None, "–"), (0, "$0.00"), (1234.5, "$1,234.50"), (0.004, "$0.0040"), (0.00004, "<$0.0001"), (-0.5, "$-0.50")],
+    [
+        (None, "–"),
+        (0, "$0.00"),
+        (1234.5, "$1,234.50"),
+        (0.004, "$0.0040"),
+        (0.00004, "<$0.0001"),
+        (-0.5, "-$0.50"),
+        (-0.03, "-$0.03"),
+        (-1234.5, "-$1,234.50"),
+        (-0.001, "$0.00"),
+    ],
 )
 def test_an_amount_above_zero_is_never_shown_as_zero(amount: float | None, shown: str) -> None:
     """`list` and `explain` show the same worker's cost."""

@@ -21,6 +21,8 @@ SOURCES = [path for name in ("orchestrator", "worker", "demo", "migrations") for
         (counted(100_000, "task"), "100,000 tasks"),
         (filled("{n:task waits|tasks wait} in {pool}, ${usd:.2f}/h", {"n": 1, "pool": "a|b(s)", "usd": 0.5}),
          "1 task waits in a|b(s), $0.50/h"),
+        (filled("the account has {usd:usd}", {"usd": -0.03}), "the account has -$0.03"),
+        (filled("the account has {usd:usd}", {"usd": 1234.5}), "the account has $1,234.50"),
         (filled("{n:row: its pod is|rows: their pods are} gone", {"n": 2}), "2 rows: their pods are gone"),
     ],
 )  # fmt: skip

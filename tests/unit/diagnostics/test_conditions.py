@@ -292,6 +292,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "S3 is slow": (setting("orchestrator_analysis.store", {"response_time_ms": 4000}), "MEDIUM", "S3", "one request took 4.0 s", "doctor s3", ""),
     "pods far from the bucket": (lambda r: (setting("environment.bucket_place", "eu-west-1")(r), setting("workers.gpu-1", worker(data_center="US-TX-3"))(r))[0], "MEDIUM", "S3", "1 worker runs in US-TX-3, on another continent than the bucket (eu-west-1)", "RUNPOD_DATA_CENTERS", ""),
     "no money": (setting("runpod_state.balance_usd", 0.0), "HIGH", "RunPod", "no money: $0.00", "add funds", ""),
+    "a debt": (setting("runpod_state.balance_usd", -0.03), "HIGH", "RunPod", "no money: -$0.03", "add funds", ""),
     "no handler": (setting("database_state.waiting_types", [{"pool": "default", "task_type": "stitch", "n": 3}]), "HIGH", "Tasks", "3 tasks of type stitch cannot run: WORKER_HANDLERS", "stitch=module:function", "pool default"),
     "webhooks that were given up": (setting("database_state.webhooks", {"undeliverable": 3, "late": 0, "host": "hooks.example.com", "failure": "it answered 500"}), "MEDIUM", "Tasks", "3 webhook messages were given up within a day, the last one to hooks.example.com", "webhooks list", "it answered 500"),
     "webhooks that nobody sends": (setting("database_state.webhooks", {"undeliverable": 0, "late": 7, "host": None, "failure": None}), "MEDIUM", "Tasks", "7 webhook messages have been due for more than 5 minutes", "WEBHOOK_SECRET", ""),
