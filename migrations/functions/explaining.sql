@@ -102,7 +102,7 @@ begin
                      from public.workers w where w.id = v_task.worker_id),
         'dependencies', coalesce((
             select jsonb_agg(jsonb_build_object(
-                       'id', n.id, 'task_type', coalesce(d.task_type, r.task_type),
+                       'id', n.id, 'pool', d.pool, 'task_type', coalesce(d.task_type, r.task_type),
                        'status', coalesce(d.status::text, case when r.id is not null then 'Complete' end), 'worker_id', d.worker_id,
                        'run_after', d.run_after, 'failure_code', d.failure_code, 'error_message', d.error_message)
                        order by n.place)

@@ -100,7 +100,7 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
         usd=sum(known) if known else None,
         usual=found["usual"] if found["usual"]["n"] >= FEW else None,
         attempts=attempts,
-        dependencies=found["dependencies"],
+        dependencies=[one for one in found["dependencies"] if one["id"]],
         limits=limits(task, found.get("declared")),
     )
 
@@ -118,14 +118,17 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         return held
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
     if task["blocked"] and unmet:
-        shown = "; ".join(_dependency(d) for d in unmet[:NAMED])
-        more = f"; and {len(unmet) - NAMED} more" if len(unmet) > NAMED else ""
-        what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {shown}{more}"
+        known = [d for d in unmet if d["id"]]  # the others are hidden from who asks
+        parts = [_dependency(d) for d in known[:NAMED]]
+        parts += [f"and {len(known) - NAMED} more"] if len(known) > NAMED else []
+        if hidden := len(unmet) - len(known):
+            parts.append(f"{'and ' if parts else ''}{hidden} of other pools")
+        what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {'; '.join(parts)}"
         if any(d["status"] is None for d in unmet):
             fix = "python -m orchestrator tasks cancel <task>; submit it again without the deleted tasks"
             then = "it fails after an hour, unless somebody inserts what does not exist"
             return _Why(OPERATOR, what, then, fix)
-        fix = f"python -m orchestrator explain {unmet[0]['id']}"
+        fix = f"python -m orchestrator explain {known[0]['id'] if known else '<task>'}"
         return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)
     if task["run_after"] and datetime.fromisoformat(task["run_after"]) > now:
         cause = causes.of(task["failure_code"]) if task["failure_code"] else None
@@ -264,12 +267,10 @@ def _ended(found: Row, _: Policy | None) -> _Why:
     code = task["failure_code"] or ("CANCELLED" if task["status"] == "Cancelled" else None)
     cause = causes.of(code) if code else None
     meaning = (cause.means if cause else "") + (f" Message: {task['error_message']}" if task["error_message"] else "")
-    why = _Why(
-        OPERATOR, meaning.strip() or "it failed without a message", "nothing until it is retried", RETRY, code
-    )
+    why = _Why(OPERATOR, meaning.strip() or "it failed without a message", "nothing until it is retried", RETRY, code)
     if code == "DEPENDENCY_FAILED":
         broken = next((d for d in found["dependencies"] if d["status"] in {"Failed", "Cancelled"}), None)
-        if broken:
+        if broken and broken["id"]:
             return replace(why, fix=f"python -m orchestrator tasks retry {broken['id']}")
     return replace(why, fix=f"{cause.fix}; then {RETRY}") if cause and RETRY not in cause.fix else why
 

@@ -9,7 +9,9 @@ from datetime import datetime
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.problems import Problem
 
-TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?[+-][0-9]{2}:[0-9]{2}")
+TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?[+-](?:0[0-9]|1[0-5]):[0-5][0-9]"
+)
 
 
 def cursor_of(place: Sequence[str] | None) -> str | None:

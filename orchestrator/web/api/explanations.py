@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from orchestrator.core.actions import PoolDecision
+from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.blocked import from_json
 from orchestrator.diagnostics import scaling as scaling_facts
 from orchestrator.diagnostics import tasks as task_facts
@@ -25,11 +26,9 @@ async def task(api: Api, call: ApiCall) -> Response:
     found = await api.rows.task_explained(task_id_of(call))
     if found["task"] is None:  # deleted in between
         await found_task(api, call)
-    if call.holder.pools is not None and found.get("limit"):
-        found = {**found, "limit": {**found["limit"], "next": None}}  # it may be a task of another pool
-    explanation = dataclasses.asdict(task_facts.explained(found, api.policy))
     if call.holder.pools is not None:
-        explanation["dependencies"] = []  # they may be tasks of other pools
+        found = _without_others(call.holder, found)
+    explanation = dataclasses.asdict(task_facts.explained(found, api.policy))
     return _shown(found["now"], explanation["task_id"], explanation, until=explanation.pop("until"))
 
 
@@ -54,6 +53,16 @@ async def scaling(api: Api, call: ApiCall) -> Response:
         for one in scaling_facts.explained(found, made, api.policy)
     ]
     return shown(ScalingExplained.model_validate({"at": found["now"], "pools": pools}))
+
+
+def _without_others(holder: TokenHolder, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The facts without the names of tasks of pools that the holder does not see."""
+    dependencies = [
+        one if one["status"] is None or holder.sees(one.get("pool")) else {"id": None, "status": one["status"]}
+        for one in found["dependencies"]
+    ]
+    limit = found.get("limit")
+    return {**found, "dependencies": dependencies, "limit": limit and {**limit, "next": None}}
 
 
 def _shown(at: str, subject: str, explanation: Mapping[str, Any], *, until: str | None) -> Response:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL, ID_PATTERN
-from orchestrator.errors import NO_WORKER, NOT_ALLOWED
+from orchestrator.errors import BAD_ARGUMENT, NO_WORKER, NOT_ALLOWED
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.api.fleet_models import (
     AuditPage,
@@ -89,18 +89,27 @@ async def costs(api: Api, call: ApiCall) -> Response:
     """What the fleet cost."""
     if call.holder.pools is not None:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools sees no costs")
-    since = call.query.since or datetime.now(UTC) - timedelta(days=1)
-    until = call.query.until
-    found = await api.rows.cost(since.isoformat(), until and until.isoformat())
+    since, until = call.query.since or datetime.now(UTC) - timedelta(days=1), call.query.until
+    found = await api.rows.cost(_utc(since), until and _utc(until))
     return shown(CostShown.model_validate({**found, "workers": list(found["workers"])[:MAX_LINES]}))
 
 
 async def audit(api: Api, call: ApiCall) -> Response:
     """The audit log."""
+    if call.holder.pools is not None:
+        raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools does not see the audit log")
     limit = call.query.limit
     entries = await api.rows.audit(before=call.query.before, limit=limit)
     following = entries[-1]["id"] if len(entries) == limit else None
     return shown(AuditPage(entries=list(entries), next=following))
+
+
+def _utc(at: datetime) -> str:
+    """The time in UTC, for which every database has room. Raises Problem."""
+    try:
+        return at.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise Problem(422, BAD_ARGUMENT, "a time is before the year 1 or after the year 9999") from None
 
 
 def _pauses(holder: TokenHolder, found: Row) -> Response:

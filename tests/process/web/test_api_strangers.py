@@ -55,10 +55,47 @@ async def test_a_task_that_waits_for_a_limit_names_no_task_of_others(rig: ApiRig
         assert (explained.status_code, key in explained.text, first in explained.text) == (200, True, named)
 
 
+async def test_a_dependency_of_another_pool_is_not_named(rig: ApiRig) -> None:
+    """Neither while the task waits for it nor when it has failed. One of the token's own pool is."""
+    token = await rig.token("read", pools=[rig.pool])
+    other, own = await rig.submit(pool="another", task_type=SECRET), await rig.submit(task_type="of-mine")
+    waits = await rig.submit(depends_on=[other, own])
+    explained = await rig.call("GET", f"/tasks/{waits}/explanation", token)
+    assert explained.status_code == 200
+    assert (other in explained.text, SECRET in explained.text, own in explained.text) == (False, False, True)
+    assert [one["id"] for one in explained.json()["detail"]["dependencies"]] == [own]
+    assert explained.json()["what"] == f"2 of 2 dependencies: of-mine {own} is Queued; and 1 of other pools"
+    alone = await rig.submit(depends_on=[other])
+    explained = await rig.call("GET", f"/tasks/{alone}/explanation", token)
+    assert (other in explained.text, explained.json()["what"]) == (False, "1 of 1 dependencies: 1 of other pools")
+    assert other in (await rig.call("GET", f"/tasks/{alone}/explanation")).text
+    await rig.call("POST", f"/tasks/{other}/cancel")
+    assert other not in (await rig.call("GET", f"/tasks/{alone}/explanation", token)).json()["fix"]
+
+
+async def test_a_token_of_pools_does_not_see_the_audit_log(rig: ApiRig) -> None:
+    """It names tasks and workers of all pools."""
+    task_id = await rig.submit(pool="another")
+    answer = await rig.call("GET", "/audit", await rig.token("admin", pools=[rig.pool]))
+    assert (answer.status_code, answer.json()["id"], task_id in answer.text) == (403, "E072", False)
+    assert task_id in (await rig.call("GET", "/audit")).text
+
+
+@pytest.mark.parametrize(
+    ("since", "status"),
+    [("0001-01-01T00:00:00+14:00", 422), ("9999-12-31T23:59:59-14:00", 422), ("2026-01-01T00:00:00+23:59", 200)],
+)
+async def test_a_time_that_no_calendar_has_is_refused(rig: ApiRig, since: str, status: int) -> None:
+    """Such a time becomes one before the year 1, or after the year 9999. An unusual offset is an offset."""
+    answer = await rig.call("GET", "/costs", params={"since": since})
+    assert (answer.status_code, answer.json().get("id")) == (status, None if status == 200 else "E052"), answer.text
+
+
 @pytest.mark.parametrize(
     "place",
     [
         ["9999-99-99T99:99:99+99:99", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
+        ["2026-01-01T00:00:00+23:59", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
         ["2026-02-30T00:00:00+00:00", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
         ["0000-01-01T00:00:00+00:00", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
         ["infinity", "6545cbb7-13ac-42cf-8f81-c2154cbc4659"],
