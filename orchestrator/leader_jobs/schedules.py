@@ -35,7 +35,7 @@ class ScheduleError(ValueError):
 def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime]:
     """Return the due times after a moment, in UTC and in order. Raises ScheduleError, also while iterating."""
     if schedule["every_s"] is not None:
-        return _every(schedule["every_s"], datetime.fromisoformat(schedule["created_at"]), after)
+        return _every(schedule["every_s"], _time(schedule, "created_at"), after)
     try:
         zone = ZoneInfo(schedule["timezone"])
     except (KeyError, ValueError, OSError) as error:
@@ -51,7 +51,18 @@ def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime
 
 def _every(every_s: int, begin: datetime, after: datetime) -> Iterator[datetime]:
     first = max(1, int((after - begin).total_seconds() // every_s) + 1)
-    return (begin + timedelta(seconds=every_s * number) for number in itertools.count(first))
+    try:
+        for number in itertools.count(first):
+            yield begin + timedelta(seconds=every_s * number)
+    except OverflowError:
+        raise ScheduleError("created_at is so late that it is never due") from None
+
+
+def _time(schedule: Mapping[str, Any], column: str) -> datetime:
+    try:
+        return datetime.fromisoformat(schedule[column])
+    except ValueError:
+        raise ScheduleError(f"{column} is {schedule[column]!r}: set it to a time after the year 0") from None
 
 
 def _utc(times: Iterator[datetime], cron: str) -> Iterator[datetime]:
@@ -72,7 +83,7 @@ def next_step(schedule: Mapping[str, Any], now: datetime) -> ScheduleStep:
     """Decide on the due times that have come, TIMES_AT_ONCE at most. Raises ScheduleError."""
     if schedule["next_at"] is None:
         return ScheduleStep((), None, next(due_times(schedule, now)))
-    first = datetime.fromisoformat(schedule["next_at"])
+    first = _time(schedule, "next_at")
     missed: list[datetime] = []
     for time, following in itertools.pairwise(itertools.chain([first], due_times(schedule, first))):
         if time > now:

@@ -108,3 +108,20 @@ def test_a_long_outage_is_taken_in_parts() -> None:
     step = next_step(row, NOON + timedelta(days=365))
     assert len(step.missed) == TIMES_AT_ONCE
     assert (step.due_at, step.next_at) == (None, NOON + timedelta(minutes=TIMES_AT_ONCE))
+
+
+@pytest.mark.parametrize(
+    "created_at", ["infinity", "-infinity", "0044-03-15T00:00:00+00:00 BC", "9999-12-31T23:59:59+00:00"]
+)
+def test_an_interval_whose_begin_is_no_time_has_no_due_time(created_at: str) -> None:
+    """Users write rows with SQL. Such a row has a problem of its own, and the leader goes on to the others."""
+    row = schedule(every_s=60, created_at=created_at)
+    for seen in (None, NOON.isoformat()):
+        with pytest.raises(ScheduleError, match="created_at"):
+            next_step({**row, "next_at": seen}, NOON)
+
+
+def test_a_next_time_that_is_none_is_a_problem_of_its_row() -> None:
+    """It is earlier than every time of the program."""
+    with pytest.raises(ScheduleError, match="next_at is '-infinity'"):
+        next_step(schedule(every_s=60, next_at="-infinity"), NOON)
