@@ -208,7 +208,7 @@ def _on_task(action: str) -> Callable[[FactSources, Caller, TaskAction], Awaitab
 
 
 async def _pause(sources: FactSources, caller: Caller, given: PauseAction) -> Json:
-    wanted = f"pause {given.pool or EVERY_POOL}"
+    wanted = f"pause {given.pool or EVERY_POOL}" + (f" for {given.minutes:g} minutes" if given.minutes else "")
     if given.confirm != wanted:
         effect = "no new worker is started; running workers continue"
         return unconfirmed(given.confirm, wanted, {"effect": effect, **await sources.facts(caller, "/pauses")})
@@ -227,7 +227,7 @@ async def _resume(sources: FactSources, caller: Caller, given: ResumeAction) -> 
 
 
 async def _terminate(sources: FactSources, caller: Caller, given: WorkerAction) -> Json:
-    path, wanted = f"/workers/{given.worker_id}", f"terminate {given.worker_id}"
+    path, wanted = f"/workers/{given.worker_id}", f"terminate {given.worker_id}" + (" at once" if given.at_once else "")
     if given.confirm != wanted:
         ends = "its tasks are queued again, and its pod is deleted" if given.at_once else "it finishes its tasks first"
         worker = await sources.facts(caller, path)

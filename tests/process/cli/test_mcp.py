@@ -209,12 +209,16 @@ async def test_an_action_needs_the_scope_and_a_confirmation(rig: Rig, transport:
         done = await assistant.facts("retry_task", **asked["to_confirm"], task_id=rig.task)
         assert done["task"]["status"] == "Queued"
         await assistant.facts("cancel_task", task_id=rig.task, confirm=f"cancel {rig.task}")
-        await assistant.facts("pause_pool", pool="default", minutes=5, confirm="pause default")
+        await assistant.facts("pause_pool", pool="default", minutes=5, confirm="pause default for 5 minutes")
         assert set(await rig.fleet.store.api.pauses()) == {"default"}
         await assistant.facts("resume_pool", pool="default", confirm="resume default")
         assert await rig.fleet.store.api.pauses() == {}
         asked = await assistant.facts("terminate_worker", worker_id=rig.worker)
         assert asked["worker"]["id"] == rig.worker
+        other = await assistant.error("terminate_worker", worker_id=rig.worker, at_once=True, **asked["to_confirm"])
+        assert "nothing was done" in other["why"]
+        other = await assistant.error("pause_pool", pool="default", confirm="pause default for 5 minutes")
+        assert "nothing was done" in other["why"]
         await assistant.facts("terminate_worker", worker_id=rig.worker, **asked["to_confirm"])
     audited = [(entry["actor"], entry["action"]) for entry in reversed(await rig.fleet.store.api.audit())]
     actions = ["task.retry", "task.cancel", "pool.pause", "pool.resume", "worker.terminate"]
