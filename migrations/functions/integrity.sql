@@ -44,6 +44,11 @@ begin
         select jsonb_agg(jsonb_build_object('what', f.what, 'why', f.why, 'fix', f.fix) order by f.place, f.what)
           from (select 1 as place, p.* from public.internal_right_problems() p
                 union all
+                select 1, 'it is a copy of the one in which the fleet was led',
+                       'nobody leads here, because the orchestrator of the original may still use its pods',
+                       public.internal_copy_fix()
+                 where public.internal_is_copy()
+                union all
                 select 2, p.* from public.internal_column_problems(true) p
                 union all
                 select 2, p.* from public.internal_column_problems(false) p

@@ -13,6 +13,7 @@ begin
     if coalesce(p_holder, '') = '' or p_ttl_s is null or p_ttl_s <= 0 or p_ttl_s > 3600 then
         perform public.internal_refuse('OR007', 'p_holder must be named and p_ttl_s be from 0 to 3600 seconds');
     end if;
+    perform public.internal_check_original();
     insert into public.fleet_lease (fleet, holder, term, expires_at, since)
     values (p_fleet, '', 0, 'epoch', 'epoch') on conflict do nothing;
     select * into v_lease from public.fleet_lease l where l.fleet = p_fleet for update;
@@ -30,6 +31,62 @@ begin
     end if;
     return jsonb_build_object('leader', v_lease.holder = p_holder, 'term', v_lease.term, 'holder', v_lease.holder,
                               'expires_at', v_lease.expires_at, 'since', v_lease.since);
+end
+$$;
+
+-- The server and the database of this session. Null if the server does not tell; then copies are not recognised.
+create or replace function public.internal_place() returns text
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return (select c.system_identifier || '/' || d.oid from pg_catalog.pg_control_system() c, pg_catalog.pg_database d
+             where d.datname = current_database());
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    return null;
+end
+$$;
+
+-- Whether this is a copy of the database in which the fleets were led. Its rows name pods that the original's
+-- orchestrator may still use.
+create or replace function public.internal_is_copy() returns boolean
+language sql stable security definer set search_path = '' as $$
+    select coalesce((select i.led_in <> public.internal_place() from public.database_identity i), false)
+$$;
+
+create or replace function public.internal_copy_fix() returns text
+language sql immutable security definer set search_path = '' as $$
+    select 'if the original is gone and this database takes its place: python -m orchestrator sync database_moved; '
+        || 'if the original is still used: python -m orchestrator sync database_copied'
+$$;
+
+-- A leader of a copy would end the pods of the original, because it does not see their heartbeats.
+create or replace function public.internal_check_original() returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    update public.database_identity i set led_in = public.internal_place() where i.led_in is null;
+    if public.internal_is_copy() then
+        perform public.internal_refuse('OR007', 'this database is a copy of the one in which the fleet was led',
+            'the orchestrator of the original may still use its pods', public.internal_copy_fix());
+    end if;
+end
+$$;
+
+-- What an operator says of a copy: it takes the place of the original and of its pods, or it is another database, whose
+-- orchestrator leaves these pods alone.
+create or replace function public.fleet_confirm_database(p_fleet text, p_is_copy boolean, p_now timestamptz default null)
+returns jsonb
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_was_copy boolean := public.internal_is_copy();
+begin
+    perform public.internal_check_id(p_fleet, 'p_fleet');
+    if v_was_copy then
+        update public.database_identity i
+           set led_in = public.internal_place(), id = case when p_is_copy then gen_random_uuid() else i.id end;
+    end if;
+    return jsonb_build_object('changed', v_was_copy);
 end
 $$;
 

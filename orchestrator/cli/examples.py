@@ -98,6 +98,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("terminate_orphaned", "delete pods without rows; asks first"),
         ("update_database", "end rows without pods; asks first"),
         ("terminate_orphaned --database ID", "delete the pods of another database that is gone; asks first"),
+        ("database_moved", "this restored database replaces the original; asks first"),
     ),
     "spawn": (("--wait", "one more worker; follows its bring-up"), ("--pool big", "of another pool")),
     "terminate": (

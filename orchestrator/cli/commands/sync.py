@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from orchestrator.config.settings import Settings
 
 ANALYZE, TERMINATE, UPDATE = "analyze", "terminate_orphaned", "update_database"
+MOVED, COPIED = "database_moved", "database_copied"
 
 
 @click.command()
-@click.argument("action", type=Choice([ANALYZE, TERMINATE, UPDATE]), default=ANALYZE, metavar="[ACTION]")
+@click.argument("action", type=Choice([ANALYZE, TERMINATE, UPDATE, MOVED, COPIED]), default=ANALYZE, metavar="[ACTION]")
 @click.option("--database", metavar="ID", help="With terminate_orphaned: end the pods of this other database.")
 @force_option
 @json_option
@@ -42,16 +43,22 @@ async def sync(output: Output, action: str, database: str | None, force: bool) -
     terminate_orphaned: delete the pods that no live worker names. update_database: end the rows whose pods are gone.
     The leader does both; if nobody leads, this command does. Pods of a fleet of this name in another database are
     shown, and deleted only with --database. If another orchestrator still uses that database, it loses these pods.
+
+    Nobody leads in a restored or copied database until you confirm what it is. database_moved: it replaces the
+    original, and its orchestrator takes over the pods. database_copied: it is a second one, and leaves the original's
+    pods alone.
     """
     if database is not None and action != TERMINATE:
         raise Failure(BAD_ARGUMENT, why=f"--database goes with {TERMINATE}")
     settings = settings_for("database", "cloud")
     async with opened_store() as store, opened_cloud(settings) as cloud:
+        if action in (MOVED, COPIED):
+            await _confirm(store, output, action, force=force)
         seen = await _compared(store, cloud, settings)
         if database is not None:
             await _end_foreign_pods(cloud, output, _of_database(seen, database), force=force)
             seen = await _compared(store, cloud, settings)
-        elif action != ANALYZE:
+        elif action in (TERMINATE, UPDATE):
             seen = await _repaired(store, cloud, settings, output, action, seen, force=force)
     if output.json:
         found = dataclasses.asdict(seen)
@@ -61,6 +68,18 @@ async def sync(output: Output, action: str, database: str | None, force: bool) -
     else:
         _show(output, seen)
     return 1 if seen else 0
+
+
+async def _confirm(store: "SqlStore", output: Output, action: str, *, force: bool) -> None:
+    """Record what a copied database is."""
+    if action == MOVED:
+        output.confirm("Is the original database no longer used by any orchestrator?", force=force)
+    if not await store.confirm_database(is_copy=action == COPIED):
+        output.say("Nothing to confirm: this is no copy of the database in which the fleet was led.")
+    elif action == MOVED:
+        output.say("Confirmed: this database replaces the original. The next tick takes over its pods.")
+    else:
+        output.say("Confirmed: this is another database. The pods of the original are left alone.")
 
 
 async def _compared(store: "SqlStore", cloud: "RunPodCloud", settings: "Settings") -> Drift:

@@ -1,0 +1,113 @@
+"""A copy of a database, such as a restored backup: its orchestrator ends no pod of the original."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.runpod import RunPodCloud
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.model import Offer
+from orchestrator.loop.daemon import Daemon
+from orchestrator.migrate import migrate
+from orchestrator.ports import BadArgument
+from testbed.services.postgres import EmbeddedPostgres
+from tests.db.conformance.builders import FLEET
+from tests.db.conformance.loops import daemon_over
+from tests.process.emulator.build import GPU, PUBLIC_KEY, Api, emulated
+from tests.unit.core import build
+
+COPY = "copy_of_the_fleet"
+OFFER = Offer(GPU, None, "SECURE")
+POLICY = build.policy(
+    fleet_id=FLEET, public_key=PUBLIC_KEY, orphan_grace_s=0, pool={"offers": (OFFER,), "min_active": 1}
+)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    """An account without pods."""
+    async with emulated(tmp_path / "account", light=True) as made:
+        yield made
+
+
+@asynccontextmanager
+async def orchestrator(url: str, api: Api) -> AsyncIterator[tuple[Daemon, SqlStore]]:
+    """A loop that keeps one worker and deletes orphans at once, and its rows."""
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
+    db = await PostgresDb.open(url)
+    store = SqlStore(db, FLEET)
+    yield daemon_over(store, db, cloud, POLICY), store
+    await db.close()
+
+
+@pytest.fixture
+async def original(empty_database: str, api: Api) -> str:
+    """The URL of a database whose orchestrator has created one pod, and runs no more."""
+    await migrate(empty_database)
+    async with orchestrator(empty_database, api) as (loop, store):
+        assert await loop.once() is not None
+        assert len(await store.workers()) == 1
+    return empty_database
+
+
+@pytest.fixture
+async def copy(original: str, server: EmbeddedPostgres) -> AsyncIterator[str]:
+    """The URL of a copy with all rows."""
+    name = original.rpartition("/")[2]
+    async with await psycopg.AsyncConnection.connect(server.url_of("postgres"), autocommit=True) as owner:
+        make = sql.SQL("create database {} template {}").format(sql.Identifier(COPY), sql.Identifier(name))
+        await owner.execute(make)
+        yield server.url_of(COPY)
+        await owner.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(COPY)))
+
+
+def pods(api: Api) -> set[str]:
+    """Return the pods that the account pays for."""
+    return {pod.id for pod in api.emulator.core.world.live()}
+
+
+async def test_nobody_leads_in_a_copy_and_health_names_the_reason(original: str, copy: str, api: Api) -> None:
+    """The pods of the original stay, and its orchestrator goes on."""
+    (pod,) = pods(api)
+    async with orchestrator(copy, api) as (loop, store):
+        assert await loop.once() is None
+        with pytest.raises(BadArgument, match=r"a copy of the one in which the fleet was led.*sync database_moved"):
+            await store.lead("somebody", 30)
+        (problem,) = await store.schema_problems()
+        assert "copy" in problem["what"]
+    assert pods(api) == {pod}
+    async with orchestrator(original, api) as (loop, store):
+        assert await loop.once() is not None
+        assert await store.schema_problems() == []
+        assert await store.confirm_database(is_copy=True) is False
+    assert pods(api) == {pod}
+
+
+async def test_a_copy_that_is_another_database_leaves_the_pods_of_the_original_alone(
+    original: str, copy: str, api: Api
+) -> None:
+    """It has pods of its own, and neither orchestrator ends one of the other's."""
+    (pod,) = pods(api)
+    async with orchestrator(copy, api) as (copied, store), orchestrator(original, api) as (first, theirs):
+        assert await store.confirm_database(is_copy=True) is True
+        for loop in (copied, first, copied, first, copied):
+            assert await loop.once() is not None
+        assert await store.schema_problems() == []
+        assert pod in pods(api)
+        assert [row["pod_id"] for row in await theirs.workers()] == [pod]
+
+
+async def test_a_copy_that_replaces_the_original_takes_over_its_pods(copy: str, api: Api) -> None:
+    """As after an upgrade of the server or the restoration of a backup."""
+    (pod,) = pods(api)
+    async with orchestrator(copy, api) as (loop, store):
+        assert await store.confirm_database(is_copy=False) is True
+        for _ in range(3):
+            assert await loop.once() is not None
+        assert [row["pod_id"] for row in await store.workers()] == [pod]
+    assert pods(api) == {pod}
