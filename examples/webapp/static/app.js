@@ -2,12 +2,19 @@
 // The page of the web app. Text from others (file names, tasks) is only ever set as textContent.
 
 const MAX_PICTURES = 8, MAX_PICTURE_BYTES = 12 * 2 ** 20, MAX_UPLOAD_BYTES = 60 * 2 ** 20;
+const MAX_TEXT = 300; // characters of a text that a pod wrote
 const $ = (id) => document.getElementById(id);
 let chosen = [];
 
 function problem(text) {
   $("problem").textContent = text;
   $("problem").hidden = !text;
+}
+
+function element(name, text = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  return made;
 }
 
 function drop(picture) {
@@ -18,20 +25,17 @@ function drop(picture) {
 
 function showChosen() {
   $("chosen").replaceChildren(...chosen.map((picture, index) => {
-    const item = document.createElement("li"), image = new Image(), name = document.createElement("span");
-    const remove = document.createElement("button");
+    const item = element("li"), image = new Image(), remove = element("button", "✕");
     image.src = picture.url;
     image.alt = "";
-    name.textContent = picture.file.name;
     remove.type = "button";
-    remove.textContent = "✕";
     remove.setAttribute("aria-label", `Remove picture ${index + 1}`);
     remove.onclick = () => drop(picture);
     image.onerror = () => { // each attempt of a task that cannot read it would cost GPU time
       problem(`${picture.file.name} is not a picture that can be read.`);
       drop(picture);
     };
-    item.append(image, name, remove);
+    item.append(image, element("span", picture.file.name), remove);
     return item;
   }));
   $("make").disabled = chosen.length < 2;
@@ -64,46 +68,48 @@ async function submit(event) {
   $("make").disabled = true;
   $("make").textContent = "Uploading …";
   try {
-    const answer = await fetch("/journeys", { method: "POST", body: form });
-    const said = await answer.json();
-    if (!answer.ok) throw new Error(said.error);
-    history.pushState(null, "", `/journeys/${said.id}`);
-    show();
+    const answer = await fetch("/videos", { method: "POST", body: form });
+    if (!answer.ok) throw new Error(await answer.text());
+    location.search = `?video=${(await answer.json()).id}`;
   } catch (error) {
     problem(error instanceof TypeError ? "The upload failed. Please try again." : error.message);
     showChosen();
   }
 }
 
-function words(part) {
-  if (part.status === "Complete") return "done";
-  if (part.status === "Failed") return part.error ? `failed: ${part.error}` : "failed";
-  if (part.status === "Cancelled") return "cancelled";
-  if (part.status !== "In Progress") return part.attempt ? `waits for attempt ${part.attempt + 1}` : "waits";
-  const again = part.attempt > 1 ? `, attempt ${part.attempt}` : "";
-  return `${Math.round(100 * part.fraction)} %${part.message ? ` · ${part.message}` : ""}${again}`;
+function fraction(part) { // progress is JSON that a pod wrote
+  const known = part.progress?.fraction;
+  return part.status === "Complete" ? 1 : part.status === "In Progress" && known >= 0 && known <= 1 ? Number(known) : 0;
 }
 
-function headline(state, done) {
-  const last = state.parts.at(-1);
-  if (state.problem) return state.problem;
-  if (!last) return "Connecting …";
-  if (last.status === "Complete") return "Your video is ready";
-  if (last.status === "Failed" || last.status === "Cancelled") return "The video could not be made";
-  if (state.parts.every((part) => part.status === "Queued" && !part.attempt)) return "Waiting for a GPU …";
-  return `Making the video … ${done} of ${state.parts.length} steps done`;
+function words(part) {
+  const text = (value) => (typeof value === "string" && value ? value.slice(0, MAX_TEXT) : "");
+  if (part.status === "Complete") return "done";
+  if (part.status === "Failed") return part.error ? `failed: ${text(part.error)}` : "failed";
+  if (part.status === "Queued") return part.attempt ? `waits for attempt ${part.attempt + 1}` : "waits";
+  if (part.status !== "In Progress") return part.status ? "cancelled" : "deleted";
+  const said = text(part.progress?.message), again = part.attempt > 1 ? `, attempt ${part.attempt}` : "";
+  return `${Math.round(100 * fraction(part))} %${said ? ` · ${said}` : ""}${again}`;
+}
+
+function headline({ parts, problem, ended }) {
+  if (problem) return problem;
+  if (!parts.length) return "Connecting …";
+  if (parts.at(-1).status === "Complete") return "Your video is ready";
+  if (ended || parts.at(-1).status === "Failed") return "The video could not be made";
+  if (parts.every((part) => part.status === "Queued" && !part.attempt)) return "Waiting for a GPU …";
+  const done = parts.filter((part) => part.status === "Complete").length;
+  return `Making the video … ${done} of ${parts.length} steps done`;
 }
 
 function showState(state) {
-  const value = (part) => (part.status === "Complete" ? 1 : part.status === "In Progress" ? part.fraction : 0);
-  $("state").textContent = headline(state, state.parts.filter((part) => part.status === "Complete").length);
-  $("all").value = state.parts.reduce((sum, part) => sum + value(part), 0) / (state.parts.length || 1);
+  $("state").textContent = headline(state);
+  $("all").value = state.parts.reduce((sum, part) => sum + fraction(part), 0) / (state.parts.length || 1);
   $("parts").replaceChildren(...state.parts.map((part, index) => {
-    const item = document.createElement("li"), name = document.createElement("b"), how = document.createElement("span");
-    name.textContent = index === state.parts.length - 1 ? "Joining the parts" : `Picture ${index + 1} to ${index + 2}`;
-    how.textContent = words(part);
+    const item = element("li"), last = index === state.parts.length - 1;
     item.className = { Complete: "done", Failed: "failed" }[part.status] || "";
-    item.append(name, how);
+    item.append(
+      element("b", last ? "Joining the parts" : `Picture ${index + 1} to ${index + 2}`), element("span", words(part)));
     return item;
   }));
 }
@@ -119,16 +125,9 @@ function follow(address) {
     events.close(); // otherwise the browser would connect again
     $("all").hidden = true;
     if (state.parts.at(-1)?.status !== "Complete") return;
-    $("video").src = $("save").href = `${address}/video`;
+    $("video").src = $("save").href = address;
     $("video").hidden = $("save").hidden = false;
   };
-}
-
-function show() {
-  const isJourney = location.pathname.startsWith("/journeys/");
-  $("form").hidden = isJourney;
-  $("journey").hidden = !isJourney;
-  if (isJourney) follow(location.pathname);
 }
 
 $("files").onchange = () => { choose($("files").files); $("files").value = ""; };
@@ -140,5 +139,7 @@ for (const name of ["dragover", "dragleave", "drop"]) {
     if (name === "drop") choose(event.dataTransfer.files);
   });
 }
-addEventListener("popstate", () => location.reload());
-show();
+const video = new URLSearchParams(location.search).get("video");
+$("form").hidden = video !== null;
+$("journey").hidden = video === null;
+if (video !== null) follow(`/videos/${encodeURIComponent(video)}`);
