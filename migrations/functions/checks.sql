@@ -134,10 +134,15 @@ language plpgsql security definer set search_path = '' set jit = off set lock_ti
 #variable_conflict use_variable
 declare
     c_time constant interval := '1 second';  -- after the first refusal; then the rest stays as it is
-    v_half int := cardinality(p_ids) / 2;
+    v_count int := coalesce(cardinality(p_ids), 0);
+    v_first uuid[] := p_ids[:v_count / 2];
+    v_free uuid[];
     v_changed bigint;
     v_message text;
 begin
+    if v_count = 0 then  -- a statement without rows would run users' triggers for statements
+        return 0;
+    end if;
     begin
         if p_change = 'due' then
             update public.tasks t set run_after = null where t.id = any (p_ids) and t.status = 'Queued';
@@ -155,14 +160,19 @@ begin
             raise;
         end if;
         v_message := format('%s (%s)', sqlerrm, sqlstate);
+        if sqlstate = '55P03' and p_until is null then  -- first those that no other transaction has locked
+            v_free := array(select t.id from public.tasks t where t.id = any (p_ids) for no key update skip locked);
+            v_first := case when cardinality(v_free) between 1 and v_count - 1 then v_free else v_first end;
+        end if;
     end;
     p_until := coalesce(p_until, clock_timestamp() + c_time);
-    if v_half = 0 or clock_timestamp() > p_until then
-        raise warning '% tasks could not be changed (%): %', cardinality(p_ids), p_change, v_message;
+    if v_count = 1 or clock_timestamp() > p_until then
+        raise warning '% tasks could not be changed (%): %', v_count, p_change, v_message;
         return 0;
     end if;
-    return public.internal_change_each(p_change, p_ids[:v_half], p_with, p_until)
-         + public.internal_change_each(p_change, p_ids[v_half + 1:], p_with, p_until);
+    return public.internal_change_each(p_change, v_first, p_with, p_until)
+         + public.internal_change_each(
+               p_change, array(select unnest(p_ids) except select unnest(v_first)), p_with, p_until);
 end
 $$;
 

@@ -398,3 +398,16 @@ async def test_a_heartbeat_waits_for_no_users_trigger(
     await other.rollback()
     assert await fleet.fleet("rescue_overdue", p_over_s=0) == {"tasks": []}
     assert await agent.complete(held) == "ok"
+
+
+async def test_a_locked_task_keeps_no_other_one_from_moving_to_another_pool(
+    fleet: Fleet, other: AsyncConnection[DictRow]
+) -> None:
+    """A forgotten transaction holds one of many tasks of a type whose pool has changed."""
+    ids = await fleet.submit(count=64)
+    await other.execute("update tasks set priority = 1 where id = %s", (ids[20],))
+    types = [{"task_type": "t", "pool": "large"}]
+    answer = await asyncio.wait_for(fleet.fleet("declare_pools", p_pools=types), PATIENCE_S)
+    assert answer == {"declared": 1, "rerouted": 63}
+    await other.rollback()
+    assert [(await fleet.task(one))["pool"] for one in ids] == ["large"] * 20 + ["default"] + ["large"] * 43

@@ -42,7 +42,7 @@ BAD = {"task_type": "bad", "priority": 9}
 async def owner(hand: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection[DictRow]]:
     """A user who may make triggers, which go with the test."""
     yield hand
-    await hand.execute("drop function if exists users_own() cascade")
+    await hand.execute("drop function if exists users_own() cascade; drop sequence if exists tries")
 
 
 async def refuse(owner: AsyncConnection[DictRow], way: str, when: str = "new.task_type = 'bad'") -> None:
@@ -386,6 +386,23 @@ async def test_a_sick_worker_ends_although_a_task_that_it_failed_cannot_be_queue
     assert await fleet.status(agent.id) == "terminating"
     assert [(await fleet.task(task_id))["status"] for task_id in (bad, other)] == ["Failed", "Queued"]
     assert await broken(owner) == {}
+
+
+async def test_the_end_of_a_sick_worker_without_failed_tasks_writes_no_task(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """A trigger for each statement runs for a statement without rows, too, and its error would be halved."""
+    agent = await fleet.agent()
+    await owner.execute(
+        """create sequence tries;
+           create function users_own() returns trigger language plpgsql as $$ begin
+               raise 'this is try %', nextval('public.tries'); end $$;
+           create trigger a_users before update of uncounted on tasks for each statement execute function users_own()"""
+    )
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.WORKER_SICK)
+    assert await fleet.status(agent.id) == "terminating"
+    rows = await owner.execute("select is_called from tries")
+    assert await rows.fetchone() == {"is_called": False}
 
 
 @pytest.mark.parametrize("way", ["raises", "raises at commit", "asserts"])
