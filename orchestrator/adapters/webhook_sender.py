@@ -70,10 +70,14 @@ class WebhookSender:
         return status
 
     async def _send(self, message_id: str, url: str, content: bytes) -> int:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise WebhookAddressRefused("its URL names no host, or a port that is none") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
             raise WebhookAddressRefused("its URL names no host, or a user")
-        addresses = await self._resolved(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+        addresses = await self._resolved(parts.hostname, port)
         if not all(is_within(one, self._rules.private) for one in addresses):
             if not all(is_public(one) or is_within(one, self._rules.private) for one in addresses):
                 raise WebhookAddressRefused("its address is not a public one, and not in WEBHOOK_PRIVATE_NETWORKS")

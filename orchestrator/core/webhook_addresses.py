@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+# Not public, whatever this release of Python says of them: 192.0.0.0/24 has the metadata service of a cloud.
+RESERVED = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # every public IPv6 address; old forms that carry IPv4 are not in it
 
@@ -15,6 +17,8 @@ def is_public(address: str) -> bool:
     An address that carries an IPv4 address counts as that one.
     """
     ip = _read(address)
+    if any(ip in network for network in RESERVED):
+        return False
     return ip.is_global and not ip.is_multicast and (isinstance(ip, IPv4Address) or ip in GLOBAL_UNICAST)
 
 

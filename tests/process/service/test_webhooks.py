@@ -135,6 +135,13 @@ async def test_a_private_address_is_refused_however_it_is_written(host: str) -> 
         await WebhookSender(rules()).send("1", "https://name.invalid/", BODY)
 
 
+@pytest.mark.parametrize("url", ["https://example.com:99999/", "https://example.com:-1/", "https://[::1", "https:///x"])
+async def test_a_url_that_names_no_address_is_given_up_at_once(url: str) -> None:
+    """It would be tried for a day."""
+    with pytest.raises(WebhookAddressRefused, match="names no host"):
+        await WebhookSender(rules()).send("1", url, BODY)
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A file with a certificate for `localhost`, and its key."""
