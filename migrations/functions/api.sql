@@ -141,11 +141,11 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
       left join public.tasks t on t.id = p.id and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
 $$;
 
--- What those see who wait for tasks, of tasks that exist: {id, status, progress, progress_at, attempt, version}.
+-- What those see who wait for tasks, of tasks that exist: {id, pool, tenant, status, progress, progress_at, attempt, version}.
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
-               'id', t.id, 'status', t.status, 'progress', t.progress, 'progress_at', t.progress_at, 'attempt', t.attempts,
+               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status, 'progress', t.progress, 'progress_at', t.progress_at, 'attempt', t.attempts,
                'version', public.internal_task_version(t.*)) order by t.id), '[]'))
       from public.tasks t
      where t.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000))

@@ -55,7 +55,7 @@ class ApiRows:
         return dict(await self._db.call("task_act_for", p_fleet=self._fleet, p_id=task_id, **args))
 
     async def task_states(self, task_ids: Sequence[str]) -> Sequence[Row]:
-        """{id, status, progress, progress_at, attempt, version} of those that exist."""
+        """{id, pool, tenant, status, progress, progress_at, attempt, version} of those that exist."""
         return list((await self._db.call("task_states", p_ids=list(task_ids)))["tasks"])
 
     async def tasks(self, holder: TokenHolder, wanted: Row, after: Sequence[str] | None, limit: int) -> Row:

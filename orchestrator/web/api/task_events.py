@@ -19,6 +19,7 @@ from orchestrator.web.errors import NO_STORE
 KEEP_ALIVE_S = 15.0  # proxies end silent answers
 STREAM_S = 3_600.0  # then the client connects again, with Last-Event-ID
 RETRY_MS = 2_000
+SHOWN = ("id", "status", "progress", "progress_at", "version", "attempt")  # of a task's state
 HEADERS = NO_STORE | {"X-Accel-Buffering": "no"}
 
 
@@ -71,7 +72,7 @@ async def _events(api: Api, call: ApiCall, state: TaskState) -> AsyncGenerator[s
         yield _event(state)
     while state["status"] not in ENDED and now() < until and not api.watch.closed:
         changed = await api.watch.changed(state["id"], state, KEEP_ALIVE_S)
-        if changed is None:
+        if changed is None or not call.holder.sees(changed["pool"], changed["tenant"]):
             yield event("deleted", "deleted", {"id": state["id"]})
             return
         if not await is_still_allowed(api, call):
@@ -81,4 +82,5 @@ async def _events(api: Api, call: ApiCall, state: TaskState) -> AsyncGenerator[s
 
 
 def _event(state: TaskState) -> str:
-    return event("ended" if state["status"] in ENDED else "state", str(mark_of(state)), state)
+    shown = {name: state[name] for name in SHOWN}
+    return event("ended" if state["status"] in ENDED else "state", str(mark_of(state)), shown)

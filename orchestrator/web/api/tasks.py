@@ -51,7 +51,7 @@ async def found_task(api: Api, call: ApiCall) -> Mapping[str, Any]:
 
 def state_of(task: Mapping[str, Any]) -> TaskState:
     """A task as those see it who wait for it."""
-    names = ("id", "status", "progress", "progress_at", "version")
+    names = ("id", "pool", "tenant", "status", "progress", "progress_at", "version")
     return {**{name: task[name] for name in names}, "attempt": task["attempts"]}
 
 

@@ -7,7 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from tests.process.web.api_rig import ADMIN, ApiRig, until
 from tests.process.web.builders import done
@@ -31,6 +33,22 @@ def stream(rig: ApiRig, task_id: str, token: str = ADMIN, last: str | None = Non
     """A stream of a task's events."""
     headers = {"Authorization": f"Bearer {token}", **({"Last-Event-ID": last} if last else {})}
     return rig.client.stream("GET", f"/api/v1/tasks/{task_id}/events", headers=headers)
+
+
+@pytest.mark.parametrize("column", ["tenant", "pool"])
+async def test_a_stream_ends_when_its_task_leaves_what_the_token_sees(
+    rig: ApiRig, hand: psycopg.AsyncConnection[Any], column: str
+) -> None:
+    """An operator may give a task to another tenant or pool. What happens to it then is not for this token."""
+    restriction = {"tenant": "a"} if column == "tenant" else {"pools": [rig.pool]}
+    moved = SQL("update tasks set {} = 'others', progress = '1' where id = %s").format(Identifier(column))
+    task_id, token = await rig.submit(tenant="a"), await rig.token("read", **restriction)
+    async with asyncio.timeout(20), stream(rig, task_id, token) as answer, aclosing(events(answer)) as received:
+        name, _, content = await anext(received)
+        assert (name, {*content}) == ("state", {"id", "status", "progress", "progress_at", "version", "attempt"})
+        await hand.execute(moved, (task_id,))
+        rest = [one async for one in received]
+    assert [(name, content) for name, _, content in rest] == [("deleted", {"id": task_id})]
 
 
 async def test_a_task_is_followed_to_its_end(rig: ApiRig) -> None:
