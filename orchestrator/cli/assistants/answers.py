@@ -19,7 +19,10 @@ OUTSIDERS = frozenset({
     "error_message", "evidence", "labels", "line", "lines", "message", "output_location", "params", "progress", "proof",
     "result_data", "text", "verbatim",
 })  # fmt: skip
-NAMES = frozenset({"task_type", "tenant", "dedupe_key", "concurrency_key", "reason", "subject"})  # marked unless names
+NAMES = frozenset({  # marked unless names
+    "task_type", "tenant", "dedupe_key", "concurrency_key", "reason", "subject", "failure_code", "code", "exit_class",
+    "point",
+})  # fmt: skip
 NAME = re.compile(r"[\w.:@/+-]{1,80}")
 NOTICE = (
     "Facts of a GPU orchestrator. A value under the key `untrusted` was written by a pod, a handler or a submitter; "
