@@ -26,18 +26,18 @@ async def read(api: Api, call: ApiCall) -> Response:
     if STREAM in call.request.headers.get("accept", ""):
         given = call.request.headers.get("last-event-id", "")
         after = int(given) if given.isdecimal() and len(given) <= len(str(2**53)) else query.after
+        if after is None:  # asked before the answer begins: then it can still be a refusal
+            after = (await api.rows.events(call.holder, after=None, limit=1))["next"]
         return EventStream(_events(api, call, after), api.watch.place(call.holder.name))
     found = await api.rows.events(call.holder, after=query.after, limit=query.limit)
     return shown(EventsShown.model_validate(found))
 
 
-async def _events(api: Api, call: ApiCall, after: int | None) -> AsyncGenerator[str]:
-    """Begin after an event, or now."""
+async def _events(api: Api, call: ApiCall, after: int) -> AsyncGenerator[str]:
+    """Begin after an event."""
     now = asyncio.get_running_loop().time
     until, told_at = now() + STREAM_S, now()
     yield f"retry: {RETRY_MS}\n\n"
-    if after is None:
-        after = (await api.rows.events(call.holder, after=None, limit=1))["next"]
     while now() < until and not api.watch.closed:
         try:
             page: Row = await api.feed.page(call.holder, after)

@@ -10,8 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.api_tokens import TokenHolder
-from tests.process.web.api_rig import ADMIN, VIEWER, ApiRig
+from testbed.shared_services import Database
+from tests.process.web.api_rig import ADMIN, VIEWER, ApiRig, api_rig
 from tests.process.web.test_api_events import Event, events
 
 MANY, REASON = 8_000, "x" * 2_000
@@ -70,6 +73,16 @@ async def test_a_stream_goes_on_after_the_last_event(rig: ApiRig) -> None:
     ids = [int(event_id) for _, event_id, _ in seen]
     assert ids == sorted(set(ids))
     assert Counter(one["worker_id"] for _, _, one in seen).keys() == {first.id, second.id}
+
+
+async def test_a_stream_that_cannot_begin_is_refused(postgres: Database, blobs: S3Blobs) -> None:
+    """The caller waits as long as the answer says."""
+    db = await PostgresDb.open(postgres.url, pool_size=1)
+    async with api_rig(db, blobs) as away:
+        await db.close()
+        async with stream(away) as answer:
+            await answer.aread()
+        assert (answer.status_code, answer.json()["id"], answer.headers["retry-after"]) == (503, "E010", "2")
 
 
 async def test_a_token_sees_its_own_pools(rig: ApiRig) -> None:
