@@ -64,7 +64,8 @@ create or replace function public.internal_check_original() returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
-    update public.database_identity i set led_in = public.internal_place() where i.led_in is null;
+    update public.database_identity i set led_in = public.internal_place()
+     where i.led_in is null and public.internal_place() is not null;
     if public.internal_is_copy() then
         perform public.internal_refuse('OR007', 'this database is a copy of the one in which the fleet was led',
             'the orchestrator of the original may still use its pods', public.internal_copy_fix());

@@ -111,3 +111,23 @@ async def test_a_copy_that_replaces_the_original_takes_over_its_pods(copy: str, 
             assert await loop.once() is not None
         assert [row["pod_id"] for row in await store.workers()] == [pod]
     assert pods(api) == {pod}
+
+
+async def test_on_a_server_that_hides_its_identity_a_renewed_lease_writes_no_identity(empty_database: str) -> None:
+    """The lease is renewed every few seconds."""
+    await migrate(empty_database)
+    db = await PostgresDb.open(empty_database)
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as owner:
+        await owner.execute(
+            """create role unprivileged; alter function internal_place() owner to unprivileged;
+               revoke execute on function pg_control_system() from public"""
+        )
+        seen = set()
+        for _ in range(3):
+            assert (await SqlStore(db, FLEET).lead("somebody", 30)).leader
+            rows = await owner.execute("select xmin::text, led_in from database_identity")
+            seen.add(await rows.fetchone())
+        await owner.execute("reassign owned by unprivileged to current_user; drop role unprivileged")
+    await db.close()
+    assert len(seen) == 1
+    assert {led_in for _, led_in in seen} == {None}
