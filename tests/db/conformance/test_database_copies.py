@@ -122,11 +122,11 @@ async def test_on_a_server_that_hides_its_identity_a_renewed_lease_writes_no_ide
             """create role unprivileged; alter function internal_place() owner to unprivileged;
                revoke execute on function pg_control_system() from public"""
         )
-        seen = set()
+        seen = set[tuple[str, str | None]]()
         for _ in range(3):
             assert (await SqlStore(db, FLEET).lead("somebody", 30)).leader
             rows = await owner.execute("select xmin::text, led_in from database_identity")
-            seen.add(await rows.fetchone())
+            seen |= set(await rows.fetchall())
         await owner.execute("reassign owned by unprivileged to current_user; drop role unprivileged")
     await db.close()
     assert len(seen) == 1
