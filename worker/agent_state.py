@@ -28,6 +28,9 @@ class HeldTask:
         self.task = task
         self.id: str = task["id"]
         self.attempt: int = task["attempt"]
+        self.claimed_at = time.monotonic()
+        self.upload_started_s: float | None = None  # since then; when its first output began to be uploaded
+        self.upload_ended_s: float | None = None  # when its last output was stored
         self.progress: dict[str, Any] | None = None
         self.cancelled = False
         self.fenced = False

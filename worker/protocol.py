@@ -21,6 +21,9 @@ HEARTBEAT = "worker_heartbeat"
 # p_task_id, p_attempt, p_output_location, p_result_data -> {outcome: ok|already|fenced|unverified|pending, why};
 # unverified: the store does not have the output, and nothing was completed; why: what refuses the result
 COMPLETE = "worker_complete"
+# COMPLETE with p_output jsonb {upload: {started_s, ended_s}}: when the agent uploaded the task's outputs, in seconds
+# since it got the task. If an older gateway does not know the function, the agent repeats the report with COMPLETE.
+COMPLETE_OUTPUT = "worker_complete_output"
 # p_results jsonb [{task_id, attempt, result_data}], 1 to 100, no outputs -> {outcomes: [ok|already|fenced]}, in the
 # same order. The agent repeats other results one by one with COMPLETE, which an older gateway knows too.
 COMPLETE_MANY = "worker_complete_many"
@@ -65,6 +68,7 @@ OVER_BUDGET = "OR003"
 UNKNOWN_WORKER = "OR005"  # no such worker, or it has terminated: stop
 BAD_TOKEN = "OR006"  # the token is not this worker's, or was revoked: stop
 BAD_ARGUMENT = "OR007"
+UNKNOWN_FUNCTION = "PGRST202"  # PostgREST's code: the release does not have this function
 
 # Where an attempt failed (`failed_at_point`) and how its process ended (`exit_class`): keys of p_failure are
 # {code, message, point, exit_class, retryable, detail}.

@@ -12,7 +12,7 @@ import time
 from . import protocol
 from .exits import cancelled, failed
 from .http1 import Unreachable
-from .rpc import CALL_S, NotYet, Refused, Rpc, StoreUnavailable, backoff_s
+from .rpc import CALL_S, NotYet, Refused, Rpc, StoreUnavailable, UnknownFunction, backoff_s
 from .waits import STORE
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ SMALL_BYTES = 8 << 10  # of a result that may wait: GATHER_MAX of them fit into 
 SEND_CALL_S = 2.0  # deadline of a call while a task runs: a cancellation must not wait longer
 FLUSH_S = 4.0  # for all reports when the agent must end
 FLUSH_CALL_S = 2.0
+COMPLETIONS = {protocol.COMPLETE, protocol.COMPLETE_OUTPUT}
 PROGRESS_CHARS = 300  # characters of the reason why a result is not delivered
 
 
@@ -85,7 +86,7 @@ class Reports:
         Raises Refused if the call is about `held`; with `once`, NotYet if the answer is that it must be repeated.
         """
         tries, flush_until = 0, 0.0
-        while not (held and (held.fenced or (held.cancelled and tries and function == protocol.COMPLETE))):
+        while not (held and (held.fenced or (held.cancelled and tries and function in COMPLETIONS))):
             if self._state.ending:
                 flush_until = flush_until or time.monotonic() + FLUSH_S
                 if held is None or self._state.unreachable or time.monotonic() > flush_until:
@@ -103,6 +104,8 @@ class Reports:
                 tries += 1
                 self._journal.log("call_unanswered", function=function, tries=tries, why=str(error))
                 self._show_undelivered(held, tries, error)
+                if isinstance(error, UnknownFunction) and function == protocol.COMPLETE_OUTPUT:
+                    function, args = protocol.COMPLETE, {name: args[name] for name in args if name != "p_output"}
                 self._state.pause(min(backoff_s(tries), 0.5 if flush_until else 8.0))
             except Refused as error:
                 self.refused(function, error)
@@ -213,7 +216,11 @@ class Reports:
         token = {"p_task_id": held.id, "p_attempt": held.attempt}
         if outcome.kind == "done":
             result = self._journal.clean_result(outcome.result)
-            return protocol.COMPLETE, {**token, "p_output_location": outcome.location, "p_result_data": result}
+            completion = {**token, "p_output_location": outcome.location, "p_result_data": result}
+            if held.upload_ended_s is None:
+                return protocol.COMPLETE, completion
+            upload = {"started_s": held.upload_started_s, "ended_s": held.upload_ended_s}
+            return protocol.COMPLETE_OUTPUT, {**completion, "p_output": {"upload": upload}}
         failure = dict(outcome.failure or {})
         failure["message"] = self._journal.clean(failure["message"])
         failure["detail"] = {

@@ -46,6 +46,10 @@ class NotYet(Unreachable):
         self.most_s = REFUSED_S if why else AGAIN_S
 
 
+class UnknownFunction(Unreachable):
+    """The orchestrator's release does not know the function."""
+
+
 class StoreUnavailable(Unreachable):
     """The call arrived, but the store does not answer the orchestrator, so the output is unknown. Repeat the call."""
 
@@ -98,7 +102,7 @@ class Rpc:
             self._state.note_answer()
             raise StoreUnavailable(why)
         self._state.note_no_answer()
-        raise Unreachable(why)
+        raise (UnknownFunction if code == protocol.UNKNOWN_FUNCTION else Unreachable)(why)
 
     def close(self) -> None:
         self._connection.close()

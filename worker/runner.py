@@ -182,6 +182,7 @@ class Runner:
                 if message["op"] in {"progress", "service", "stored"}:
                     self._note(message, held, waits)
                 elif message["op"] == "grants":
+                    _note_upload(message["items"], held)
                     child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
                 else:
                     return message, None
@@ -209,6 +210,8 @@ class Runner:
             ledger = {name: message[name] for name in ("key", "files", "bytes", "sent")}
             self._journal.log("output_stored", task=held.id, attempt=held.attempt, **ledger)
             self._files.append((message["files"], message["bytes"]))
+            if held.upload_started_s is not None:
+                held.upload_ended_s = time.monotonic() - held.claimed_at
         else:
             waits.note_progress(self._progress(message))
 
@@ -259,3 +262,12 @@ class Runner:
                 return file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
+
+
+def _note_upload(items: list[Any], held: HeldTask) -> None:
+    """Note when the task first asks where to store an output."""
+    prefix = held.task["output_prefix"]
+    if held.upload_started_s is None and any(
+        isinstance(one, dict) and one.get("method") == "PUT" and str(one.get("key")).startswith(prefix) for one in items
+    ):
+        held.upload_started_s = time.monotonic() - held.claimed_at

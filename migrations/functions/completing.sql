@@ -14,7 +14,8 @@ end
 $$;
 
 -- p_output: what the bucket shows of the output, or false if nobody has asked the bucket yet; then the answer for a
--- held task is `look`. A pod may also call it over PostgREST, but then p_output is ignored. tasks.output_object is
+-- held task is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since
+-- its claim. A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is
 -- {location, bytes, etag, version, sha256}, valid while its location equals the task's output_location.
 create or replace function public.worker_complete_output(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
@@ -29,6 +30,7 @@ declare
     v_answer jsonb;
     v_over_postgrest boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
     v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod must not say what the bucket shows
+    v_upload jsonb := p_output->'upload';
 begin
     if p_result_data is not null then
         perform public.internal_check_size(p_result_data, 1048576, 'p_result_data');
@@ -51,6 +53,9 @@ begin
     end if;
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced');
+    end if;
+    if v_upload is not null then
+        v_object := coalesce(v_object, '{}') || jsonb_build_object('upload', v_upload);
     end if;
     return public.internal_complete(v_worker, p_task_id, p_attempt, p_output_location, v_object, p_result_data, v_now);
 end
@@ -105,7 +110,8 @@ end
 $$;
 
 -- Completes those of these tasks whose attempts the worker holds, and returns their ids; null for none. A trigger may
--- have suppressed the change of others. p_output_location and p_object are those of a single task.
+-- have suppressed the change of others. p_output_location and p_object are those of a single task. The key `upload` of
+-- p_object belongs to the attempt, the rest to the task's output_object.
 create or replace function public.internal_finish(
     p_worker public.workers, p_ids uuid[], p_attempts int[], p_data jsonb[], p_output_location text, p_object jsonb,
     p_now timestamptz
@@ -121,8 +127,8 @@ begin
         -- which is full of ended ones. The ids are named twice: a plan from an empty queue would read all tasks to join
         -- them.
         update public.tasks t
-           set status = 'Complete', output_location = p_output_location,
-               output_object = p_object || jsonb_build_object('location', p_output_location), result_data = r.result_data,
+           set status = 'Complete', output_location = p_output_location, result_data = r.result_data,
+               output_object = nullif(p_object - 'upload', '{}') || jsonb_build_object('location', p_output_location),
                generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
                progress = null, updated_at = p_now
           from (select * from unnest(p_ids, p_attempts, p_data) u (id, attempt, result_data) order by 1) r
@@ -130,11 +136,39 @@ begin
            and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
         returning t.id, t.attempts
     ), ended as (
-        update public.task_attempts a set ended_at = p_now, outcome = 'complete', log_last = v_log_last
+        update public.task_attempts a
+           set ended_at = p_now, outcome = 'complete', log_last = v_log_last,
+               upload_started_at = case when p_object ? 'upload' then
+                   public.internal_upload_at(p_object->'upload', 'started_s', a.started_at, p_now) end,
+               upload_ended_at = case when p_object ? 'upload' then
+                   public.internal_upload_at(p_object->'upload', 'ended_s', a.started_at, p_now) end
           from done d where a.task_id = d.id and a.attempt = d.attempts and a.task_id = any (p_ids)
     )
     select array_agg(d.id) into v_held from done d;
     return v_held;
+end
+$$;
+
+-- One end of an upload, from what an agent says: {started_s, ended_s}, in seconds since p_from. NULL if that is no time
+-- between p_from and p_now: an agent may say anything. Its clock may be a little faster than the database's.
+create or replace function public.internal_upload_at(
+    p_upload jsonb, p_end text, p_from timestamptz, p_now timestamptz
+) returns timestamptz
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_started_s numeric;
+    v_ended_s numeric;
+    c_fast_s constant numeric := 5;
+begin
+    if jsonb_typeof(p_upload->'started_s') = 'number' and jsonb_typeof(p_upload->'ended_s') = 'number' then
+        v_started_s := (p_upload->>'started_s')::numeric;
+        v_ended_s := (p_upload->>'ended_s')::numeric;
+    end if;
+    if 0 <= v_started_s and v_started_s <= v_ended_s and v_ended_s <= extract(epoch from p_now - p_from) + c_fast_s then
+        return least(p_now, p_from + case p_end when 'started_s' then v_started_s else v_ended_s end * interval '1 second');
+    end if;
+    return null;
 end
 $$;
 

@@ -27,7 +27,8 @@ begin
                'outcome', e.outcome, 'failure_code', e.failure_code, 'exit_class', e.exit_class,
                'worker_id', e.worker_id, 'gpu_type', w.gpu_type, 'is_ours', w.id is not null and t.id is not null,
                'task_type', t.task_type, 'pool', t.pool, 'traceparent', t.traceparent, 'created_at', t.created_at,
-               'run_after', t.run_after, 'previous_end', p.ended_at)
+               'run_after', t.run_after, 'previous_end', p.ended_at,
+               'upload_started_at', e.upload_started_at, 'upload_ended_at', e.upload_ended_at)
                order by e.ended_at, e.task_id, e.attempt), '[]')
       into v_attempts
       from ended e

@@ -58,6 +58,7 @@ class LocalGateway:
             protocol.HEARTBEAT: self._heartbeat,
             protocol.CLAIM: self._claim,
             protocol.COMPLETE: self._end,
+            protocol.COMPLETE_OUTPUT: self._end,
             protocol.FAIL: self._end,
             protocol.RELEASE: self._end,
             protocol.COMPLETE_MANY: self._complete_many,

@@ -1,4 +1,4 @@
-"""The spans of a task's attempt: submit, queued, attempt. Pure.
+"""The spans of a task's attempt: submit, queued, attempt, upload. Pure.
 
 Ids follow from the task's id and the number of the attempt, so two leaders that make a span make the same one.
 """
@@ -67,8 +67,12 @@ def _spans_of(row: Mapping[str, Any]) -> tuple[TaskSpan, ...]:
     queued = _id(task_id, "queued", number)
     found.append(TaskSpan("queued", trace_id, queued, root, min(waits_from, started), started, task))
     failed = None if row["outcome"] == COMPLETE else facts.get("failure_code", str(row["outcome"]))
-    attempt = _id(task_id, "attempt", number)
-    found.append(TaskSpan("attempt", trace_id, attempt, root, started, max(started, ended), about, failed))
+    attempt, until = _id(task_id, "attempt", number), max(started, ended)
+    found.append(TaskSpan("attempt", trace_id, attempt, root, started, until, about, failed))
+    if row.get("upload_started_at") and row.get("upload_ended_at"):
+        begins = min(max(started, _moment(row["upload_started_at"])), until)
+        ends = min(max(begins, _moment(row["upload_ended_at"])), until)
+        found.append(TaskSpan("upload", trace_id, _id(task_id, "upload", number), attempt, begins, ends, task))
     return tuple(found)
 
 

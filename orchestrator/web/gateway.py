@@ -44,7 +44,7 @@ MAX_DIGITS = 12  # of a Content-Length that is read as a number
 UNAUTHORIZED = 401  # HTTP status
 TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
 VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another check
-COMPLETE_OUTPUT = "worker_complete_output"  # a completion with the bucket's facts about the output
+COMPLETIONS = frozenset({protocol.COMPLETE, protocol.COMPLETE_OUTPUT})  # of one task
 LOOK = "look"  # the worker holds the task: look for its output, and complete with what was seen
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
@@ -57,6 +57,7 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     protocol.CLAIM: _EVERY | {"p_claim_no", "p_batch", "p_wait_s"},
     protocol.HEARTBEAT: _EVERY | {"p_tasks", "p_health", "p_logs"},
     protocol.COMPLETE: _TASK | {"p_output_location", "p_result_data"},
+    protocol.COMPLETE_OUTPUT: _TASK | {"p_output_location", "p_result_data", "p_output"},
     protocol.COMPLETE_MANY: _EVERY | {"p_results"},
     protocol.COMPLETE_AND_CLAIM: _EVERY | {"p_results", "p_claim_no", "p_batch"},
     protocol.FAIL: _TASK | {"p_failure"},
@@ -124,7 +125,7 @@ class Gateway:
             if worker_id:
                 self._on_unanswered(worker_id)
             return Response(status_code=400)  # the caller has gone
-        waits = function == protocol.COMPLETE and answer.get("outcome") == protocol.PENDING
+        waits = function in COMPLETIONS and answer.get("outcome") == protocol.PENDING
         return JSONResponse(answer, status_code=202 if waits else 200, headers=NO_STORE)  # 202: the agent asks again
 
     def _log_refusal(self, function: str, worker_id: str | None, refusal: Refusal) -> None:
@@ -166,7 +167,9 @@ class Gateway:
             return await self._polls.claim(request, claims, arguments)
         if function == protocol.HEARTBEAT and (answer := await self._beat(request, claims, arguments)):
             return answer
-        location = arguments.get("p_output_location") if function == protocol.COMPLETE else None
+        if function == protocol.COMPLETE_OUTPUT:
+            arguments = {**arguments, "p_output": _upload(arguments.get("p_output"))}
+        location = arguments.get("p_output_location") if function in COMPLETIONS else None
         if location and (key := self._blobs.key_of(location)):
             return await self._complete(claims, arguments, key)
         answer = await self._call(claims, function, arguments)
@@ -199,7 +202,7 @@ class Gateway:
 
     async def _complete(self, claims: Claims, arguments: dict[str, Any], key: str) -> Any:
         """Complete with an object of our bucket. The database first checks whether the worker holds the task."""
-        answer = await self._call(claims, COMPLETE_OUTPUT, {**arguments, "p_output": False})
+        answer = await self._call(claims, protocol.COMPLETE_OUTPUT, {**arguments, "p_output": False})
         if answer["outcome"] != LOOK:
             return answer
         try:
@@ -208,7 +211,8 @@ class Gateway:
             raise _unknown(error) from None
         if seen is None:
             return {"outcome": protocol.UNVERIFIED, "code": protocol.OUTPUT_MISSING}
-        return await self._call(claims, COMPLETE_OUTPUT, {**arguments, "p_output": seen})
+        shown = {**seen, **(arguments.get("p_output") or {})}
+        return await self._call(claims, protocol.COMPLETE_OUTPUT, {**arguments, "p_output": shown})
 
     async def _with_urls(self, answer: Any) -> Any:
         """Presign the grants that the database authorised. Keys outside the outputs are always refused."""
@@ -225,6 +229,11 @@ class Gateway:
             else:
                 items.append({**item, **granted})
         return {**answer, "items": items, "refused": refused, "replaced": replaced}
+
+
+def _upload(output: Any) -> dict[str, Any] | None:
+    """What a worker may say of an output: when it uploaded. What is there, the bucket says."""
+    return {"upload": output["upload"]} if isinstance(output, dict) and "upload" in output else None
 
 
 def _unknown(error: Exception) -> Refusal:

@@ -36,6 +36,7 @@ MAX_BYTES: Mapping[str, int] = {
     protocol.CLAIM: 4 << 10,
     protocol.HEARTBEAT: 256 << 10,
     protocol.COMPLETE: MAX_BODY_BYTES,
+    protocol.COMPLETE_OUTPUT: MAX_BODY_BYTES,
     protocol.COMPLETE_MANY: MAX_BODY_BYTES,
     protocol.COMPLETE_AND_CLAIM: MAX_BODY_BYTES,
     protocol.FAIL: 128 << 10,

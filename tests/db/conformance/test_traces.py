@@ -115,6 +115,60 @@ async def test_a_tasks_attempts_are_spans_of_the_submitters_trace(fleet: Fleet) 
     assert collector.resources[0]["gpu_orchestrator.fleet"] == FLEET
 
 
+async def test_an_upload_is_a_span_of_its_attempt(fleet: Fleet) -> None:
+    """Its agent says with the completion when it was, in seconds since the claim."""
+    agent = await fleet.agent()
+    for said in ({"started_s": 40, "ended_s": 55.5}, {"started_s": 50, "ended_s": 60.2}, None):  # None: an older agent
+        (task_id,) = await fleet.submit({"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        await agent.claim()
+        fleet.wait(60)
+        output = {"p_output": {"etag": "e", "upload": said}} if said else {"p_output": {"etag": "e"}}
+        args = {"p_task_id": task_id, "p_attempt": 1, "p_output_location": "s3://b/k", "p_result_data": None}
+        assert (await agent.call("complete_output", **args, **output))["outcome"] == "ok"
+        stored = (await fleet.task(task_id))["output_object"]
+        assert stored == {"etag": "e", "location": "s3://b/k"}
+    fleet.wait(60)
+    with collecting() as collector:
+        await Traces(fleet, FLEET, OtlpExporter(collector.url, FLEET, "1", collector.count)).step(fleet.term)  # type: ignore[arg-type]
+        await collector.until("exported", 11)
+    attempts = {one.span_id: one.start_time_unix_nano for one in collector.spans if one.name == "attempt"}
+    uploads = [
+        [(at - attempts[one.parent_span_id]) / 1e9 for at in (one.start_time_unix_nano, one.end_time_unix_nano)]
+        for one in collector.spans
+        if one.name == "upload"
+    ]
+    assert sorted(uploads) == [[40, 55.5], [50, 60]]  # the clock of the second one's pod is a little fast
+
+
+async def test_an_upload_that_cannot_have_been_is_unknown(fleet: Fleet) -> None:
+    """The completion counts nevertheless, and the task's output has no word of it."""
+    wrong: list[Any] = [
+        {"started_s": -1, "ended_s": 5},
+        {"started_s": 5, "ended_s": 4},
+        {"started_s": 5, "ended_s": 46},  # later than the completion
+        {"started_s": 5, "ended_s": 10**300},
+        {"started_s": 5},
+        {"started_s": "5", "ended_s": "6"},
+        {"started_s": "NaN", "ended_s": "Infinity"},
+        {"started_s": [], "ended_s": {}},
+        {"started_s": None, "ended_s": None},
+        [5, 6],
+        "5",
+        7,
+    ]
+    agent = await fleet.agent()
+    for said in wrong:
+        (task_id,) = await fleet.submit({})
+        await agent.claim()
+        fleet.wait(40)
+        args = {"p_task_id": task_id, "p_attempt": 1, "p_output_location": "x", "p_result_data": None}
+        assert (await agent.call("complete_output", **args, p_output={"upload": said}))["outcome"] == "ok"
+        assert (await fleet.task(task_id))["output_object"] is None
+    attempts = (await fleet.fleet("ended_attempts", p_cursor=None, p_lag_s=0, p_limit=99))["attempts"]
+    assert len(attempts) == len(wrong)
+    assert {(one["upload_started_at"], one["upload_ended_at"]) for one in attempts} == {(None, None)}
+
+
 def span(number: int) -> TaskSpan:
     """Some span."""
     row = {"task_id": "4bf92f35-77b3-4da6-a3ce-929d0e0e4736", "attempt": number, "traceparent": None}

@@ -160,11 +160,13 @@ async def test_a_replaced_output_is_not_handed_on_and_a_write_is_bound(
     async with httpx.AsyncClient() as pod:
         assert (await pod.put(item["url"], content=b"good", headers=item["headers"])).status_code == 200
         assert (await pod.put(item["url"], content=b"evil", headers=item["headers"])).status_code == 412
-    completion = done(task["id"], item["location"]) | {"p_output": {"etag": "lie"}}
+    lie = {"etag": "lie", "upload": {"started_s": 0, "ended_s": 9e9}}
+    completion = done(task["id"], item["location"]) | {"p_output": lie}
     await worker.call("worker_complete_output", **completion)
     await requests.step(endpoints.gateway.term)
     assert (await worker.call("worker_complete_output", **completion)).json() == {"outcome": "ok"}
-    assert (await endpoints.gateway.store.task(task["id"]))["task"]["output_object"]["sha256"] == sha256
+    seen = (await endpoints.gateway.store.task(task["id"]))["task"]["output_object"]
+    assert (seen["sha256"], "upload" in seen) == (sha256, False)
     assert [held["id"] for held in (await worker.claim(2))["tasks"]] == [second]
     await endpoints.gateway.blobs.put(key, b"evil", content_type="text/plain")
     await _grant(worker, "GET", key)
@@ -314,9 +316,12 @@ async def test_no_row_is_left_by_a_pod_at_the_gateway(
 
 
 async def test_agents_hand_over_files_through_postgrest_alone(
-    agents: Agents, endpoints: Endpoints, requests: PodRequests
+    agents: Agents, endpoints: Endpoints, requests: PodRequests, owner: psycopg.AsyncConnection[Any]
 ) -> None:
-    """Two leaves and a join, with no gateway and a leader that looks once a second: as fast as that allows."""
+    """Two leaves and a join, with no gateway and a leader that looks once a second: as fast as that allows.
+
+    It is known of each when its output was uploaded.
+    """
     worker = await agents.create()
     leading = asyncio.create_task(_lead(requests, endpoints.gateway.term))
     try:
@@ -331,6 +336,12 @@ async def test_agents_hand_over_files_through_postgrest_alone(
         key = endpoints.gateway.blobs.key_of(row["output_location"])
         assert key is not None
         assert await endpoints.gateway.blobs.get(key) == b"(b+a)"
+        uploads = await owner.execute(
+            "select a.started_at <= a.upload_started_at and a.upload_started_at < a.upload_ended_at"
+            " and a.upload_ended_at <= a.ended_at from task_attempts a where a.task_id = any(%s)",
+            ([one["id"] for one in made],),
+        )
+        assert await uploads.fetchall() == [(True,)] * 3
         (lied,) = await endpoints.gateway.submit(worker.caller.pool, task_type="liar", max_attempts=1)
         row = await agents.ended(lied, 30)
         assert (row["status"], row["failure_code"]) == ("Failed", protocol.OUTPUT_MISSING)

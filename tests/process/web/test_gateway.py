@@ -23,6 +23,13 @@ ARGS: dict[str, dict[str, Any]] = {
     protocol.CLAIM: {"p_claim_no": 1, "p_batch": 1, "p_wait_s": 0},
     protocol.HEARTBEAT: {"p_tasks": [], "p_health": {}, "p_logs": {}},
     protocol.COMPLETE: {"p_task_id": TASK, "p_attempt": 1, "p_output_location": None, "p_result_data": None},
+    protocol.COMPLETE_OUTPUT: {
+        "p_task_id": TASK,
+        "p_attempt": 1,
+        "p_output_location": None,
+        "p_result_data": None,
+        "p_output": {"upload": {"started_s": 1, "ended_s": 2}},
+    },
     protocol.COMPLETE_MANY: {"p_results": [{"task_id": TASK, "attempt": 1, "result_data": None}]},
     protocol.COMPLETE_AND_CLAIM: {
         "p_results": [{"task_id": TASK, "attempt": 1, "result_data": None}],

@@ -147,6 +147,38 @@ async def test_a_completion_records_what_the_bucket_shows(gateway: ServerUnderTe
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("said", [{"started_s": 0, "ended_s": 0}, {"started_s": 0, "ended_s": 1e9}, "x", None], ids=str)
+async def test_a_completion_says_when_it_uploaded_and_nothing_else(
+    gateway: ServerUnderTest, owner: psycopg.AsyncConnection[Any], said: Any
+) -> None:
+    """Of p_output only that: the rest is what the bucket shows. What cannot have been is unknown."""
+    worker, key = await _claimed(gateway)
+    task_id, location = key.split("/")[1], gateway.blobs.location(key)
+    completion = done(task_id, location) | {"p_output": {"etag": "lie", "found": True, "upload": said}}
+    assert (await worker.call(protocol.COMPLETE_OUTPUT, **completion)).json()["outcome"] == protocol.UNVERIFIED
+    await gateway.blobs.put(key, b"film", content_type="text/plain")
+    assert (await worker.call(protocol.COMPLETE_OUTPUT, **completion)).json() == {"outcome": "ok"}
+    assert (await worker.call(protocol.COMPLETE_OUTPUT, **completion)).json() == {"outcome": "already"}
+    assert (await gateway.store.task(task_id))["task"]["output_object"] == {
+        "location": location, "bytes": 4, "etag": hashlib.md5(b"film", usedforsecurity=False).hexdigest(),
+    }  # fmt: skip
+    stored = await owner.execute(
+        "select upload_started_at = started_at, upload_ended_at = started_at from task_attempts where task_id = %s",
+        (task_id,),
+    )
+    assert await stored.fetchone() == ((True, True) if said == {"started_s": 0, "ended_s": 0} else (None, None))
+
+
+@pytest.mark.parametrize("said", [False, True, 7, "x", [], {}, None], ids=str)
+async def test_a_completion_that_says_nonsense_of_its_output_completes(gateway: ServerUnderTest, said: Any) -> None:
+    """Nor does it learn by it what only the gateway may ask."""
+    worker, key = await _claimed(gateway)
+    task_id = key.split("/")[1]
+    completion = done(task_id, "https://elsewhere/x") | {"p_output": said}
+    assert (await worker.call(protocol.COMPLETE_OUTPUT, **completion)).json() == {"outcome": "ok"}
+    assert (await gateway.store.task(task_id))["task"]["output_object"] is None
+
+
 async def test_an_output_that_was_replaced_is_not_handed_on(gateway: ServerUnderTest) -> None:
     """An agent of an earlier version may write its key again while its URL lives: nobody gets those bytes."""
     worker = await gateway.worker()

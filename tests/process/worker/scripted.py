@@ -19,6 +19,7 @@ from worker import protocol
 
 PATIENCE_S = 60.0  # for something that should happen well within a second
 MANY = {protocol.COMPLETE_MANY, protocol.COMPLETE_AND_CLAIM}  # what an older gateway does not know
+ONE = {protocol.COMPLETE, protocol.COMPLETE_OUTPUT}  # nor does it know the second of these
 TOKEN = "the-worker-token-of-this-test"
 
 
@@ -49,6 +50,7 @@ class Orchestrator:
         self.refuse_results = False  # answer every completion with a 413
         self.held_up: set[str] = set()  # tasks that a trigger of the database refuses to complete
         self.knows_many = True  # an older gateway knows no completion of many, and none that claims
+        self.knows_uploads = True  # an older gateway knows no completion that says when it uploaded
         self.bucket_away = False  # answer every completion with a 503
         self.lose_replies_to: list[
             str
@@ -144,7 +146,8 @@ class Orchestrator:
                 return self._claim(args, gone)
             return {
                 protocol.REGISTER: self._register, protocol.HEARTBEAT: self._heartbeat,
-                protocol.COMPLETE: self._complete, protocol.COMPLETE_MANY: self._complete_many,
+                protocol.COMPLETE: self._complete, protocol.COMPLETE_OUTPUT: self._complete,
+                protocol.COMPLETE_MANY: self._complete_many,
                 protocol.COMPLETE_AND_CLAIM: lambda args: (
                     self._complete_many(args) | self._claim({**args, "p_wait_s": 0}, lambda: False)
                 ),
@@ -232,7 +235,7 @@ def _tasks_of(function: str, args: dict[str, Any]) -> set[str]:
     """The tasks that a call completes."""
     if function in MANY:
         return {one["task_id"] for one in args["p_results"]}
-    return {args["p_task_id"]} if function == protocol.COMPLETE else set()
+    return {args["p_task_id"]} if function in ONE else set()
 
 
 class _Server(ThreadingHTTPServer):
@@ -280,7 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
             return
-        if orchestrator.refuse_results and function in {protocol.COMPLETE, *MANY}:
+        if orchestrator.refuse_results and function in ONE | MANY:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
             return
         if named := orchestrator.held_up & _tasks_of(function, args):
@@ -293,10 +296,12 @@ class _Handler(BaseHTTPRequestHandler):
                 else (202, {"outcome": protocol.PENDING, "why": f"the database refuses {min(named)}"})
             )
             return
-        if function in MANY and not orchestrator.knows_many:
+        if (function in MANY and not orchestrator.knows_many) or (
+            function == protocol.COMPLETE_OUTPUT and not orchestrator.knows_uploads
+        ):
             self._reply(404, {"code": "PGRST202", "message": "no such function", "details": None, "hint": None})
             return
-        if orchestrator.bucket_away and function in {protocol.COMPLETE, *MANY}:
+        if orchestrator.bucket_away and function in ONE | MANY:
             with orchestrator.changed:
                 orchestrator.calls.append((function, args))
                 orchestrator.changed.notify_all()

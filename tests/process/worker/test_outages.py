@@ -177,7 +177,7 @@ def test_a_result_that_the_bucket_cannot_show_yet_is_handed_back_at_the_end(
     pod = make_pod({"storing.py": STORING})
     pod.start({"store": "storing:store"}, deadman_s=0.5)
     orchestrator.submit("kept", "store")
-    orchestrator.until(lambda: orchestrator.count(protocol.COMPLETE) > 3)
+    orchestrator.until(lambda: orchestrator.count(protocol.COMPLETE_OUTPUT) > 3)
     assert any(beat["p_health"].get("store") for beat in orchestrator.calls_of(protocol.HEARTBEAT))
     orchestrator.tell(wanted=protocol.STOP)
     orchestrator.until(lambda: orchestrator.released)

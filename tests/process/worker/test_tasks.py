@@ -157,6 +157,36 @@ def test_upload_survives_a_failing_store(orchestrator: Orchestrator, make_pod: C
     assert orchestrator.objects["outputs/kept/1/deep/b.bin"] == b"x" * 100_000
 
 
+def test_the_completion_says_when_its_outputs_were_uploaded(
+    orchestrator: Orchestrator, make_pod: Callable[..., Pod]
+) -> None:
+    """In seconds since its claim; a task that only downloads, or stores nothing, says nothing."""
+    orchestrator.objects |= {"outputs/one/1/o": b"first"}
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"store": "various:store", "read": "various:read"})
+    given = {"id": "one", "task_type": "t", "output_location": "s3://bucket/x/outputs/one/1/o", "result_data": None}
+    orchestrator.submit("kept", "store")
+    orchestrator.submit("later", "read", dependencies=[given])
+    upload = orchestrator.completion("kept")["p_output"]["upload"]
+    assert 0 < upload["started_s"] <= upload["ended_s"]
+    assert "p_output" not in orchestrator.completion("later")
+
+
+def test_an_older_gateway_gets_the_completion_without_its_upload(
+    orchestrator: Orchestrator, make_pod: Callable[..., Pod]
+) -> None:
+    """It does not know the call that says it."""
+    orchestrator.knows_uploads = False
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"store": "various:store"})
+    orchestrator.submit("kept", "store")
+    completion = orchestrator.completion("kept")
+    assert completion.keys() == {
+        "p_worker_id", "p_nonce", "p_task_id", "p_attempt", "p_output_location", "p_result_data"
+    }  # fmt: skip
+    assert orchestrator.count(protocol.COMPLETE) == 1
+
+
 def test_dependencies_are_downloaded(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
     """A task gets its dependencies in order, with their files and results."""
     orchestrator.objects |= {"outputs/one/1/o": b"first ", "outputs/two/1/o": b"second"}

@@ -143,6 +143,8 @@ TABLES_ONLY_REAL = {
 COLUMNS_ONLY_REAL = {
     "tasks.uncounted": INDEX,
     "tasks.output_object": NO_GATEWAY,
+    "task_attempts.upload_started_at": TRACES,
+    "task_attempts.upload_ended_at": TRACES,
     "concurrency_limits.set_at": SHOWN,
     "tasks.webhook_url": WEBHOOKS,
     "tasks.webhook_progress": WEBHOOKS,

@@ -40,3 +40,24 @@ def test_no_span_ends_before_it_begins() -> None:
     later = "2026-01-01T01:00:00+00:00"
     for row in (ROW | {"created_at": later}, ROW | {"started_at": later}, ROW | {"previous_end": later}):
         assert all(span.start <= span.end for span in spans_of(row))
+
+
+def test_an_upload_is_a_span_inside_its_attempt() -> None:
+    """From its first request to the last byte; an attempt that reports none has no such span."""
+    times = {"started_at": AT, "ended_at": "2026-01-01T00:10:00+00:00"}
+    upload = {"upload_started_at": "2026-01-01T00:08:00+00:00", "upload_ended_at": "2026-01-01T00:09:30+00:00"}
+    *_, attempt, span = spans_of(ROW | times | upload)
+    assert (span.name, span.parent_id, span.failed) == ("upload", attempt.span_id, None)
+    assert (span.end - span.start).total_seconds() == 90
+    assert attempt.start <= span.start <= span.end <= attempt.end
+    for part in upload:
+        assert [one.name for one in spans_of(ROW | times | upload | {part: None})] == ["submit", "queued", "attempt"]
+
+
+def test_an_upload_never_leaves_its_attempt() -> None:
+    """Users write rows too."""
+    times = {"started_at": AT, "ended_at": "2026-01-01T00:10:00+00:00"}
+    before, after = "2025-12-31T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
+    for begins, ends in ((before, after), (after, before), (after, after), (before, before)):
+        *_, attempt, span = spans_of(ROW | times | {"upload_started_at": begins, "upload_ended_at": ends})
+        assert attempt.start <= span.start <= span.end <= attempt.end
