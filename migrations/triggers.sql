@@ -26,9 +26,11 @@ create or replace trigger worker_events_final before update on public.worker_eve
 create or replace trigger costs_booking before insert on public.costs
     for each row execute function public.internal_cost_booking();
 
-create or replace trigger schedules_changed before update of cron, every_s, timezone, paused_at on public.schedules
-    for each row when ((old.cron, old.every_s, old.timezone, old.paused_at)
-                       is distinct from (new.cron, new.every_s, new.timezone, new.paused_at))
+create or replace trigger schedules_changed
+    before update of cron, every_s, timezone, paused_at, created_at, next_at on public.schedules
+    for each row when ((old.cron, old.every_s, old.timezone, old.paused_at, old.created_at)
+                       is distinct from (new.cron, new.every_s, new.timezone, new.paused_at, new.created_at)
+                       or old.problem is not null and old.next_at is distinct from new.next_at)
     execute function public.internal_schedule_changed();
 
 create or replace trigger task_attempts_removed after delete on public.task_attempts referencing old table as removed

@@ -62,7 +62,7 @@ def _time(schedule: Mapping[str, Any], column: str) -> datetime:
     try:
         return datetime.fromisoformat(schedule[column])
     except ValueError:
-        raise ScheduleError(f"{column} is {schedule[column]!r}: set it to a time after the year 0") from None
+        raise ScheduleError(f"{column} is {schedule[column]!r}: set it to a time of the years 1 to 9999") from None
 
 
 def _utc(times: Iterator[datetime], cron: str) -> Iterator[datetime]:

@@ -152,6 +152,25 @@ async def test_a_row_by_hand_that_is_never_due_is_set_aside_until_it_is_changed(
     assert (bad["problem"], bad["next_at"] is None) == (None, False)
 
 
+async def test_times_by_hand_that_are_none_are_the_problem_of_their_row(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Others are served. A time that can be used ends the problem."""
+    await hand.execute(
+        """insert into schedules (name, every_s, task, created_at, next_at) values
+           ('begin', 60, '{"task_type": "t"}', 'infinity', null),
+           ('due', 60, '{"task_type": "t"}', now(), '-infinity')"""
+    )
+    await add(store)
+    await step(fleet, store)
+    begin, due, fine = (await store.all())["schedules"]
+    assert ("created_at" in begin["problem"], "next_at" in due["problem"], fine["next_at"] is None) == (True, True, False)
+    await hand.execute("update schedules set created_at = now() where name = 'begin'")
+    await hand.execute("update schedules set next_at = null where name = 'due'")
+    await step(fleet, store)
+    assert [(one["problem"], one["next_at"] is None) for one in (await store.all())["schedules"]] == [(None, False)] * 3
+
+
 async def test_what_keeps_a_schedule_from_submitting_is_told_to_health(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
