@@ -51,13 +51,13 @@ def all_reported(orchestrator: Orchestrator, pod: Pod, count: int) -> None:
 
 
 def test_quick_results_go_together(orchestrator: Orchestrator, pod: Pod) -> None:
-    """Forty no-ops of one claim take a few calls; each result is its own task's."""
+    """Forty no-ops of one claim take fewer calls than tasks; each result is its own task's."""
     orchestrator.requeues = True  # on a busy machine the last ones do not begin soon enough
     pod.start(HANDLERS, batch=40)
     submit(orchestrator, *["quick"] * 40)
     all_reported(orchestrator, pod, 40)
     assert [orchestrator.completion(f"quick-{n}")["p_result_data"] for n in range(40)] == [{"n": n} for n in range(40)]
-    assert orchestrator.count(protocol.COMPLETE_MANY) + orchestrator.count(protocol.COMPLETE_AND_CLAIM) < 15
+    assert orchestrator.count(protocol.COMPLETE_MANY) + orchestrator.count(protocol.COMPLETE_AND_CLAIM) < 30
     assert orchestrator.count(protocol.COMPLETE) == 0
 
 
