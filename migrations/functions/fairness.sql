@@ -56,8 +56,8 @@ begin
         return case when not p_front or p_tenant is not null then greatest(v_mark, c_step) end;
     end if;
     -- Equal turns go by age. A tenant whose tasks become ready one after the other would always be the oldest, so its next
-    -- task goes after those that wait. One claim has passed the tasks without a tenant by the time they get turns: before.
-    return v_head + case when p_front then 0 when p_tenant is null then -1 else 1 end;
+    -- task goes after those that wait.
+    return v_head + case when p_front then 0 else 1 end;
 end
 $$;
 

@@ -85,7 +85,10 @@ class SharingLaws:
         return bool(task["status"] == "In Progress" and (until is None or until > self._world.kernel.moment()))
 
     def _claimed(self, task: Mapping[str, Any]) -> None:
-        """Of each other tenant, a worker claims at most one claim's tasks before a tenant's first task."""
+        """Of each other tenant, a worker claims at most one claim's tasks before a tenant's first task.
+
+        Tasks without a tenant get turns only when a claim has met a tenant's task: they wait for one claim more.
+        """
         pool, worker = self._world.pool(task["pool"]), task["worker_id"]
         most = pool.batch if pool is not None else 1
         for first, (place, before) in self._first.items():
@@ -93,7 +96,7 @@ class SharingLaws:
             if (pool_name, priority) != (task["pool"], task["priority"]) or tenant == task["tenant"]:
                 continue
             before[worker, task["tenant"]] += 1
-            if (count := before[worker, task["tenant"]]) > most:
+            if (count := before[worker, task["tenant"]]) > most * (2 if tenant is None else 1):
                 what = f"{worker} has claimed {count} tasks of {task['tenant']}"
                 self._world.laws.broken("fair", f"{what}, and {first}, the first of {tenant}, waits")
 

@@ -20,7 +20,7 @@ class Turns(Tables):
         if front:
             return head if head is not None else NONE if task["tenant"] is None else STEP
         last = max((t["queue_turn"] for t in shared if t["tenant"] == task["tenant"]), default=None)
-        found = [head + (-1 if task["tenant"] is None else 1)] if head is not None else []
+        found = [head + 1] if head is not None else []
         found += [last + STEP] if last is not None else []
         return max(found, default=STEP)
 
