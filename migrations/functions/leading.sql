@@ -36,7 +36,7 @@ $$;
 
 -- The server and the database of this session. Null if the server does not tell; then copies are not recognised.
 create or replace function public.internal_place() returns text
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 begin
     return (select c.system_identifier || '/' || d.oid from pg_catalog.pg_control_system() c, pg_catalog.pg_database d
@@ -49,7 +49,7 @@ $$;
 -- Whether this is a copy of the database in which the fleets were led. Its rows name pods that the original's
 -- orchestrator may still use.
 create or replace function public.internal_is_copy() returns boolean
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = '' set jit = off as $$
     select coalesce((select i.led_in <> public.internal_place() from public.database_identity i), false)
 $$;
 
@@ -61,7 +61,7 @@ $$;
 
 -- A leader of a copy would end the pods of the original, because it does not see their heartbeats.
 create or replace function public.internal_check_original() returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 begin
     update public.database_identity i set led_in = public.internal_place()
@@ -77,7 +77,7 @@ $$;
 -- orchestrator leaves these pods alone.
 create or replace function public.fleet_confirm_database(p_fleet text, p_is_copy boolean, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_was_copy boolean := public.internal_is_copy();

@@ -198,6 +198,7 @@ async def _apart(stack: Stack) -> AsyncIterator[Fleet]:
         "WORKER_API_URL": f"http://127.0.0.1:{port}",
     }
     async with await AsyncConnection.connect(own["DATABASE_URL"], autocommit=True, row_factory=dict_row) as sql:
+        await sql.execute("update database_identity set led_in = null")  # it is no copy of a fleet that was led
         fleet = Fleet(stack, sql, {**stack.environment, **own})
         yield fleet
         await _cleared(fleet)

@@ -345,7 +345,7 @@ def test_upload_waits_for_the_orchestrator(orchestrator: Orchestrator, pod: Pod,
     assert orchestrator.completion("upload")["p_output_location"] == "s3://bucket/x/outputs/upload/1/x"
 
 
-@pytest.mark.parametrize("function", [protocol.REGISTER, protocol.CLAIM, protocol.COMPLETE, protocol.GRANTS])
+@pytest.mark.parametrize("function", [protocol.REGISTER, protocol.CLAIM, protocol.COMPLETE_OUTPUT, protocol.GRANTS])
 def test_lost_reply(orchestrator: Orchestrator, pod: Pod, gate: Gate, function: str) -> None:
     """A call whose reply was lost is made again, the same: a claim under its number, a completion of its attempt."""
     gate.open()

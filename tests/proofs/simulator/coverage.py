@@ -117,6 +117,10 @@ ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
     "fleet_worker.worker.tasks_done": SHOWN,
     "fleet_worker.worker.tasks_failed": SHOWN,
     "fleet_worker.worker.trouble": SHOWN,
+    "task_get.attempts[].upload_started_at": TRACES,
+    "task_get.attempts[].upload_ended_at": TRACES,
+    "fleet_worker.tasks[].upload_started_at": TRACES,
+    "fleet_worker.tasks[].upload_ended_at": TRACES,
 } | {f"task_get.task.{name}": CARRIED for name in CLAIMED}
 INDEX = "makes a query quick; what it answers is the same without it"
 TABLES_ONLY_REAL = {
