@@ -1,48 +1,22 @@
 """A copy of a database, such as a restored backup: its orchestrator ends no pod of the original."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from orchestrator.adapters.postgres import PostgresDb
-from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.model import Offer
-from orchestrator.loop.daemon import Daemon
 from orchestrator.migrate import migrate
 from orchestrator.ports import BadArgument
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import FLEET
-from tests.db.conformance.loops import daemon_over
-from tests.process.emulator.build import GPU, PUBLIC_KEY, Api, emulated
-from tests.unit.core import build
+from tests.db.conformance.test_foreign_pods import api, orchestrator
+from tests.process.emulator.build import Api
 
+__all__ = ["api"]
 COPY = "copy_of_the_fleet"
-OFFER = Offer(GPU, None, "SECURE")
-POLICY = build.policy(
-    fleet_id=FLEET, public_key=PUBLIC_KEY, orphan_grace_s=0, pool={"offers": (OFFER,), "min_active": 1}
-)
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    """An account without pods."""
-    async with emulated(tmp_path / "account", light=True) as made:
-        yield made
-
-
-@asynccontextmanager
-async def orchestrator(url: str, api: Api) -> AsyncIterator[tuple[Daemon, SqlStore]]:
-    """A loop that keeps one worker and deletes orphans at once, and its rows."""
-    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
-    db = await PostgresDb.open(url)
-    store = SqlStore(db, FLEET)
-    yield daemon_over(store, db, cloud, POLICY), store
-    await db.close()
 
 
 @pytest.fixture
