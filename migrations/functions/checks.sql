@@ -124,7 +124,8 @@ end
 $$;
 
 -- Makes one change to each of these tasks, as far as users' triggers and constraints allow: to all at once, or if that
--- fails to each half, and so on. The statement that calls it must not fail because of one task. Returns how many changed.
+-- fails to each half, and so on. The statement that calls it must not fail because of one task. Returns how many rows
+-- 'due' or 'pool' changed.
 -- p_change: 'due' (they need not wait any more), 'pool' (p_with has the pool of each type that is not the default one) or
 -- 'back' (an attempt does not count; p_with has the number of each task's).
 create or replace function public.internal_change_each(

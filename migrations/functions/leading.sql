@@ -74,20 +74,17 @@ end
 $$;
 
 -- What an operator says of a copy: it takes the place of the original and of its pods, or it is another database, whose
--- orchestrator leaves these pods alone.
-create or replace function public.fleet_confirm_database(p_fleet text, p_is_copy boolean, p_now timestamptz default null)
-returns jsonb
+-- orchestrator leaves these pods alone. fleet_act calls it. Outcome: confirmed, or already if it is no copy.
+create or replace function public.internal_confirm_database(p_is_copy boolean) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
-declare
-    v_was_copy boolean := public.internal_is_copy();
 begin
-    perform public.internal_check_id(p_fleet, 'p_fleet');
-    if v_was_copy then
-        update public.database_identity i
-           set led_in = public.internal_place(), id = case when p_is_copy then gen_random_uuid() else i.id end;
+    if not public.internal_is_copy() then
+        return jsonb_build_object('outcome', 'already');
     end if;
-    return jsonb_build_object('changed', v_was_copy);
+    update public.database_identity i
+       set led_in = public.internal_place(), id = case when p_is_copy then gen_random_uuid() else i.id end;
+    return jsonb_build_object('outcome', 'confirmed');
 end
 $$;
 

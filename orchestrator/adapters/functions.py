@@ -204,7 +204,6 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_leadership": ("p_fleet",),
         "fleet_describe": (),
         "fleet_schema_problems": (),
-        "fleet_confirm_database": ("p_fleet", "p_is_copy"),
         "fleet_changes": ("p_digest",),
     }
 )

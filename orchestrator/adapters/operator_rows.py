@@ -134,9 +134,10 @@ class OperatorRows:
         """Return what in the database differs from what the functions need: what, why and fix, the worst first."""
         return list((await self._db.call("fleet_schema_problems"))["problems"])
 
-    async def confirm_database(self, *, is_copy: bool) -> bool:
+    async def confirm_database(self, *, is_copy: bool, actor: str = OPERATOR) -> bool:
         """Say whether a copied database replaces the original (and has its pods) or is a new one. False: no copy."""
-        return bool((await self._call("fleet_confirm_database", p_is_copy=is_copy))["changed"])
+        action = "database.copied" if is_copy else "database.moved"
+        return bool((await self._act(actor, action, self._fleet, {}))["outcome"] == "confirmed")
 
     async def submit(self, tasks: Sequence[Row], *, actor: str = OPERATOR) -> Sequence[Row]:
         """Submit at most 2000 tasks; {id, created} of each. BadArgument names the first invalid one."""

@@ -145,8 +145,13 @@ class Daemon:
         return max(0.0, timeout_s - (time.monotonic() - began_s))
 
     async def once(self) -> Plan | None:
-        """Run one tick and wait for its actions. None if another orchestrator leads."""
+        """Run one tick and wait for its actions. None if another orchestrator leads.
+
+        Raises the database's error if it grants no lease.
+        """
         await self._lead()
+        if self._leadership.error:
+            raise self._leadership.error
         term = self._leadership.term
         if term is None:
             return None

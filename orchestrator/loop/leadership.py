@@ -26,6 +26,7 @@ class Leadership:
         self._runtime, self._observer = runtime, observer
         self.lease: Lease | None = None  # the last answer, also if another process leads
         self.has_changed = False  # the last answer has another leader or another term
+        self.error: PortError | None = None  # why the last request got no lease
         self.ask_again_s: float | None = None  # earlier than the timer
         self._answered_at_s = time.monotonic()
         self._unanswered = 0  # requests in a row
@@ -46,6 +47,7 @@ class Leadership:
         try:
             lease = await self._runtime.store.lead(self._runtime.holder, LEASE_TTL_S)
         except PortError as error:
+            self.error = error
             self._observer.gap()
             health.failed(f"database: {error}")
             log.warning("lease_unanswered", error=f"{type(error).__name__}: {error}")
@@ -55,7 +57,7 @@ class Leadership:
             return None
         if self.is_over:
             self._observer.gap()
-        self._unanswered, self._answered_at_s, self.lease = 0, time.monotonic(), lease
+        self._unanswered, self._answered_at_s, self.lease, self.error = 0, time.monotonic(), lease, None
         if lease.leader:
             health.leads(lease.term, lease.holder)
         else:

@@ -80,7 +80,7 @@ async def _stop_with(server: GatewayServer, stop: asyncio.Event) -> None:
 
 
 async def once(settings: Settings) -> Plan | None:
-    """Run one tick with its actions. None if another orchestrator leads."""
+    """Run one tick with its actions. None if another orchestrator leads. Raises PortError if the database refuses."""
     configure(settings.log_level, settings.secrets())
     async with build_loop(settings, patience_s=LIST_WAIT_S) as (daemon, _):
         return await daemon.once()

@@ -1,6 +1,6 @@
 """`health`: the guide's daily check. The quick part of the report, by the same rules."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -13,6 +13,18 @@ from orchestrator.cli.session import runs
 from orchestrator.cli.tables import facts
 
 NAMES = ("timestamp", "healthy", "missing_critical", "recommendations")
+IN_DATABASE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "Tasks in progress": lambda found: found["task_counts"].get("In Progress", 0),
+    "Tasks queued": lambda found: found["task_counts"].get("Queued", 0),
+    "Workers": lambda found: {name: n for name, n in found["workers_by_status"].items() if name != "terminated"},
+    "Leader": lambda found: found["leader"]["holder"] if found["leader"] else "none",
+    "Completed in the last hour": lambda found: sum(pool["completed_1h"] for pool in found["queue"]),
+    "Spent in 24 hours": lambda found: float(found["spent"]["last_day_usd"]),
+}
+AT_RUNPOD: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "Pods": lambda found: found["total_pods"],
+    "Cost per hour": lambda found: float(found["total_hourly_cost"]),
+}
 
 
 @click.command()
@@ -40,15 +52,6 @@ def _text(value: Any) -> str:
 
 def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every number; None if its source does not answer."""
-    database, runpod = report["database_state"], report["runpod_state"]
-    known = "error" not in database
-    counts, states = (database["task_counts"], database["workers_by_status"]) if known else ({}, {})
-    yield "Tasks in progress", counts.get("In Progress", 0) if known else None
-    yield "Tasks queued", counts.get("Queued", 0) if known else None
-    yield "Workers", {name: n for name, n in states.items() if name != "terminated"} if known else None
-    yield "Leader", (database["leader"]["holder"] if database["leader"] else "none") if known else None
-    yield "Completed in the last hour", sum(pool["completed_1h"] for pool in database["queue"]) if known else None
-    yield "Spent in 24 hours", float(database["spent"]["last_day_usd"]) if known else None
-    known = "error" not in runpod
-    yield "Pods", runpod["total_pods"] if known else None
-    yield "Cost per hour", float(runpod["total_hourly_cost"]) if known else None
+    for source, numbers_of in ((report["database_state"], IN_DATABASE), (report["runpod_state"], AT_RUNPOD)):
+        for name, number in numbers_of.items():
+            yield name, None if "error" in source else number(source)

@@ -205,7 +205,6 @@ class _Ask:
         submit = f"{PROGRAM} tasks submit --help"
         self._output.say(f"Next: {PROGRAM} run starts the orchestrator; {submit} shows how to add a task.")
 
-
     def _migrate(self) -> None:
         """Create the tables. Supabase's API cannot: ask for the URL of the database itself, and do not keep it."""
         if os.environ.get("DATABASE_URL"):

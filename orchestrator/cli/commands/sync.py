@@ -12,7 +12,7 @@ from rich.table import Table
 from orchestrator.cli.maintenance import LOOK_EVERY_S, PATIENCE_S, carried_out, opened_cloud
 from orchestrator.cli.options import Choice, force_option
 from orchestrator.cli.output import Output, json_option, span, usd
-from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
+from orchestrator.cli.session import actor, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
 from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.core.plurals import counted
@@ -74,7 +74,7 @@ async def _confirm(store: "SqlStore", output: Output, action: str, *, force: boo
     """Record what a copied database is."""
     if action == MOVED:
         output.confirm("Is the original database no longer used by any orchestrator?", force=force)
-    if not await store.confirm_database(is_copy=action == COPIED):
+    if not await store.confirm_database(is_copy=action == COPIED, actor=actor()):
         output.say("Nothing to confirm: this is no copy of the database in which the fleet was led.")
     elif action == MOVED:
         output.say("Confirmed: this database replaces the original. The next tick takes over its pods.")

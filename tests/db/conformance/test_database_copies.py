@@ -49,7 +49,8 @@ async def test_nobody_leads_in_a_copy_and_health_names_the_reason(original: str,
     """The pods of the original stay, and its orchestrator goes on."""
     (pod,) = pods(api)
     async with orchestrator(copy, api) as (loop, store):
-        assert await loop.once() is None
+        with pytest.raises(BadArgument, match="is a copy"):
+            await loop.once()
         with pytest.raises(BadArgument, match=r"a copy of the one in which the fleet was led.*sync database_moved"):
             await store.lead("somebody", 30)
         (problem,) = await store.schema_problems()
@@ -81,6 +82,7 @@ async def test_a_copy_that_replaces_the_original_takes_over_its_pods(copy: str, 
     (pod,) = pods(api)
     async with orchestrator(copy, api) as (loop, store):
         assert await store.confirm_database(is_copy=False) is True
+        assert [entry["action"] for entry in await store.api.audit(before=None, limit=1)] == ["database.moved"]
         for _ in range(3):
             assert await loop.once() is not None
         assert [row["pod_id"] for row in await store.workers()] == [pod]

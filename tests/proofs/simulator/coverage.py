@@ -47,7 +47,6 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_efficiency": SHOWN,
     "fleet_leadership": SHOWN,
     "fleet_schema_problems": SHOWN,
-    "fleet_confirm_database": "no copy of the database is made here",
     "worker_grants": NO_GATEWAY,
     "worker_complete_output": NO_GATEWAY,
     "worker_renew": NO_GATEWAY,
