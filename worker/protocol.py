@@ -24,6 +24,7 @@ COMPLETE = "worker_complete"
 # COMPLETE with p_output jsonb {upload: {started_s, ended_s}}: when the agent uploaded the task's outputs, in seconds
 # since it got the task. If an older gateway does not know the function, the agent repeats the report with COMPLETE.
 COMPLETE_OUTPUT = "worker_complete_output"
+COMPLETIONS = frozenset({COMPLETE, COMPLETE_OUTPUT})  # of one task
 # p_results jsonb [{task_id, attempt, result_data}], 1 to 100, no outputs -> {outcomes: [ok|already|fenced]}, in the
 # same order. The agent repeats other results one by one with COMPLETE, which an older gateway knows too.
 COMPLETE_MANY = "worker_complete_many"

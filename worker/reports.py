@@ -29,7 +29,6 @@ SMALL_BYTES = 8 << 10  # of a result that may wait: GATHER_MAX of them fit into 
 SEND_CALL_S = 2.0  # deadline of a call while a task runs: a cancellation must not wait longer
 FLUSH_S = 4.0  # for all reports when the agent must end
 FLUSH_CALL_S = 2.0
-COMPLETIONS = {protocol.COMPLETE, protocol.COMPLETE_OUTPUT}
 PROGRESS_CHARS = 300  # characters of the reason why a result is not delivered
 
 
@@ -86,7 +85,7 @@ class Reports:
         Raises Refused if the call is about `held`; with `once`, NotYet if the answer is that it must be repeated.
         """
         tries, flush_until = 0, 0.0
-        while not (held and (held.fenced or (held.cancelled and tries and function in COMPLETIONS))):
+        while not (held and (held.fenced or (held.cancelled and tries and function in protocol.COMPLETIONS))):
             if self._state.ending:
                 flush_until = flush_until or time.monotonic() + FLUSH_S
                 if held is None or self._state.unreachable or time.monotonic() > flush_until:

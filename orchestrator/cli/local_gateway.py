@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         reply = self.gateway.answer(self.path.removeprefix(RPC), cast("Mapping[str, Any]", json.loads(content)))
         if reply is None:
-            self._send(404, {"code": "PGRST202", "message": "no such function"})
+            self._send(404, {"code": protocol.UNKNOWN_FUNCTION, "message": "no such function"})
         else:
             self._send(200, reply)
 

@@ -9,12 +9,12 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from orchestrator.ports import PortError, Unavailable
+from worker import protocol
 
 NO_STORE = {"Cache-Control": "no-store"}
 CLOSES = {"Connection": "close"}
 BAD_JWT = "PGRST301"
 NO_JWT = "PGRST302"
-UNKNOWN_FUNCTION = "PGRST202"
 BAD_BODY = "PGRST102"
 NO_DATABASE = "PGRST000"
 TOO_FAST = "RATE_LIMITED"  # our own code, like the next one
@@ -48,7 +48,7 @@ class Refusal(Exception):
 
 def unknown_function(function: str, detail: str | None = None) -> Refusal:
     """404: there is no such function, or none with these arguments. It names no other function."""
-    return Refusal(404, UNKNOWN_FUNCTION, f"Could not find the function public.{function[:80]}", detail)
+    return Refusal(404, protocol.UNKNOWN_FUNCTION, f"Could not find the function public.{function[:80]}", detail)
 
 
 def from_port_error(error: PortError, function: str) -> Refusal:

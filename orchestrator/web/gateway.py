@@ -44,7 +44,6 @@ MAX_DIGITS = 12  # of a Content-Length that is read as a number
 UNAUTHORIZED = 401  # HTTP status
 TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
 VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another check
-COMPLETIONS = frozenset({protocol.COMPLETE, protocol.COMPLETE_OUTPUT})  # of one task
 LOOK = "look"  # the worker holds the task: look for its output, and complete with what was seen
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
@@ -125,7 +124,7 @@ class Gateway:
             if worker_id:
                 self._on_unanswered(worker_id)
             return Response(status_code=400)  # the caller has gone
-        waits = function in COMPLETIONS and answer.get("outcome") == protocol.PENDING
+        waits = function in protocol.COMPLETIONS and answer.get("outcome") == protocol.PENDING
         return JSONResponse(answer, status_code=202 if waits else 200, headers=NO_STORE)  # 202: the agent asks again
 
     def _log_refusal(self, function: str, worker_id: str | None, refusal: Refusal) -> None:
@@ -169,7 +168,7 @@ class Gateway:
             return answer
         if function == protocol.COMPLETE_OUTPUT:
             arguments = {**arguments, "p_output": _upload(arguments.get("p_output"))}
-        location = arguments.get("p_output_location") if function in COMPLETIONS else None
+        location = arguments.get("p_output_location") if function in protocol.COMPLETIONS else None
         if location and (key := self._blobs.key_of(location)):
             return await self._complete(claims, arguments, key)
         answer = await self._call(claims, function, arguments)

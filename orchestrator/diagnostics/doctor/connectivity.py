@@ -27,7 +27,6 @@ REPAIR = "python -m orchestrator doctor ssh --repair"
 TIMEOUT_S = 8.0
 SKEW_WARN_S, SKEW_FAIL_S = 5.0, 30.0  # S3 refuses signatures at 15 min; the platform check of a worker at 30 s
 REFUSED = (401, 403)  # HTTP statuses
-NO_FUNCTION = "PGRST202"  # PostgREST's code
 BAD_JWT = "PGRST30"  # PostgREST's codes about a token begin with this and a digit from 0 to 3
 TOKEN_TTL_S = 60.0
 SHOWN_CHARS = 200
@@ -138,7 +137,7 @@ async def gateway(settings: Settings, section: Section) -> None:
     why = f"{url}: HTTP {status} {code}: {refusal}"
     if code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}:
         section.ok(f"{variable} accepts worker tokens", f"{url} refuses an unknown worker, as it should ({code})")
-    elif code == NO_FUNCTION and settings.pods_use_supabase:  # it checks the signature first
+    elif code == protocol.UNKNOWN_FUNCTION and settings.pods_use_supabase:  # it checks the signature first
         section.skip(f"a call at {variable}", "its schema is not there yet; the signature of the token was accepted")
     elif status in REFUSED or code.startswith(BAD_JWT):
         section.fail(f"{variable} refuses worker tokens", why, _token_fix(settings, code))
