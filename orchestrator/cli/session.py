@@ -22,6 +22,7 @@ LONGER = "give more of the id"
 NAMED = 5  # candidates that an error names
 UUID_DIGITS = 32
 TASK_PREFIX = re.compile(r"[0-9a-f]{1,32}")  # without hyphens
+CANCEL_AGAIN_S, CANCELS = 2.0, 10  # how often Ctrl-C is repeated
 
 
 def runs(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int | None]:
@@ -29,9 +30,24 @@ def runs(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> int | None:
-        return asyncio.run(command(*args, **kwargs))
+        return asyncio.run(ends_if_cancelled(command(*args, **kwargs)))
 
     return run
+
+
+async def ends_if_cancelled(command: Coroutine[Any, Any, int | None]) -> int | None:
+    """Run a command. Repeat a cancellation: Python 3.11's wait_for loses one that meets the awaited answer."""
+    running = asyncio.ensure_future(command)
+    try:
+        await asyncio.wait({running})
+    except asyncio.CancelledError:
+        for _ in range(CANCELS):
+            running.cancel()
+            if (await asyncio.wait({running}, timeout=CANCEL_AGAIN_S))[0]:
+                break
+        else:
+            raise
+    return await running
 
 
 def settings_for(*parts: str) -> "Settings":
