@@ -180,7 +180,8 @@ async def test_an_ended_worker_shows_its_life_and_nothing_of_a_live_one() -> Non
         await until(pilot, lambda: app.query_one("#workers", Rows).row_count == 1)
         await pilot.press("e")
         await until(pilot, lambda: app.query_one("#workers", Rows).row_count == 2)
-        await until(pilot, lambda: any(ENDED in line for line in lines(app)))
+        # The columns get the widths of the new row one refresh later.
+        await until(pilot, lambda: any(ENDED in line and " terminated " in line for line in lines(app)))
         (row,) = [line for line in lines(app) if ENDED in line]
         assert row.split()[1:8] == ["terminated", "RTX", "4090", "1m00s", "–", "–", "$0.01"]
         await pilot.press("e")
