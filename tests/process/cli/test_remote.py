@@ -111,7 +111,8 @@ async def test_a_persons_shell_has_a_terminal(sshd: PodSshd) -> None:
         process = await connection.create_process(term_type="xterm", term_size=(100, 30))
         async with asyncio.timeout(TIMEOUT_S):
             assert await process.stdout.readuntil(re.compile("[#$] "))
-            process.stdin.write("tty; stty size; echo sleeps; sleep 600\n")
+            # Said by the command itself: between its fork and its exec, bash loses a SIGINT.
+            process.stdin.write("tty; stty size; sh -c 'echo sleeps; exec sleep 600'\n")
             shown = await process.stdout.readuntil("\nsleeps")
             process.stdin.write("\x03")
             assert await process.stdout.readuntil(re.compile("[#$] "))
