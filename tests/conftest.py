@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Select the PostgreSQL in the environment, which the processes that tests start inherit."""
+    """Select what the processes that tests start inherit: the PostgreSQL in the environment, and that Ctrl-C counts."""
     config.stash[NOT_RUN] = {}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has started this run in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if version := config.getoption("--postgres"):
         try:
             found = debian.postgres(version)
