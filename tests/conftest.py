@@ -1,9 +1,11 @@
 """Scheduling of the test run, another PostgreSQL on request, and a list of what this machine cannot run."""
 
+import asyncio
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from testbed.services import debian
 from testbed.services.postgres import INSTALLATION, installed
+from testbed.tasks import places
 
 if TYPE_CHECKING:
     from testbed.shared_services import SharedServices
@@ -29,7 +32,9 @@ ORDER = (
 BY_FILE = ("unit", "db/conformance", "process/cli", "process/e2e", "process/bringup", "process/worker")
 BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py")  # long tests, each with its own processes
 GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
+STUCK_S = 270.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
 NOT_RUN = pytest.StashKey[dict[str, int]]()
+STDERR = pytest.StashKey[int]()
 
 gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
@@ -47,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOT_RUN] = {}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has started this run in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[STDERR] = os.dup(2)  # while tests run, pytest has a file in its place
     if version := config.getoption("--postgres"):
         try:
             found = debian.postgres(version)
@@ -62,6 +68,28 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Sha
 
     async with SharedServices(tmp_path_factory.mktemp("shared")) as services:
         yield services
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Name what a test that hangs waits for: faulthandler shows its threads, which say no more than `select`."""
+    if threading.current_thread() is not threading.main_thread():
+        return (yield)
+    signal.signal(signal.SIGALRM, lambda *_: _say_where_tasks_wait(item.config.stash[STDERR]))
+    signal.setitimer(signal.ITIMER_REAL, STUCK_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _say_where_tasks_wait(stderr: int) -> None:
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no event loop runs: the threads say it
+        return
+    for task in tasks:
+        os.write(stderr, "\n    ".join([f"{task.get_name()} waits:", *places(task), ""]).encode())
 
 
 def pytest_report_header() -> str:

@@ -19,6 +19,7 @@ ASKS = "orchestrator_asks"  # not polled here: the leader reads pods' requests e
 CONNECTED: Event = ("connected", "")  # listeners may have missed events and must query the state
 BACKLOG = 1000  # unread events of a slow listener; beyond this, it gets CONNECTED instead
 POLL_S = 1.0
+CANCEL_AGAIN_S = 1.0
 
 
 class Listeners:
@@ -57,10 +58,13 @@ class Listeners:
     async def close(self) -> None:
         """Stop listening."""
         running, self._running = self._running, None
-        if running is not None:
+        if running is None:
+            return
+        while not running.done():  # again: before Python 3.12, a library's wait_for may swallow a cancel
             running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            await asyncio.wait({running}, timeout=CANCEL_AGAIN_S)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
 
 async def poll(call: Callable[..., Awaitable[Any]], every_s: float, publish: Publish) -> None:

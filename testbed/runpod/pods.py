@@ -14,6 +14,7 @@ from typing import Literal
 from testbed.runpod import fake_tools, watchdog
 from testbed.runpod.sshd import Mode, PodSshd
 from testbed.runpod.state import PodRecord, World
+from testbed.tasks import ended, exited
 
 Kill = Literal["vanish", "exit", "freeze"]
 
@@ -71,9 +72,7 @@ class PodHost:
             sshd.close()
         await asyncio.to_thread(watchdog.kill, watchdog.below(str(self.world.state_dir / "pods")))
         if self._watchdog is not None:
-            self._watchdog.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watchdog
+            await ended(self._watchdog)
 
     async def _keep_watchdog(self, pods_dir: Path) -> None:
         """Run a process that kills our pods after our end: it notices the end of its standard input."""
@@ -86,10 +85,10 @@ class PodHost:
             )
             try:
                 await process.wait()
-            except asyncio.CancelledError:
-                process.kill()  # we have killed every pod ourselves
-                await process.wait()
-                raise
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # we have killed every pod ourselves
+                await exited(process)
             await asyncio.sleep(WATCHDOG_RESTART_S)
 
     def start(self, pod: PodRecord) -> None:

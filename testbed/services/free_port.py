@@ -3,17 +3,29 @@
 import contextlib
 import random
 import socket
+import sys
 
 HOST = "127.0.0.1"
 # Below the range from which systems take ports for outgoing connections (Linux 32768, macOS 49152): whatever is free
 # here is not taken by a passer-by between our look and the server's bind, nor while the server is down.
 PORTS = range(20_000, 32_000)
+# On Linux a port that was given away stays bound until this process ends: no other process that looks for one finds it
+# free before the server binds it, or while the server is down. The server may bind it all the same, because its socket
+# and ours have SO_REUSEADDR, and ours does not listen.
+_held: list[socket.socket] = []
 
 
 def free_port() -> int:
     """Return an unused port. Raises OSError if there is none."""
-    for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # where others do not set the seed
+        probe = socket.socket()
+        with contextlib.suppress(OSError):
             probe.bind((HOST, port))
+            if sys.platform == "linux":
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                _held.append(probe)
+            else:
+                probe.close()
             return port
+        probe.close()
     raise OSError(f"no free port from {PORTS.start} to {PORTS.stop}")

@@ -38,6 +38,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 PASS_TIMEOUT_S = 60.0  # what hosted Supabase gives a request
 POLL_S = 0.02
+TURNS = 10  # of the event loop, in which it has read what had arrived
 POOL_SIZE = 20
 ROW_CAP = 1000
 KEY_TTL_S = 10 * 365 * 86_400.0
@@ -140,6 +141,15 @@ class EmbeddedPostgrest:
         if process is None:
             return
         await process.end(signal.SIGTERM, STOP_TIMEOUT_S)
+
+    async def idle(self) -> None:
+        """Wait until every call that has been sent is answered: its caller may have gone."""
+        while True:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            if not self._state.tasks:
+                return
+            await asyncio.sleep(POLL_S)
 
     @property
     def _socket(self) -> Path:

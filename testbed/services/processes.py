@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from testbed.services.child_process import die_with_parent
+from testbed.tasks import exited
 
 STOP_GRACE_S = 20.0
 QUOTED_LINES = 20
@@ -84,7 +85,7 @@ class Child:
         except TimeoutError:
             raise ChildFailed(f"{self.name} said nothing for {timeout_s:.0f} s{self.output_tail()}") from None
         if not line:
-            await self.process.wait()
+            await exited(self.process)
             raise ChildFailed(f"{self.name} ended with {self.process.returncode}{self.output_tail()}")
         return line
 
@@ -92,7 +93,7 @@ class Child:
         """End it at once (SIGKILL), as a crash would."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        await self.process.wait()
+        await exited(self.process)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """End it politely (SIGTERM), then at once; the exit status."""
@@ -100,11 +101,10 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self.process.terminate()
             try:
-                async with asyncio.timeout(grace_s):
-                    await self.process.wait()
+                await exited(self.process, grace_s)
             except TimeoutError:
                 await self.kill()
-        return await self.process.wait()
+        return await exited(self.process)
 
     def output_tail(self) -> str:
         """The end of its log, to be appended to a message."""

@@ -13,10 +13,11 @@ from psycopg.rows import DictRow
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import Db
+from testbed.tasks import ended
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FLEET = "default"
-SOON_S = 10.0
+SOON_S = 30.0  # for what should take a moment
 Row = Mapping[str, Any]
 
 
@@ -195,8 +196,7 @@ class Ear:
 
     async def close(self) -> None:
         """Listen no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await ended(self._task)
 
 
 async def rows_read(hand: AsyncConnection[DictRow], table: str) -> int:

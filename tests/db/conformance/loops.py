@@ -21,6 +21,8 @@ from orchestrator.ports import Cloud, Db
 from orchestrator.worker_logs.shipper import Shipper
 from tests.db.conformance.builders import FLEET
 
+LIST_S = 60.0  # for a list of pods, which a busy machine may not have within the product's own patience
+
 
 async def _never(*_: object) -> Any:
     """What an executor without pods never calls."""
@@ -35,7 +37,7 @@ def daemon_over(
     catalog = Catalog(cloud, rules)
     runtime = Runtime(store, db, rules, health or Health(started_at_s=0), metrics or Metrics(), Latest(), "us", poll_s)
     return Daemon(
-        runtime, Observer(store, cloud, FLEET, catalog), executor_over(store, cloud, rules, nothing),
+        runtime, Observer(store, cloud, FLEET, catalog, patience_s=LIST_S), executor_over(store, cloud, rules, nothing),
         catalog=catalog, shipper=cast("Shipper", None), planner=planner,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ import requests
 from orchestrator import ports
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.runpod_replies import port_error
+from orchestrator.adapters.runpod_transport import MAX_REPLY_S
 from orchestrator.core.model import Pod, PodSpec, PodStatus
 from testbed.runpod.faults import BALANCE_TEXT, CAPACITY_TEXTS
 from tests.process.emulator.build import GPU, PUBLIC_KEY, Api, emulated, until
@@ -405,10 +406,9 @@ async def test_a_refused_delete_is_unavailable_since_the_next_may_be_taken(api: 
 async def test_every_call_ends_by_its_deadline(api: Api, hasty: RunPodCloud) -> None:
     """Also one whose answer comes a byte at a time, which the SDK would wait for without end."""
     await inject(api, "slow_drip", seconds=0.05)
-    started = time.monotonic()
-    with pytest.raises(ports.Unavailable, match="within"):
-        await hasty.list_pods()
-    assert time.monotonic() - started < DEADLINE_S + 5
+    async with asyncio.timeout(30):
+        with pytest.raises(ports.Unavailable, match="within"):
+            await hasty.list_pods()
 
 
 async def test_flicker_and_a_frozen_first_read_are_unknown_not_dead(api: Api, cloud: RunPodCloud) -> None:
@@ -440,13 +440,13 @@ async def test_a_volume_is_found_by_its_name_or_refused(api: Api, cloud: RunPodC
 
 
 async def test_many_calls_go_on_at_once(api: Api, cloud: RunPodCloud) -> None:
-    """Eight creates that take a second each take well under their sum."""
-    api.emulator.core.create_s = 1.0
+    """Eight creates that take some seconds each take well under their sum."""
+    api.emulator.core.create_s = 3.0
     started = time.monotonic()
     await asyncio.gather(*(cloud.create_pod(spec(f"gpu-{number}")) for number in range(8)))
     took_s = time.monotonic() - started
     api.emulator.core.create_s = 0
-    assert took_s < 8 * 1.0
+    assert took_s < 8 * 3.0
 
 
 async def test_a_netrc_entry_does_not_replace_the_key(
@@ -475,12 +475,12 @@ print(json.dumps([answer, before == (logging.root.level, list(logging.root.handl
 
 
 async def test_a_hanging_call_holds_up_no_exit_and_the_root_logger_is_left_alone(api: Api) -> None:
-    """A process with a call under way ends at once."""
+    """A process with a call under way ends at once, and not with the call, after MAX_REPLY_S."""
     await inject(api, "hang_before_commit", operation="list")
     command = [sys.executable, "-c", PROGRAM, api.emulator.url, api.emulator.api_key]
-    started = time.monotonic()
+    soon_s = MAX_REPLY_S - 10
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parents[3]
-    )
+        subprocess.run, command, capture_output=True, text=True, timeout=soon_s, check=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
     assert json.loads(done.stdout) == ["unavailable", True]
-    assert time.monotonic() - started < 15

@@ -57,7 +57,7 @@ async def account() -> AsyncIterator[Account]:
     made.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     serving = asyncio.create_task(server._serve([listening]))  # without taking the process's signals
     yield made
-    server.should_exit = True
+    server.should_exit = server.force_exit = True  # whoever is still connected is not waited for
     await serving
 
 

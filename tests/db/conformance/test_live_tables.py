@@ -17,7 +17,7 @@ from tests.db.conformance.test_schema_legacy import TASKS, TEXT, WORKERS, projec
 __all__ = ["project"]
 
 ROWS = 200_000
-MARGIN_S = 2.0  # what a machine under load adds
+MARGIN_S = 2.0
 FILL = """
 insert into tasks (task_type, status, attempts, created_at, dependant_on)
 select 'old', case i % 10 when 0 then 'Queued' when 1 then 'In Progress' else 'Complete' end,
@@ -34,9 +34,10 @@ STATEMENTS = (
 
 @dataclass
 class Writer:
-    """A user's program: it inserts, changes and deletes a task, again and again, and notes how long each took."""
+    """A user's program: it inserts, changes and deletes a row, again and again, and notes how long each took."""
 
     url: str
+    table: str = "tasks"
     waits: list[float] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -46,7 +47,7 @@ class Writer:
             while not self.done.is_set():
                 for statement in STATEMENTS:
                     began = time.monotonic()
-                    await connection.execute(statement.encode())
+                    await connection.execute(statement.replace("tasks", self.table).encode())
                     self.waits.append(time.monotonic() - began)
 
 
@@ -64,16 +65,18 @@ async def test_no_writer_waits_longer_than_one_lock_may_take(
     live: AsyncConnection[DictRow], empty_database: str
 ) -> None:
     """And afterwards every row is complete, counted and indexed."""
-    writer = Writer(empty_database)
-    writing = asyncio.create_task(writer.run())
+    await live.execute("create table apart (task_type text, status text)")
+    writer, apart = Writer(empty_database), Writer(empty_database, "apart")  # the second waits for the machine alone
+    writing = [asyncio.create_task(one.run()) for one in (writer, apart)]
     began = time.monotonic()
     report = await migrate(empty_database)
     took = time.monotonic() - began
-    writer.done.set()
-    await writing
+    for one in (writer, apart):
+        one.done.set()
+    await asyncio.gather(*writing)
     longest = max(writer.waits)
     sys.stdout.write(f"{ROWS} rows in {took:.1f} s; {len(writer.waits)} writes, the longest took {longest:.2f} s\n")
-    assert longest < run.LOCK_TIMEOUT_S + MARGIN_S
+    assert longest < run.LOCK_TIMEOUT_S + MARGIN_S + max(apart.waits)
     assert any("tasks In Progress got a lease of one hour" in note for note in report.notes)
     (found,) = await rows(
         live,

@@ -362,7 +362,7 @@ async def test_an_open_transaction_holds_up_nobody_for_long(fleet: Fleet, hand: 
     (task,) = await agent.claim()
     async with hand.transaction():
         await hand.execute("select internal_lock_limits('key', array['k'], false)")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await agent.complete(task) == "ok"
     await fleet.snapshot()
     assert len(await agent.claim()) == 1

@@ -146,7 +146,7 @@ async def test_ended_tasks_that_bring_the_next_take_their_worker_first(
     async with hand.transaction():
         await hand.execute("select from workers where id = %s for update", (agent.id,))
         said = asyncio.create_task(agent.complete_and_claim(result(task)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (await (await hand.execute("select from pg_locks where not granted")).fetchall()):
                 await asyncio.sleep(0.01)
         await hand.execute("select from tasks where id = %s for update nowait", (task_id,))

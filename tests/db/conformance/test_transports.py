@@ -268,7 +268,11 @@ async def test_a_statement_that_takes_too_long_is_given_up(
                 with pytest.raises(Unavailable, match="57014"):
                     await db.call("fleet_lead", p_fleet=FLEET, p_holder="us", p_ttl_s=15)
             await blocker.rollback()
-        assert (await db.call("fleet_lead", p_fleet=FLEET, p_holder="us", p_ttl_s=15))["leader"]
+        async with asyncio.timeout(SOON_S):
+            while True:
+                with suppress(Unavailable):  # as long as the limit is this short, a busy machine may pass it
+                    assert (await db.call("fleet_lead", p_fleet=FLEET, p_holder="us", p_ttl_s=15))["leader"]
+                    break
     finally:
         await hand.execute("alter role service_role reset statement_timeout")
         await hand.execute("notify pgrst, 'reload config'")
@@ -313,14 +317,15 @@ LOGINS = {  # what of a connection string is wrong
 
 @pytest.mark.parametrize(("transport", "why"), [*(("supabase", why) for why in KEYS), *(("direct", x) for x in LOGINS)])
 async def test_a_key_that_does_not_open_is_said_to_be_the_key(
-    postgrest: EmbeddedPostgrest, database: str, transport: str, why: str
+    postgrest: EmbeddedPostgrest, database: str, transport: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expired, unknown, or the public one: named in time, with the fix, without the key; agents try again."""
+    monkeypatch.setattr("orchestrator.adapters.postgres.POOL_SHARE", 0.1)  # the rest is for the look at the cause
     db: PostgresDb | SupabaseDb
     if transport == "direct":
         key, name = "hunter2hunter2", "DATABASE_URL"
         url = make_conninfo(database, password=key, **LOGINS[why])
-        db = await PostgresDb.open(url, pool_size=1, call_timeout_s=2)
+        db = await PostgresDb.open(url, pool_size=1, call_timeout_s=5)
     else:
         key, name = KEYS[why](postgrest), "SUPABASE_SERVICE_ROLE_KEY"
         db = await SupabaseDb.open(postgrest.project_url, key)

@@ -19,6 +19,7 @@ from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import verifier
 from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.shared_services import Database
+from testbed.tasks import ended
 from tests.db.privilege.rig import SIGNING_KEY, Actors, Endpoints, public_jwk
 from tests.process.web.builders import SECRET, Caller, ServerUnderTest, done, listen, serving
 from tests.process.web.conftest import blobs, postgres, s3
@@ -64,8 +65,7 @@ async def endpoints(postgres: Database, blobs: S3Blobs) -> AsyncIterator[Endpoin
         listening = asyncio.create_task(listen(db, signal))
         under_test = ServerUnderTest(gateway, store, signal, health, blobs, lease.term, unanswered)
         yield Endpoints(under_test, rest, {"gateway": gateway, "postgrest": postgrest})
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        await ended(listening)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """A migrated database and the workers' gateway, shared by the session; a rig per test."""
 
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ async def api_url(db: PostgresDb) -> AsyncIterator[str]:
     """Where agents call."""
     async with gateway_url(db) as url:
         yield url
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: it is bound, so that nobody else listens there meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.fixture

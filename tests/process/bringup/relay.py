@@ -65,5 +65,5 @@ async def relaying(pod_port: int, key: asyncssh.SSHKey) -> AsyncIterator[Relay]:
         yield relay
     finally:
         acceptor.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await acceptor.wait_closed()

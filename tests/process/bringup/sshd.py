@@ -11,6 +11,10 @@ from pathlib import Path
 
 import asyncssh
 
+from testbed.services.free_port import HOST, free_port
+
+STOP_TIMEOUT_S = 60.0
+
 
 @dataclass
 class Sshd:
@@ -38,8 +42,8 @@ class Sshd:
     async def start(self) -> None:
         """Listen, on the port of the last time if there was one."""
         self.acceptor = await asyncssh.listen(
-            "127.0.0.1",
-            self.port,
+            HOST,
+            self.port or free_port(),  # which nobody else takes while it does not listen
             server_factory=lambda: _Login(self),
             server_host_keys=self.host_keys,
             process_factory=self._execute,
@@ -51,14 +55,15 @@ class Sshd:
 
     async def stop(self) -> None:
         """Stop listening and cut every connection."""
-        if self.acceptor is not None:
-            self.acceptor.close()
-            await self.acceptor.wait_closed()
-            self.acceptor = None
+        acceptor, self.acceptor = self.acceptor, None
+        if acceptor is not None:
+            acceptor.close()
         self.cut()
         for child in tuple(self.children):
             _kill(child)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            if acceptor is not None:
+                await acceptor.wait_closed()
             while self.children:  # their handlers see them end
                 await asyncio.sleep(0.01)
 

@@ -35,8 +35,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(rig: Rig, quick: None) -> None:
     """With the last lines of the pod's log; it is no failure, and once the image has come that is seen too."""
     worker, _ = await rig.worker(pod=BOOTS)
-    rig.pod_logs[worker.pod_id or ""] = ["\n".join(PULLING), "\n".join(PULLED)]
-    bring_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
+    said = PULLING
+
+    async def log(_: str) -> str:
+        return "\n".join(said)
+
+    bring_up = asyncio.create_task(rig.bring_up(pod_log=log).bring_up(rig.term, worker))
 
     async def seen(lines: list[str]) -> Mapping[str, Any]:
         async with asyncio.timeout(DEADLINE_S):
@@ -49,6 +53,7 @@ async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(ri
     attempt = await seen(PULLING)
     assert attempt["evidence"]["shown"] == "RunPod shows it as STARTING: its image is being pulled"
     assert (attempt["outcome"], attempt["failure_code"]) == (None, None)
+    said = PULLED
     assert (await seen(PULLED))["evidence"]["shown"] == "RunPod shows it as STARTING"
     rig.show(replace(rig.listed[worker.pod_id or ""], status=PodStatus.RUNNING, has_runtime=True))
     await asyncio.wait_for(bring_up, DEADLINE_S)

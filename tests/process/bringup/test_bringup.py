@@ -14,7 +14,8 @@ from orchestrator.core.states import READY, Stage, State
 from orchestrator.pods import agent_commands
 from orchestrator.pods.latest import WorkerView
 from orchestrator.ports import LostRace
-from tests.process.bringup.rig import DEADLINE_S, GPU, Rig, ended
+from testbed.tasks import ended
+from tests.process.bringup.rig import DEADLINE_S, GPU, Rig
 
 STAGES_TO_READY = [
     "pod_running",
@@ -49,7 +50,7 @@ async def test_a_worker_is_proven_stage_by_stage_and_promoted(rig: Rig) -> None:
     assert evidence["ssh_auth"]["remote"] == f"127.0.0.1:{sshd.port}"
     assert evidence["ssh_auth"]["key"].startswith("SHA256:")
     assert evidence["identity"]["reported"] == worker.pod_id
-    assert evidence["platform"]["clock_skew_s"] == pytest.approx(0, abs=3)
+    assert evidence["platform"]["clock_skew_s"] == pytest.approx(0, abs=20)  # the time that the call took
     assert evidence["gpu_inventory"]["names"] == [GPU]
     assert evidence["gpu_health"]["driver_cuda"] == "12.8"
     assert evidence["process"]["pid"] == rig.agents(sshd)[0]["pid"]
@@ -102,7 +103,7 @@ async def test_a_port_that_opens_late_costs_tries_and_not_the_worker(rig: Rig, m
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker(server=False)
     bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
-    await rig.reaches(worker.id, Stage.TCP)
+    await rig.meets(worker.id, FailureCode.TCP_REFUSED)
     await sshd.start()
     await asyncio.wait_for(bringing_up, DEADLINE_S)
     tcp = [a for a in await rig.attempts(worker.id) if a["stage"] == "tcp"]
@@ -219,7 +220,8 @@ async def test_a_worker_that_somebody_ends_in_mid_bringup_keeps_their_reason(rig
 async def test_the_hard_cap_ends_a_bringup_whatever_its_stages_may_take(rig: Rig) -> None:
     """The row's age counts, not this bring-up's."""
     worker, _ = await rig.worker(pod={"ssh_port": None})
-    await asyncio.wait_for(rig.bring_up(spawning_timeout_s=0.5).bring_up(rig.term, worker), DEADLINE_S)
+    cap_s = 3.0  # it passes the stage before in this time, on a busy machine too
+    await asyncio.wait_for(rig.bring_up(spawning_timeout_s=cap_s).bring_up(rig.term, worker), DEADLINE_S)
     row = await rig.row(worker.id)
     assert (row["status"], row["failure_code"]) == ("terminating", FailureCode.SSH_DETAILS_MISSING)
-    assert STAGE_SPECS[Stage.SSH_DETAILS].deadline_s > 1
+    assert STAGE_SPECS[Stage.SSH_DETAILS].deadline_s > cap_s

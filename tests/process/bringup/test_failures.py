@@ -16,14 +16,14 @@ from orchestrator.core.states import READY, Stage
 from tests.process.bringup.rig import DEADLINE_S, Rig
 from tests.process.bringup.sshd import Sshd, pem_of
 
-SHORT_S = 0.6
-SHORT = (Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP, Stage.SSH_AUTH, Stage.EXEC, Stage.HEARTBEAT)
+SHORT_S = 0.6  # of a stage that waits in vain
+LOG_S = 3.0  # … and reads the pod's log in the last quarter of it
+TRIES_S = 3.0  # … and tries again and again
 
 
 @pytest.fixture
-def short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines and pauses that a test can wait for."""
-    rig.config = replace(rig.config, deadlines_s=dict.fromkeys(SHORT, SHORT_S))
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that a test can wait for."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     monkeypatch.setattr("orchestrator.pods.bringup_stages.BANNER_TIMEOUT_S", 0.2)
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PROCESS_CHECK_S", 0.2)
@@ -56,8 +56,9 @@ async def test_a_pod_that_the_provider_calls_dead_ends_the_bringup_at_once(
 
 
 @pytest.mark.parametrize("seen", [{"has_runtime": False}, {"status": PodStatus.STARTING}])
-async def test_a_pod_without_a_runtime_has_a_deadline(rig: Rig, short: None, seen: Mapping[str, Any]) -> None:
+async def test_a_pod_without_a_runtime_has_a_deadline(rig: Rig, seen: Mapping[str, Any]) -> None:
     """RUNNING alone is not running."""
+    rig.shorten(Stage.POD_RUNNING, seconds=SHORT_S)
     worker, _ = await rig.worker(pod=seen)
     attempt = await fails(rig, worker, code="NO_RUNTIME", stage=Stage.POD_RUNNING)
     assert (attempt["outcome"], attempt["exception_type"]) == ("timeout", "TimeoutError")
@@ -67,8 +68,9 @@ PULLING = "create container image\nlatest Pulling from library/image"
 PULLED = f"{PULLING}\nStatus: Downloaded newer image for image\nstart container"
 
 
-async def test_an_image_that_is_still_coming_gets_one_more_deadline(rig: Rig, short: None) -> None:
+async def test_an_image_that_is_still_coming_gets_one_more_deadline(rig: Rig) -> None:
     """The pod's own log shows the pull: extended once, and then it is called slow."""
+    rig.shorten(Stage.POD_RUNNING, seconds=LOG_S)
     worker, _ = await rig.worker(pod={"status": PodStatus.STARTING, "has_runtime": False})
     rig.pod_logs[worker.pod_id or ""] = [PULLING] * 3
     attempt = await fails(rig, worker, code="IMAGE_PULL_SLOW", stage=Stage.POD_RUNNING)
@@ -78,8 +80,9 @@ async def test_an_image_that_is_still_coming_gets_one_more_deadline(rig: Rig, sh
     assert (await rig.row(worker.id))["metadata"]["image_pull_extended"] is True
 
 
-async def test_an_image_that_has_come_is_no_excuse(rig: Rig, short: None) -> None:
+async def test_an_image_that_has_come_is_no_excuse(rig: Rig) -> None:
     """Pulled, started, and still no runtime: one deadline is enough."""
+    rig.shorten(Stage.POD_RUNNING, seconds=LOG_S)
     worker, _ = await rig.worker(pod={"has_runtime": False})
     rig.pod_logs[worker.pod_id or ""] = [PULLED]
     attempt = await fails(rig, worker, code="NO_RUNTIME", stage=Stage.POD_RUNNING)
@@ -89,11 +92,17 @@ async def test_an_image_that_has_come_is_no_excuse(rig: Rig, short: None) -> Non
     assert len(await rig.attempts(worker.id)) == 1
 
 
-async def test_an_image_that_comes_in_the_second_deadline_is_in_time(rig: Rig, short: None) -> None:
+async def test_an_image_that_comes_in_the_second_deadline_is_in_time(rig: Rig) -> None:
     """Nothing of the first one is held against the worker."""
     worker, _ = await rig.worker(pod={"status": PodStatus.STARTING, "has_runtime": False})
-    rig.pod_logs[worker.pod_id or ""] = [PULLING]
-    bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))
+    deadlines_s: dict[str, float] = {Stage.POD_RUNNING: LOG_S}
+
+    async def log(_: str) -> str:
+        deadlines_s.pop(Stage.POD_RUNNING, None)  # the second one is not to pass
+        return PULLING
+
+    bring_up = rig.bring_up(pod_log=log, deadlines_s=deadlines_s)
+    bringing_up = asyncio.create_task(bring_up.bring_up(rig.term, worker))
     async with asyncio.timeout(DEADLINE_S):
         while len(await rig.attempts(worker.id)) < 2:
             await asyncio.sleep(0.02)
@@ -116,8 +125,9 @@ async def test_a_pod_is_booked_from_its_machine_on(rig: Rig, monkeypatch: pytest
     assert (await rig.row(worker.id))["billing_since"] > created_at
 
 
-async def test_a_pod_without_an_address_has_a_deadline(rig: Rig, short: None) -> None:
+async def test_a_pod_without_an_address_has_a_deadline(rig: Rig) -> None:
     """The port for 22 is never mapped."""
+    rig.shorten(Stage.SSH_DETAILS, seconds=SHORT_S)
     worker, _ = await rig.worker(pod={"ssh_port": None})
     await fails(rig, worker, code="SSH_DETAILS_MISSING", stage=Stage.SSH_DETAILS)
 
@@ -125,8 +135,9 @@ async def test_a_pod_without_an_address_has_a_deadline(rig: Rig, short: None) ->
 # --- the way there
 
 
-async def test_a_port_that_never_opens(rig: Rig, short: None) -> None:
+async def test_a_port_that_never_opens(rig: Rig, quick: None) -> None:
     """Refused to the end."""
+    rig.shorten(Stage.TCP, seconds=TRIES_S)
     worker, _ = await rig.worker(server=False)
     attempt = await fails(rig, worker, code="TCP_REFUSED", stage=Stage.TCP)
     assert attempt["evidence"]["tries"] > 2
@@ -147,8 +158,9 @@ async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) ->
     assert [a["evidence"]["address"] for a in attempts if a["stage"] == Stage.TCP] == [f"127.0.0.1:{sshd.port}"]
 
 
-async def test_a_port_where_nobody_speaks(rig: Rig, short: None) -> None:
+async def test_a_port_where_nobody_speaks(rig: Rig, quick: None) -> None:
     """Connected, and silence."""
+    rig.shorten(Stage.TCP, seconds=SHORT_S)
     worker, _ = await rig.worker()
     async with await asyncio.start_server(lambda *_: asyncio.sleep(5), "127.0.0.1", 0) as server:
         _move_to(rig, worker, server.sockets[0].getsockname()[1])
@@ -160,12 +172,10 @@ async def test_a_port_that_refuses_and_then_says_nothing_is_called_silent(
 ) -> None:
     """The last try is under way when the stage's time ends: its result counts, and not that of the tries before."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
-    rig.config = replace(rig.config, deadlines_s={Stage.TCP: 2.0})
+    rig.shorten(Stage.TCP, seconds=5.0)
     worker, sshd = await rig.worker(server=False)
     bringing_up = asyncio.create_task(fails(rig, worker, code="TCP_TIMEOUT", stage=Stage.TCP))
-    async with asyncio.timeout(DEADLINE_S):
-        while "TCP_REFUSED" not in {attempt["failure_code"] for attempt in await rig.attempts(worker.id)}:
-            await asyncio.sleep(0.02)
+    await rig.meets(worker.id, "TCP_REFUSED")
     async with await asyncio.start_server(lambda *_: asyncio.sleep(5), "127.0.0.1", sshd.port):
         attempt = await bringing_up
     assert "sent no banner" in attempt["evidence"]["error"]
@@ -176,12 +186,10 @@ async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_n
 ) -> None:
     """The port refused before: that is what the worker ends with."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
-    rig.config = replace(rig.config, deadlines_s={Stage.TCP: 2.0})
+    rig.shorten(Stage.TCP, seconds=TRIES_S)  # not more than the patience of one try
     worker, sshd = await rig.worker(server=False)
     bringing_up = asyncio.create_task(fails(rig, worker, code="TCP_REFUSED", stage=Stage.TCP))
-    async with asyncio.timeout(DEADLINE_S):
-        while "TCP_REFUSED" not in {attempt["failure_code"] for attempt in await rig.attempts(worker.id)}:
-            await asyncio.sleep(0.02)
+    await rig.meets(worker.id, "TCP_REFUSED")
     with (
         socket.create_server(("127.0.0.1", sshd.port), backlog=0) as server,
         socket.create_connection(server.getsockname()),  # nobody accepts it: there is no room for another one
@@ -190,13 +198,14 @@ async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_n
     assert "refuses connections" in attempt["evidence"]["error"]
 
 
-async def test_a_port_where_something_else_answers(rig: Rig, short: None) -> None:
+async def test_a_port_where_something_else_answers(rig: Rig, quick: None) -> None:
     """A web server is not a pod."""
 
     def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
+    rig.shorten(Stage.TCP, seconds=TRIES_S)
     worker, _ = await rig.worker()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         _move_to(rig, worker, server.sockets[0].getsockname()[1])
@@ -246,8 +255,9 @@ async def test_a_pair_that_fits_lets_the_bringup_go_on(rig: Rig) -> None:
     assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
-async def test_a_connection_that_breaks_again_and_again_ends_at_the_stages_deadline(rig: Rig, short: None) -> None:
+async def test_a_connection_that_breaks_again_and_again_ends_at_the_stages_deadline(rig: Rig, quick: None) -> None:
     """Second chances are no more time than the stage had."""
+    rig.shorten(Stage.EXEC, seconds=TRIES_S)
     worker, sshd = await rig.worker()
     breaking = asyncio.create_task(_keep_breaking(sshd))
     await asyncio.wait_for(rig.bring_up().bring_up(rig.term, worker), DEADLINE_S)
@@ -327,10 +337,11 @@ async def test_another_process_under_the_same_pid_is_not_the_agent(rig: Rig) -> 
     await fails(rig, worker, code="NO_PROCESS", stage=Stage.PROCESS, python=str(python))
 
 
-async def test_an_agent_that_cannot_reach_the_database(rig: Rig, short: None, unused_tcp_port: int) -> None:
+async def test_an_agent_that_cannot_reach_the_database(rig: Rig, quick: None, closed_port: int) -> None:
     """SSH sees it alive, no heartbeat comes: that has a code of its own."""
+    rig.shorten(Stage.HEARTBEAT, seconds=5.0)  # its log is looked at until it has lines
     worker, _ = await rig.worker()
-    url = f"http://127.0.0.1:{unused_tcp_port}"
+    url = f"http://127.0.0.1:{closed_port}"
     attempt = await fails(rig, worker, code="NO_HEARTBEAT", stage=Stage.HEARTBEAT, api_url=url)
     assert attempt["outcome"] == "timeout"
     assert attempt["evidence"]["log"]

@@ -12,6 +12,7 @@ from orchestrator.core.model import Worker
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import READY, Stage
 from testbed.runpod.machine_faults import MACHINE_FAULTS
+from testbed.tasks import ended
 from tests.process.bringup.rig import DEADLINE_S, GPU, Rig
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
@@ -77,7 +78,7 @@ async def test_a_clock_that_is_off_is_told_with_how_much(rig: Rig, skew_s: int) 
     worker, sshd = await rig.worker()
     sshd.env["EMULATED_CLOCK_SKEW_S"] = str(skew_s)
     attempt = await ends(rig, worker, "CLOCK_SKEW")
-    assert attempt["evidence"]["clock_skew_s"] == pytest.approx(skew_s, abs=3)
+    assert attempt["evidence"]["clock_skew_s"] == pytest.approx(skew_s, abs=20)
 
 
 async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
@@ -89,7 +90,7 @@ async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
     bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, leaving))
     await rig.reaches(leaving.id, Stage.GPU_HEALTH)
     machine = Path(sshd.env["EMULATED_POD"]) / "gpus.csv"
-    machine.write_text(machine.read_text().replace(",9000,", ",2,"))
+    _replace(machine, machine.read_text().replace(",9000,", ",2,"))
     await asyncio.wait_for(bringing_up, DEADLINE_S)
     assert (await rig.row(leaving.id))["status"] in READY
     rig.tokens.clear()
@@ -113,7 +114,7 @@ async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkey
     async with asyncio.timeout(DEADLINE_S):
         while not (await rig.attempts(ready[0].id))[-1]["evidence"]:
             await asyncio.sleep(0.02)
-    (Path(ready[1].env["EMULATED_POD"]) / "gpus.csv").write_text(joined[ready[1].env["EMULATED_POD"]])
+    _replace(Path(ready[1].env["EMULATED_POD"]) / "gpus.csv", joined[ready[1].env["EMULATED_POD"]])
     await asyncio.wait_for(bringing_up, DEADLINE_S)
     assert (await rig.row(ready[0].id))["status"] in READY
     (seen,) = (a["evidence"] for a in await rig.attempts(ready[0].id) if a["stage"] == Stage.GPU_FABRIC)
@@ -141,7 +142,7 @@ async def test_a_topology_that_is_not_the_types_ends_the_worker(rig: Rig, way: s
 async def test_an_nvidia_smi_that_hangs_ends_as_a_fact(rig: Rig) -> None:
     """It is ended on the pod, and nothing more is asked of it: the answer comes within the stage's own deadline."""
     worker, _ = await rig.worker(faults={"smi_hangs": ""})
-    attempt = await ends(rig, worker, "GPU_NOT_ATTACHED", gpu_inventory=3)
+    attempt = await ends(rig, worker, "GPU_NOT_ATTACHED", gpu_inventory=9)
     assert attempt["outcome"] == "failed"
     assert "did not answer in time" in attempt["evidence"]["error"]
 
@@ -190,10 +191,15 @@ async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
         assert (row.waiting_on, row.waiting_for) == (STAGE_SPECS[stage].waiting_on, str(stage))
         assert 0 < (row.deadline_at - row.stage_since).total_seconds() <= STAGE_SPECS[stage].deadline_s + 1
         assert row.next_attempt_at <= row.deadline_at
-    for task in bringups:
-        task.cancel()
-    await asyncio.gather(*bringups, return_exceptions=True)
+    await ended(*bringups)
     silent.close()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Change a file that is being read: as a whole."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 async def _host(rig: Rig, key: str) -> Mapping[str, Any]:

@@ -15,11 +15,13 @@ from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.pods import agent_commands
 from orchestrator.ports import AuthFailed, HostKeyChanged, PortError, Unavailable
 from testbed.services import debian
+from testbed.services.free_port import free_port
+from testbed.tasks import exited
 from tests.process.bringup.sshd import pem_of
 
 pytestmark = pytest.mark.needs_program("sshd", "openssh-server")
 
-SOON_S = 10.0
+SOON_S = 30.0  # for what should take a moment
 KINDS = {"ed25519": "ssh-ed25519", "ecdsa": "ecdsa-sha2-nistp256", "rsa": "ssh-rsa"}
 
 
@@ -66,9 +68,9 @@ class OpenSsh:
 
 
 @pytest.fixture
-async def openssh(tmp_path: Path, unused_tcp_port: int) -> AsyncIterator[OpenSsh]:
+async def openssh(tmp_path: Path) -> AsyncIterator[OpenSsh]:
     """A server that answers."""
-    server = OpenSsh(tmp_path, unused_tcp_port)
+    server = OpenSsh(tmp_path, free_port())
     process = await server.start()
     try:
         async with asyncio.timeout(SOON_S):
@@ -80,7 +82,9 @@ async def openssh(tmp_path: Path, unused_tcp_port: int) -> AsyncIterator[OpenSsh
                     await asyncio.sleep(0.05)
         yield server
     finally:
-        await process.communicate(b"")
+        assert process.stdin is not None
+        process.stdin.close()
+        await exited(process)
 
 
 async def test_openssh_runs_commands_and_keeps_files(openssh: OpenSsh, tmp_path: Path) -> None:

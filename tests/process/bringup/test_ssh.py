@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.process.bringup.builders import a_worker
 from tests.process.bringup.sshd import Sshd, pem_of, serving
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")
-SOON_S = 5.0
+SOON_S = 30.0  # for what should take a moment
 
 
 @pytest.fixture
@@ -66,12 +65,12 @@ async def test_a_host_that_can_be_no_address_is_unavailable(host: str) -> None:
         await AsyncSshShell(pem_of(KEY)).connect(host, 22, pinned=None, timeout_s=SOON_S)
 
 
-async def test_nobody_listening_is_refused(unused_tcp_port: int) -> None:
+async def test_nobody_listening_is_refused(closed_port: int) -> None:
     """A mapped port before sshd is up says so."""
     with pytest.raises(ConnectionRefused):
-        await AsyncSshShell("").banner("127.0.0.1", unused_tcp_port, timeout_s=SOON_S)
+        await AsyncSshShell("").banner("127.0.0.1", closed_port, timeout_s=SOON_S)
     with pytest.raises(ConnectionRefused):
-        await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", unused_tcp_port, pinned=None, timeout_s=SOON_S)
+        await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", closed_port, pinned=None, timeout_s=SOON_S)
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 9000, b"no\n" * 2000])
@@ -97,16 +96,15 @@ async def test_a_forwarded_port_with_nobody_behind_is_no_verdict() -> None:
 
 
 async def test_silence_ends_at_the_deadline() -> None:
-    """A server that never speaks costs the deadline and not a second more."""
+    """A server that never speaks costs the deadline and no more."""
     server = await listening(lambda _: None)
     async with server:
-        before = time.monotonic()
         shell = AsyncSshShell(pem_of(KEY))
-        with pytest.raises(NoBanner):
-            await shell.banner("127.0.0.1", port_of(server), timeout_s=0.2)
-        with pytest.raises(Unavailable):
-            await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
-        assert time.monotonic() - before < SOON_S
+        async with asyncio.timeout(SOON_S):
+            with pytest.raises(NoBanner):
+                await shell.banner("127.0.0.1", port_of(server), timeout_s=0.2)
+            with pytest.raises(Unavailable):
+                await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
 
 
 # --- connect
@@ -227,7 +225,7 @@ async def test_a_connection_lost_in_the_middle_leaves_the_outcome_unknown(sshd: 
 async def test_a_command_ends_at_its_deadline(session: AsyncSshSession) -> None:
     """A command that hangs does not take the connection with it."""
     with pytest.raises(Unavailable):
-        await session.run("sleep 3", timeout_s=0.2)
+        await session.run("sleep 30", timeout_s=0.2)
     assert (await session.run("echo on", timeout_s=SOON_S)).stdout == b"on\n"
 
 

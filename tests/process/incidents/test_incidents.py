@@ -186,8 +186,11 @@ async def test_looking_changes_nothing(scene: Scene, tmp_path: Path) -> None:
     [home] = [Path(pod["home"]) for pod in pods if pod["id"] == worker["pod_id"]]
     [agent] = [int(found.read_text().split()[0]) for found in home.glob(".orchestrator/run/*/agent.pid")]
     os.kill(agent, signal.SIGSTOP)  # it beats and writes logs by itself
-    await fleet.submit(LONG)
     try:
+        assert fleet.stack.postgrest is not None
+        async with asyncio.timeout(60):
+            await fleet.stack.postgrest.idle()  # what the agent had asked is done
+        await fleet.submit(LONG)
         rows, files = await versions(fleet), touched(home)
         looks = (
             scene.diagnose("--save-report", cwd=tmp_path),

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from testbed.shared_services import SharedServices
+from testbed.tasks import ended
 from tests.process.cli.forked import command
 from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.runner import Case, run
@@ -94,8 +95,7 @@ async def released(fleet_env: Environment, canaries: SecretScan) -> AsyncIterato
     try:
         yield canaries
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await ended(watching)
     await _ask(fleet_env, canaries)
     await search_what_stayed(fleet_env, canaries, users_may=USERS_MAY)
 
@@ -153,8 +153,8 @@ async def _ask(fleet_env: Environment, canaries: SecretScan) -> None:
     """What commands and HTTP answer, to those who may ask and to those who may not."""
     workers = await fleet_env.rows("select id from workers order by created_at limit 1")
     told = [f"{verb} {row['id']}" for row in workers for verb in ("explain", "timeline", "status --json")]
-    for ended in await asyncio.gather(*(command(fleet_env.stack, *words.split()) for words in (*ASKED, *told))):
-        canaries.search("commands", f"{ended[1]}\n{ended[2]}")
+    for ran in await asyncio.gather(*(command(fleet_env.stack, *words.split()) for words in (*ASKED, *told))):
+        canaries.search("commands", f"{ran[1]}\n{ran[2]}")
     wrong = {"RUNPOD_API_KEY": "rpa_" + "x" * 20, "AWS_SECRET_ACCESS_KEY": "y" * 40}
     where = "DATABASE_URL" if fleet_env.stack.transport == "direct" else "SUPABASE_URL"
     elsewhere = fleet_env.stack.environment[where].replace("127.0.0.1", "nowhere.invalid")

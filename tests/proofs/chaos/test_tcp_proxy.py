@@ -8,7 +8,7 @@ import pytest
 
 from testbed.tcp_proxy import Break, TcpProxy
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 SILENCE_S = 0.2
 
 

@@ -9,6 +9,8 @@ from typing import Self
 
 import httpx
 
+from testbed.tasks import ended
+
 LOOK_EVERY_S = 0.5
 LOOK_TIMEOUT_S = 1.0
 CHUNK_BYTES = 65_536
@@ -34,8 +36,7 @@ class LoadBalancer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            await ended(self._watch)
         if self._server is not None:
             self._server.close()
 

@@ -18,6 +18,7 @@ from orchestrator.core.failures import FailureCode
 from testbed.services.processes import ChildFailed
 from testbed.shared_services import SharedServices
 from testbed.stack import Stack, Transport
+from testbed.tasks import ended
 from tests.process.cli import forked
 from tests.proofs.fault_matrix.environment import Environment, NotWithin
 from tests.proofs.fault_matrix.health import HealthWatch, expected_of
@@ -209,7 +210,6 @@ async def until_rest(env: Environment, limit_s: float) -> None:
 
 async def cancelled(task: "asyncio.Task[None]") -> None:
     """End a task that runs beside; what it failed with is raised."""
-    task.cancel()
-    outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-    if isinstance(outcome, Exception):
-        raise outcome
+    await ended(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
