@@ -193,7 +193,7 @@ class Stack:
 
     async def control(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The emulator's control API, `/__emulator__/…`: the truth behind what the provider reports."""
-        async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
             answer = await client.request(method, f"{self.control_url}/{path}", json=body)
             answer.raise_for_status()
             return answer.json() if answer.content else None

@@ -45,14 +45,22 @@ Sql = AsyncConnection[dict[str, Any]]
 class Ends:
     """How the rounds ended."""
 
+    limit_s: float  # from SIGTERM to the end of the process, at most
     term_s: list[float] = field(default_factory=list)  # from SIGTERM to the end of the process
     kills: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
-async def run(directory: Path, terms: int, kills: int, seed: int, servers: Servers | None = None) -> dict[str, Any]:
+async def run(
+    directory: Path,
+    terms: int,
+    kills: int,
+    seed: int,
+    servers: Servers | None = None,
+    limit_s: float = EXIT_LIMIT_S,
+) -> dict[str, Any]:
     """So many rounds of each kind, mixed; the summary, with `ok` and what was `wrong`. `servers`: migrated ones."""
-    dice, ends, submitted = random.Random(seed), Ends(), 0
+    dice, ends, submitted = random.Random(seed), Ends(limit_s), 0
     kinds = [signal.SIGTERM] * terms + [signal.SIGKILL] * kills
     dice.shuffle(kinds)
     async with Stack(directory, seed=seed, boot_s=(0.5, 1.5), servers=servers, light=True) as stack:
@@ -89,7 +97,7 @@ async def _round(stack: Stack, sql: Sql, kind: signal.Signals, dice: random.Rand
         return
     took_s, status = await _stop(child)
     ends.term_s.append(took_s)
-    if took_s > EXIT_LIMIT_S:
+    if took_s > ends.limit_s:
         ends.wrong.append(f"SIGTERM took {took_s:.1f} s")
     if status not in ({0, 128 + signal.SIGTERM, -signal.SIGTERM} if early else {0}):
         ends.wrong.append(f"SIGTERM ended with {status}{child.output_tail()}")

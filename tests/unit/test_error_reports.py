@@ -33,7 +33,7 @@ class Sentry:
     def events(self, count: int) -> list[dict[str, Any]]:
         """Wait for so many events."""
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.bodies) >= count, 20)
+            assert self.changed.wait_for(lambda: len(self.bodies) >= count, 60)
             return [json.loads(body.splitlines()[2]) for body in self.bodies]
 
 

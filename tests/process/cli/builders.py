@@ -22,7 +22,7 @@ from orchestrator.ports import LogRange, StageAttempt
 from tests.process.cli import forked, json_schemas
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 PROGRAM = (sys.executable, "-m", "orchestrator")
 NOTHING: Mapping[str, str | None] = MappingProxyType({})
 INHERITED = ("PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "TMPDIR")

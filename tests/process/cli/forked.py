@@ -32,6 +32,7 @@ IMPORTED = (
     *("orchestrator.service", "testbed.runpod"),
 )
 COMMAND_TIMEOUT_S = 60.0
+IMPORT_TIMEOUT_S = 120.0  # the first request of a process waits for the imports, too
 Die = Callable[[], None] | None
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LARGEST = 1 << 20  # bytes of a request
@@ -62,9 +63,10 @@ def _run(
         into.seek(0)
         with _sending, theirs:
             socket.send_fds(_server(), [request], [file.fileno() for file in (into, out, err, theirs)])
-        ours.settimeout(timeout_s)
         with ours.makefile("r") as said:
+            ours.settimeout(IMPORT_TIMEOUT_S)
             pid = int(said.readline())
+            ours.settimeout(timeout_s)
             try:
                 code = int(said.readline())
             except TimeoutError:
@@ -117,8 +119,10 @@ async def start(
             socket.send_fds(_server(), [request], fds)
     if out is not None:
         os.close(out)
-    line = await asyncio.open_connection(sock=ours)
-    return Child(name, ForkedProcess(int(await line[0].readline()), line, stdout), log)
+    async with asyncio.timeout(IMPORT_TIMEOUT_S):
+        line = await asyncio.open_connection(sock=ours)
+        pid = int(await line[0].readline())
+    return Child(name, ForkedProcess(pid, line, stdout), log)
 
 
 async def _piped() -> tuple[asyncio.StreamReader, int]:

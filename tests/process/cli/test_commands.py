@@ -11,6 +11,7 @@ import sys
 import termios
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -235,7 +236,8 @@ async def _on_a_terminal(cli: Cli, *arguments: str, answer: bytes | None = b"", 
                     continue
                 if answer is None:
                     # As often as a person would: one that comes just before Python reads is seen only after the line.
-                    process.send_signal(signal.SIGINT)
+                    with suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGINT)
                 else:
                     os.write(ours, answer)
                     answer = b""

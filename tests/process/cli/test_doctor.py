@@ -339,10 +339,9 @@ async def test_one_check_that_hangs_or_breaks_does_not_stop_the_others() -> None
     async def works(section: Section) -> None:
         section.ok("fine")
 
-    began = time.monotonic()
-    found = await examine({"a": hangs, "b": breaks, "c": works}, deadline_s=0.1)
+    async with asyncio.timeout(60):
+        found = await examine({"a": hangs, "b": breaks, "c": works}, deadline_s=0.1)
     assert [(one.section, one.status) for one in found] == [("a", "fail"), ("b", "fail"), ("c", "ok")]
-    assert time.monotonic() - began < 10
 
 
 def test_every_section_is_explained() -> None:

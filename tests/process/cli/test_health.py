@@ -15,10 +15,11 @@ from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.model import StoreOutage
 from orchestrator.core.states import Stage, State
+from testbed.runpod import replies
 from testbed.runpod.server import Emulator
 from testbed.shared_services import SharedServices
 from tests.db.conformance.test_cloud import spec
-from tests.process.cli.builders import Cli, Fleet
+from tests.process.cli.builders import TIMEOUT_S, Cli, Fleet
 from tests.process.cli.test_widths import shown
 
 LAST_READ = (
@@ -176,21 +177,31 @@ async def test_code_that_cannot_be_sent_costs_its_own_part_only(patient: Patient
     assert ran.json()["numbers"]["Workers"] == {"active": 1}
 
 
-async def test_a_pod_that_comes_while_health_asks_is_no_orphan(patient: Patient) -> None:
+async def test_a_pod_that_comes_while_health_asks_is_no_orphan(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """RunPod's list takes its time. The worker is recorded while it is on its way."""
+    recorded = asyncio.Event()
+
+    async def after_the_record(content: bytes, _: float) -> AsyncIterator[bytes]:
+        await recorded.wait()
+        yield content
+
+    monkeypatch.setattr(replies, "_drip", after_the_record)
     cloud = RunPodCloud(patient.emulator.api_key, base_url=patient.emulator.url)
     identity = (await patient.fleet.store.snapshot()).database_id
     pod = await cloud.create_pod(spec("gpu-1", fleet_id=FLEET, database_id=identity))
-    await patient.emulator.control("POST", "/faults", {"kind": "slow_drip", "seconds": 0.005, "times": 1})
+    await patient.emulator.control("POST", "/faults", {"kind": "slow_drip", "times": 1})
     asked = asyncio.create_task(Cli(patient.settings)("health", "--json"))
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(TIMEOUT_S),
         await AsyncConnection.connect(patient.settings["DATABASE_URL"], autocommit=True) as db,
     ):
         while (await (await db.execute(LAST_READ)).fetchone()) is None:
             await asyncio.sleep(0.01)
     await patient.fleet.worker(worker_id="gpu-1")
     await patient.fleet.move("gpu-1", State.SPAWNING, stage=Stage.SSH_AUTH, pod_id=pod.id)
+    recorded.set()
     ran = await asked
     assert ran.code == 0, ran.out
     assert "pods_without_rows" not in {one["kind"] for one in ran.json()["recommendations"]}

@@ -73,7 +73,8 @@ async def test_nobody_needs_to_read_all_of_a_commands_output(cli: Cli, fleet: Fl
     name = await worker(fleet, sshd, sshd.host_key)
     process = await start(*PROGRAM, "exec", name, "--", "yes", environment={**cli.environment, **KEYS})
     assert process.stdout is not None
-    assert await process.stdout.readline() == b"y\n"
+    async with asyncio.timeout(TIMEOUT_S):
+        assert await process.stdout.readline() == b"y\n"
     process.stdout._transport.close()  # type: ignore[attr-defined]  # asyncio has no other way to close a pipe
     ran = await ended(process)
     assert (ran.code, ran.err) == (1, "")
@@ -92,7 +93,7 @@ async def test_ctrl_c_ends_a_shell_that_does_not_connect(cli: Cli, fleet: Fleet,
         process = await asyncio.create_subprocess_exec(*command, env=env, start_new_session=True)
         await asyncio.wait_for(connected.wait(), TIMEOUT_S)
         os.killpg(process.pid, signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 5) in {130, 255}
+        assert await asyncio.wait_for(process.wait(), TIMEOUT_S) in {130, 255}
 
 
 async def test_a_shell_opens_with_the_fleets_key(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:

@@ -14,7 +14,7 @@ from orchestrator.core.model import Pause
 from orchestrator.core.states import Stage, State
 from testbed.runpod.server import Emulator
 from testbed.shared_services import Database
-from tests.process.cli.builders import Cli, Fleet
+from tests.process.cli.builders import TIMEOUT_S, Cli, Fleet
 
 
 async def test_spawn_records_an_intent_and_says_who_leads(cli: Cli, fleet: Fleet) -> None:
@@ -50,7 +50,7 @@ async def test_spawn_and_wait_follows_the_bringup(cli: Cli, fleet: Fleet) -> Non
     good, bad = f"gpu-{uuid.uuid4().hex[:8]}", f"gpu-{uuid.uuid4().hex[:8]}"
     waits = [asyncio.create_task(cli("spawn", "--worker-id", name, "--wait", "--json")) for name in (good, bad)]
     for name in (good, bad):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 if await fleet.row(name):
                     break

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.process.cli.builders import Cli, Fleet
+from tests.process.cli.builders import TIMEOUT_S, Cli, Fleet
 
 
 async def complete(cli: Cli, fleet: Fleet, result: Any, **columns: Any) -> str:
@@ -46,7 +46,7 @@ async def test_files_are_listed_linked_and_downloaded(
     assert '"frames": 48' in listed.out
     assert [line.split()[0] for line in listed.out.splitlines()[-2:]] == ["film.mp4", "frames/1.png"]
     urls = (await cli("tasks", "output", task, "--url", **s3_environment)).out.split()
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         assert [len((await client.get(url)).content) for url in urls] == [3_996, 1]
     document = (await cli("tasks", "output", task, "--url", "--json", **s3_environment)).json()
     assert [url.partition("?")[0] for url in document["urls"]] == [url.partition("?")[0] for url in urls]

@@ -70,8 +70,8 @@ async def test_ctrl_c_ends_the_wait_and_not_the_task(cli: Cli, fleet: Fleet) -> 
         process = await start(*PROGRAM, *submit, environment=cli.environment)
         assert process.stderr is not None
         async with asyncio.timeout(TIMEOUT_S):
-            while b"Queued" not in await process.stderr.readline():
-                pass
+            while b"Queued" not in (line := await process.stderr.readline()):
+                assert line, "it ended"
         process.send_signal(signal.SIGINT)
         ran = await ended(process)
         assert ran.code == 130
@@ -188,7 +188,7 @@ async def test_waiting_for_a_task_ends_with_its_result(cli: Cli, fleet: Fleet) -
     """Changes go to stderr, the result to stdout; the exit code is 1 unless it is Complete."""
     kind = f"kind-{uuid.uuid4().hex[:8]}"
     waiting = [asyncio.create_task(cli("tasks", "submit", "--type", kind, "--wait", "--pool", kind)) for _ in "ab"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         while len(rows := (await fleet.store.find.tasks({"type": kind}, 2))["tasks"]) < len(waiting):
             await asyncio.sleep(0.05)
     async with await psycopg.AsyncConnection.connect(str(cli.environment["DATABASE_URL"])) as connection:

@@ -28,6 +28,10 @@ HANDLERS = {
     "SCALE_DOWN_GRACE_PERIOD_SEC": "1",
     "HEARTBEAT_TIMEOUT_SEC": "15",  # a heartbeat every 5 s
 }
+# A worker without a task stays, however long a busy machine takes until the next one is there.
+PATIENT = dict.fromkeys(
+    ("GPU_IDLE_TIMEOUT_SEC", "GPU_OVERCAPACITY_IDLE_TIMEOUT_SEC", "SPAWNING_GRACE_PERIOD_SEC"), "600"
+)
 Until = Callable[..., Awaitable[Sequence[dict[str, Any]]]]
 
 

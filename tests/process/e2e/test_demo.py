@@ -16,7 +16,7 @@ DEMO_TIMEOUT_S = 240
 START_TIMEOUT_S = 90
 DEATH_TIMEOUT_S = 30
 COLUMNS = 80
-SILENCE_S = 15.0  # the most between two lines; on an idle machine it is 2 s, and here others run
+SILENCE_S = 30.0  # the most between two lines; on an idle machine it is 2 s, and here others run
 
 
 async def demo(directory: Path, *options: str) -> asyncio.subprocess.Process:

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from demo.scenario import submit
 from orchestrator.core.blocked import from_json, text
 from testbed.stack import Stack
-from tests.process.e2e.conftest import Until
+from tests.process.e2e.conftest import PATIENT, Until
 
 POOLS = """
 [pools.training]
@@ -85,7 +85,7 @@ async def test_a_pool_that_cannot_come_up_is_tried_one_at_a_time_until_it_can(st
 
 async def test_a_task_that_stands_still_ends_without_its_worker(stack: Stack, until: Until) -> None:
     """It fails after its last attempt; the same agent runs the next task, in another process."""
-    await stack.start_orchestrator({"TASK_STUCK_TIMEOUT_SEC": "3", "WORKER_HANDLERS": "still=plain:stand"})
+    await stack.start_orchestrator({**PATIENT, "TASK_STUCK_TIMEOUT_SEC": "3", "WORKER_HANDLERS": "still=plain:stand"})
     [task] = await submit(stack, [{"task_type": "still", "params": {"seconds": 600}, "max_attempts": 1}])
     await until("select 1 from tasks where id = %s and status = 'Failed' and failure_code = 'TASK_STUCK'", task)
     [following] = await submit(stack, [{"task_type": "still", "params": {"seconds": 0}}])

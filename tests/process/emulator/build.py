@@ -16,7 +16,7 @@ from testbed.runpod import Emulator
 GPU = "NVIDIA GeForce RTX 4090"
 KEY = asyncssh.generate_private_key("ssh-ed25519")
 PUBLIC_KEY = KEY.export_public_key().decode().strip()
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 Result = TypeVar("Result")

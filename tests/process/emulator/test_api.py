@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.emulator.build import GPU, Api, emulated, request, until
+from tests.process.emulator.build import GPU, PATIENCE_S, Api, emulated, request, until
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 async def test_a_call_without_a_key_is_401_and_with_a_wrong_one_403(api: Api) -> None:
     """Problems are application/problem+json with title, status, detail and errors."""
-    async with httpx.AsyncClient(base_url=api.emulator.url) as stranger:
+    async with httpx.AsyncClient(base_url=api.emulator.url, timeout=PATIENCE_S) as stranger:
         without = await stranger.get("/v2/pods")
         wrong = await stranger.get("/v2/pods", headers={"Authorization": "Bearer wrong"})
         nameless = await stranger.get("/v2/pods", headers={"User-Agent": ""})
@@ -90,6 +90,8 @@ async def test_a_huge_body_is_413_and_broken_json_400(api: Api) -> None:
 async def test_a_pod_boots_through_its_states_and_shows_its_runtime_only_when_running(tmp_path: Path) -> None:
     """PROVISIONING, STARTING, RUNNING; the machine and then the SSH port become known on the way."""
     async with emulated(tmp_path, boot_s=(0.4, 0.5)) as api:
+        # A busy machine must not miss the time between the machine's assignment and the end of the pull.
+        await api.emulator.control("POST", "/faults", {"kind": "slow_pull", "seconds": 3})
         created = await api.create()
         assert (created["status"], created["runtime"], created["dataCenterId"]) == ("PROVISIONING", None, None)
         starting = await api.status(created["id"], "STARTING")
@@ -244,7 +246,7 @@ async def test_the_same_seed_gives_the_same_ids_and_machines(tmp_path: Path) -> 
 async def test_the_control_api_speaks_http_and_refuses_nonsense(api: Api) -> None:
     """A misspelt fault, setting or kill is said so."""
     control = api.emulator.control_url
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         for path, body in {
             "/faults": {"kind": "no_such_fault"},
             "/settings": {"boot": 1},

@@ -19,7 +19,18 @@ import psutil
 import pytest
 
 from testbed.runpod import pods
-from tests.process.emulator.build import KEY, PUBLIC_KEY, Api, alive, emulated, ended, request, ssh, until
+from tests.process.emulator.build import (
+    KEY,
+    PATIENCE_S,
+    PUBLIC_KEY,
+    Api,
+    alive,
+    emulated,
+    ended,
+    request,
+    ssh,
+    until,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -60,7 +71,7 @@ async def test_a_signal_reaches_the_whole_command(api: Api, marker: str) -> None
 
         await until(started, "the command runs")
         process.terminate()
-        await asyncio.wait_for(process.wait(), 5)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
         await ended(f"sleep {marker}")
 
 
@@ -178,7 +189,7 @@ async def test_a_delete_kills_detached_processes_and_keeps_the_home(api: Api, ma
         await connection.run("echo kept > agent.log")
         await detach(connection, marker, how)
         await api.call("DELETE", f"/v2/pods/{pod['id']}", status=204)
-        await asyncio.wait_for(connection.wait_closed(), 5)
+        await asyncio.wait_for(connection.wait_closed(), PATIENCE_S)
     await ended(f"sleep {marker}")
     entry = (await api.emulator.control("GET", "/ledger"))["pods"][0]
     assert (Path(entry["home"]) / "agent.log").read_text() == "kept\n"
@@ -204,7 +215,7 @@ async def test_a_pod_that_vanishes_is_off_the_list_and_off_the_bill(api: Api, ma
     async with ssh(port) as connection:
         await detach(connection, marker)
         await api.emulator.control("POST", f"/pods/{pod['id']}/kill", {"how": "vanish"})
-        await asyncio.wait_for(connection.wait_closed(), 5)
+        await asyncio.wait_for(connection.wait_closed(), PATIENCE_S)
     assert alive(f"sleep {marker}") == []
     assert await api.names() == []
     assert (await api.emulator.control("GET", "/ledger"))["alive"] == 0
@@ -235,6 +246,11 @@ async def test_a_frozen_pod_looks_alive_and_does_nothing(api: Api) -> None:
 
     await until(ticking, "the process ticks")
     await api.emulator.control("POST", f"/pods/{pod['id']}/kill", {"how": "freeze"})
+
+    async def stopped() -> bool:  # a signal reaches a process when that next has the processor
+        return all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in alive(counting))
+
+    await until(stopped, "the process stands still")
     size = ticks.stat().st_size
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(connection.run("echo hello"), 0.3)
@@ -245,7 +261,7 @@ async def test_a_frozen_pod_looks_alive_and_does_nothing(api: Api) -> None:
     assert (await api.pod(pod["id"]))["status"] == "RUNNING"
     await api.call("DELETE", f"/v2/pods/{pod['id']}", status=204)
     await ended(counting)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     writer.close()
 
 
@@ -286,7 +302,8 @@ def program(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str,
 
 async def _detach(url: str, api_key: str, state_dir: Path, marker: str) -> None:
     """Start a detached process on a new pod of an emulator that runs as a program."""
-    async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {api_key}"}) as client:
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
         pod = (await client.post("/v2/pods", json=request())).json()
 
         async def connected() -> Any:
@@ -309,7 +326,7 @@ async def test_nothing_remains_when_the_emulator_ends(
     process, ready, state_dir = program
     await _detach(ready["url"], ready["api_key"], state_dir, marker)
     process.send_signal(number)
-    await asyncio.to_thread(process.wait, 10)
+    await asyncio.to_thread(process.wait, PATIENCE_S)
     await ended(f"sleep {marker}")
     await ended(str(state_dir))
 

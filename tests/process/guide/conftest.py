@@ -100,7 +100,7 @@ class Fleet:
 
     async def pods(self) -> list[dict[str, Any]]:
         """The emulator's pods of this fleet that live."""
-        async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
             headers = {"Authorization": f"Bearer {self.environment['RUNPOD_API_KEY']}"}
             answer = await client.get(f"{self.environment['RUNPOD_API_BASE_URL']}/v2/pods", headers=headers)
             answer.raise_for_status()

@@ -15,6 +15,7 @@ from tests.process.cli import forked
 
 ADMIN = uuid.uuid4().hex
 DEADLINE_S = 60.0
+WATCHED = """select 1 from pg_stat_activity where query like '%"task_states"%' and pid <> pg_backend_pid()"""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,9 @@ async def test_a_submission_is_done_once_whenever_the_service_is_killed(stack: S
         rows = await (await sql.execute("select count(*) as n from tasks")).fetchall()
         assert rows[0]["n"] == len(keys)
         waiting = asyncio.create_task(api.get(f"/tasks/{task_id}/wait"))
-        await asyncio.wait({waiting}, timeout=0.3)  # it has begun to wait
+        async with asyncio.timeout(DEADLINE_S):
+            while not await (await sql.execute(WATCHED)).fetchone():  # it has begun to wait
+                await asyncio.sleep(0.05)
         standby.process.send_signal(signal.SIGTERM)
         assert (await waiting).json()["ended"] is False
         assert await standby.process.wait() == 0

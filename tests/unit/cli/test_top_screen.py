@@ -19,7 +19,7 @@ from orchestrator.ports import DatabaseHalf, Unavailable
 from tests.unit.core.build import policy
 
 Answer = TypeVar("Answer")
-WAIT_S = 10.0
+WAIT_S = 60.0
 NOW = datetime.now(UTC)
 WORKER = "gpu-20261123_065803-fdadd9df"
 ENDED = "gpu-20261123_065801-00000000"
@@ -203,7 +203,7 @@ async def test_a_change_is_asked_first_and_only_y_makes_it(monkeypatch: pytest.M
 
     async def press(key: str, answer: str) -> str:
         await pilot.press(key)
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen) and bool(app.screen.query("#question")))
         question = str(app.screen.query_one("#question", Static).render())
         await pilot.press(answer)
         await until(pilot, lambda: not isinstance(app.screen, ConfirmScreen))

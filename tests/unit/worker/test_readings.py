@@ -162,7 +162,7 @@ def asked(volumes: NetworkVolumes) -> list[Disk]:
     """What it knows once its thread has an answer."""
     volumes.latest()
     for thread in [one for one in threading.enumerate() if one.name == "volumes"]:
-        thread.join(10)
+        thread.join(60)
     return volumes.latest()
 
 
@@ -188,16 +188,19 @@ def test_a_full_network_volume_is_a_warning(
 
 def test_a_network_volume_that_does_not_answer_delays_nothing(tmp_path: Path) -> None:
     """One thread waits for it; its state is unknown."""
-    answer = threading.Event()
+    asking, answer = threading.Event(), threading.Event()
     asked_for: list[str] = []
 
     def silent(path: str) -> os.statvfs_result:
         asked_for.append(path)
+        asking.set()
         answer.wait(60)
         return volume(1)(path)
 
     volumes = NetworkVolumes(str(network_root(tmp_path)), silent)
     try:
+        assert volumes.latest() == []
+        assert asking.wait(60)
         assert [volumes.latest() for _ in range(3)] == [[], [], []]
         assert asked_for == ["/workspace"]
     finally:
@@ -212,5 +215,5 @@ def test_the_monitor_reads_the_network_volumes(tmp_path: Path) -> None:
     readings = Readings(str(root), str(root))
     readings.read()
     for thread in [one for one in threading.enumerate() if one.name == "volumes"]:
-        thread.join(10)
+        thread.join(60)
     assert [one.path for one in readings.read().volumes] == [str(tmp_path)]
