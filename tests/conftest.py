@@ -1,8 +1,11 @@
 """Scheduling of the test run, another PostgreSQL on request, and a list of what this machine cannot run."""
 
+import asyncio
+import functools
 import gc
+import inspect
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,8 @@ ORDER = (
 BY_FILE = ("unit", "db/conformance", "process/cli", "process/e2e", "process/bringup", "process/worker")
 BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py")  # long tests, each with its own processes
 GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
+# Of one asynchronous fixture: a stack ends several processes, and each may take 20 s. Less than faulthandler_timeout.
+TEARDOWN_S = 150.0
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 
 gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
@@ -59,6 +64,36 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Sha
 
     async with SharedServices(tmp_path_factory.mktemp("shared")) as services:
         yield services
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-asyncio makes an ordinary function of it
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    """Bound the teardown of every asynchronous fixture."""
+    if not inspect.isasyncgenfunction(fixturedef.func):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixturedef, "func", _torn_down_in_time(fixturedef.func))
+        return (yield)
+
+
+def _torn_down_in_time(fixture: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """The same fixture; a teardown that hangs is cancelled, and fails with the line and the tasks that it waits for."""
+
+    @functools.wraps(fixture)
+    async def bounded(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        made = fixture(*args, **kwargs)
+        yield await anext(made)
+        try:
+            async with asyncio.timeout(TEARDOWN_S) as limit:
+                async for _ in made:
+                    raise AssertionError(f"{fixture.__name__} yields more than once")
+        except TimeoutError as error:
+            if limit.expired():
+                tasks = "\n".join(map(repr, asyncio.all_tasks()))
+                error.add_note(f"{fixture.__name__} was not torn down within {TEARDOWN_S:.0f} s; all tasks:\n{tasks}")
+            raise
+
+    return bounded
 
 
 def pytest_report_header() -> str:
