@@ -13,6 +13,7 @@ from psycopg.rows import DictRow
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import Db
+from testbed.cancelling import cancelled
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FLEET = "default"
@@ -195,8 +196,7 @@ class Ear:
 
     async def close(self) -> None:
         """Listen no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
 
 async def rows_read(hand: AsyncConnection[DictRow], table: str) -> int:

@@ -11,6 +11,7 @@ from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from orchestrator.ports import BadArgument, Db
+from testbed.cancelling import cancelled
 from tests.db.conformance.builders import START, Fleet
 
 UUID = "20000000-0000-0000-0000-000000000001"
@@ -174,8 +175,7 @@ async def test_who_waits_for_tasks_is_told_when_one_can_be_claimed(fleet: Fleet,
     assert await next_heard() == ("orchestrator_tasks", "pb")
     await fleet.submit({"pool": "marker"})
     assert await next_heard() == ("orchestrator_tasks", "marker")  # and nothing in between
-    listener.cancel()
-    await asyncio.gather(listener, return_exceptions=True)
+    await cancelled(listener)
 
 
 async def test_a_projects_own_insert_needs_nothing_but_a_type(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:

@@ -17,6 +17,7 @@ from orchestrator.core.states import State
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import verifier
+from testbed.cancelling import cancelled
 from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.shared_services import Database
 from tests.db.privilege.rig import SIGNING_KEY, Actors, Endpoints, public_jwk
@@ -64,8 +65,7 @@ async def endpoints(postgres: Database, blobs: S3Blobs) -> AsyncIterator[Endpoin
         listening = asyncio.create_task(listen(db, signal))
         under_test = ServerUnderTest(gateway, store, signal, health, blobs, lease.term, unanswered)
         yield Endpoints(under_test, rest, {"gateway": gateway, "postgrest": postgrest})
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        await cancelled(listening)
 
 
 @pytest.fixture(scope="session")

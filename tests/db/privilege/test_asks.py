@@ -18,6 +18,7 @@ import pytest
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
 from orchestrator.leader_jobs.pod_requests import PodRequests
+from testbed.cancelling import cancelled
 from tests.db.privilege.rig import Endpoints
 from tests.process.web.agents import Agents
 from tests.process.web.builders import RENEWALS, Caller, done
@@ -346,8 +347,7 @@ async def test_agents_hand_over_files_through_postgrest_alone(
         row = await agents.ended(lied, 30)
         assert (row["status"], row["failure_code"]) == ("Failed", protocol.OUTPUT_MISSING)
     finally:
-        leading.cancel()
-        await asyncio.gather(leading, return_exceptions=True)
+        await cancelled(leading)
 
 
 async def test_an_answer_comes_within_two_seconds_of_the_question(endpoints: Endpoints, requests: PodRequests) -> None:
@@ -361,8 +361,7 @@ async def test_an_answer_comes_within_two_seconds_of_the_question(endpoints: End
             pause_s = 0.5
         assert time.monotonic() - began < SOON_S
     finally:
-        leading.cancel()
-        await asyncio.gather(leading, return_exceptions=True)
+        await cancelled(leading)
 
 
 async def _lead(requests: PodRequests, term: int) -> None:

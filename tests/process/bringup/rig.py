@@ -34,6 +34,7 @@ from orchestrator.ports import Unavailable
 from orchestrator.web.app import build_app
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import mint, verifier
+from testbed.cancelling import cancelled
 from testbed.runpod.fake_tools import write_facts, write_host_keys, write_programs
 from tests.process.bringup.builders import a_pod
 from tests.process.bringup.sshd import Sshd, pem_of
@@ -192,14 +193,6 @@ class Rig:
                     os.killpg(agent["pid"], signal.SIGKILL)
 
 
-async def ended(bring_up: asyncio.Task[None]) -> None:
-    """Cancel a bring-up and see it end: asyncio.wait_for of psycopg_pool may swallow one before Python 3.12."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not bring_up.done():
-            bring_up.cancel()
-            await asyncio.wait({bring_up}, timeout=1)
-
-
 @asynccontextmanager
 async def rigged(db: PostgresDb, api_url: str, directory: Path) -> AsyncIterator[Rig]:
     """A rig; its agents end with it."""
@@ -212,8 +205,7 @@ async def rigged(db: PostgresDb, api_url: str, directory: Path) -> AsyncIterator
     try:
         yield rig
     finally:
-        observing.cancel()
-        await asyncio.gather(observing, return_exceptions=True)
+        await cancelled(observing)
         await rig._end()
         if rig.lines is not None:
             await rig.lines.close()

@@ -14,7 +14,8 @@ from orchestrator.core.states import READY, Stage, State
 from orchestrator.pods import agent_commands
 from orchestrator.pods.latest import WorkerView
 from orchestrator.ports import LostRace
-from tests.process.bringup.rig import DEADLINE_S, GPU, Rig, ended
+from testbed.cancelling import cancelled
+from tests.process.bringup.rig import DEADLINE_S, GPU, Rig
 
 STAGES_TO_READY = [
     "pod_running",
@@ -142,7 +143,7 @@ async def test_a_restart_in_mid_bringup_finds_the_agent_that_runs(rig: Rig) -> N
     blind = rig.bring_up(workers=WorkerView())
     first = asyncio.create_task(blind.bring_up(rig.term, worker))
     await rig.reaches(worker.id, Stage.HEARTBEAT)
-    await ended(first)
+    await cancelled(first)
     before = await rig.row(worker.id)
     rows = (await rig.store.snapshot()).workers
     await rig.bring_up().bring_up(rig.term, next(w for w in rows if w.id == worker.id))
@@ -197,7 +198,7 @@ async def test_ten_come_up_side_by_side_and_one_that_hangs_holds_up_nobody(rig: 
     await asyncio.wait_for(asyncio.gather(*bringups[:3], *bringups[4:]), DEADLINE_S)
     ready = [(await rig.row(worker.id))["status"] in READY for worker, _ in pods]
     assert ready == [True] * 3 + [False] + [True] * 6
-    await ended(bringups[3])
+    await cancelled(bringups[3])
     assert (await rig.attempts(hanging.id))[-1]["outcome"] == "cancelled"
     silent.close()
 

@@ -11,6 +11,7 @@ from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.core.model import PodSpec, Worker
 from orchestrator.core.states import READY, Stage, State
 from orchestrator.pods import host_identity
+from testbed.cancelling import cancelled
 from tests.process.bringup.rig import DEADLINE_S, SNAPSHOT_EVERY_S, Rig, nonce_for
 from tests.process.emulator.build import GPU, emulated
 
@@ -79,8 +80,7 @@ async def watched(rig: Rig, cloud: RunPodCloud) -> AsyncIterator[Account]:
     try:
         yield account
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await cancelled(watching)
 
 
 async def test_emulated_pods_are_brought_up_and_unlucky_ones_end_with_their_codes(

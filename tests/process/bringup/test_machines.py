@@ -11,6 +11,7 @@ import pytest
 from orchestrator.core.model import Worker
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import READY, Stage
+from testbed.cancelling import cancelled
 from testbed.runpod.machine_faults import MACHINE_FAULTS
 from tests.process.bringup.rig import DEADLINE_S, GPU, Rig
 
@@ -190,9 +191,7 @@ async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
         assert (row.waiting_on, row.waiting_for) == (STAGE_SPECS[stage].waiting_on, str(stage))
         assert 0 < (row.deadline_at - row.stage_since).total_seconds() <= STAGE_SPECS[stage].deadline_s + 1
         assert row.next_attempt_at <= row.deadline_at
-    for task in bringups:
-        task.cancel()
-    await asyncio.gather(*bringups, return_exceptions=True)
+    await cancelled(*bringups)
     silent.close()
 
 

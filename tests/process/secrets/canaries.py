@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from testbed.cancelling import cancelled
 from testbed.shared_services import SharedServices
 from tests.process.cli.forked import command
 from tests.proofs.fault_matrix.environment import Environment
@@ -94,8 +95,7 @@ async def released(fleet_env: Environment, canaries: SecretScan) -> AsyncIterato
     try:
         yield canaries
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await cancelled(watching)
     await _ask(fleet_env, canaries)
     await search_what_stayed(fleet_env, canaries, users_may=USERS_MAY)
 
@@ -182,9 +182,9 @@ async def plant(fleet_env: Environment, canaries: SecretScan) -> Mapping[str, st
     await fleet_env.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
     homes = [Path(pod["home"]) for pod in (await fleet_env.stack.control("GET", "ledger"))["pods"]]
     (next(home for home in homes if home.exists()) / "left.txt").write_text(encoded)  # one that never ran has none
-    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(20)", value)
+    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(120)", value)
     try:
-        async with asyncio.timeout(10):  # its command line may be empty for a moment after it has begun
+        async with asyncio.timeout(60):  # its command line may be empty for a moment after it has begun
             while value not in (lines := await asyncio.to_thread(_command_lines)):
                 await asyncio.sleep(0.05)
         canaries.search("argv", lines, but=[SETUP])

@@ -14,6 +14,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.observability.health import Health
 from orchestrator.web.wakeups import WakeupHub
+from testbed.cancelling import cancelled
 from testbed.services.s3 import EmbeddedS3
 from testbed.shared_services import Database, SharedServices
 from tests.process.web.api_rig import ApiRig, api_rig
@@ -55,8 +56,7 @@ async def gateway(postgres: Database, blobs: S3Blobs) -> AsyncIterator[ServerUnd
         httpx.AsyncClient(base_url=url, timeout=40) as client,
     ):
         yield ServerUnderTest(client, store, signal, health, blobs, lease.term, unanswered)
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
+    await cancelled(listening)
     await db.close()
 
 

@@ -15,6 +15,7 @@ import psycopg
 from demo.scenario import submit
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
+from testbed import cancelling
 from testbed.services.processes import ChildFailed
 from testbed.shared_services import SharedServices
 from testbed.stack import Stack, Transport
@@ -209,7 +210,6 @@ async def until_rest(env: Environment, limit_s: float) -> None:
 
 async def cancelled(task: "asyncio.Task[None]") -> None:
     """End a task that runs beside; what it failed with is raised."""
-    task.cancel()
-    outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-    if isinstance(outcome, Exception):
-        raise outcome
+    await cancelling.cancelled(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
