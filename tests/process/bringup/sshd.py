@@ -11,6 +11,10 @@ from pathlib import Path
 
 import asyncssh
 
+from testbed.services.free_port import free_port
+
+DEADLINE_S = 20.0  # for the end of killed commands, which takes milliseconds
+
 
 @dataclass
 class Sshd:
@@ -39,7 +43,7 @@ class Sshd:
         """Listen, on the port of the last time if there was one."""
         self.acceptor = await asyncssh.listen(
             "127.0.0.1",
-            self.port,
+            self.port or free_port(),  # not one that an outgoing connection may take while it is stopped
             server_factory=lambda: _Login(self),
             server_host_keys=self.host_keys,
             process_factory=self._execute,
@@ -53,12 +57,13 @@ class Sshd:
         """Stop listening and cut every connection."""
         if self.acceptor is not None:
             self.acceptor.close()
+        self.cut()  # first: from Python 3.12 on, wait_closed waits for the connections too
+        if self.acceptor is not None:
             await self.acceptor.wait_closed()
             self.acceptor = None
-        self.cut()
         for child in tuple(self.children):
             _kill(child)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while self.children:  # their handlers see them end
                 await asyncio.sleep(0.01)
 
@@ -82,6 +87,8 @@ class Sshd:
             start_new_session=True,
         )
         self.children.add(child)
+        if self.acceptor is None:  # stopped while the command was started
+            _kill(child)
         if self.cut_after and self.cut_after in command:
             self.cut_after = None
             self.cut()
