@@ -37,7 +37,7 @@ class SharedServices:
     """An async context manager; each server starts when it is asked for first, each database is migrated."""
 
     def __init__(self, directory: Path) -> None:
-        self._postgres = EmbeddedPostgres(directory / "postgres", durable=False, keep=False)
+        self._postgres = EmbeddedPostgres(directory / "postgres", durable=False)
         self._s3 = EmbeddedS3(directory / "s3")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -50,6 +50,7 @@ class SharedServices:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._exits.aclose()
+        self._postgres.remove_beside()
 
     async def postgres(self) -> EmbeddedPostgres:
         """The server, with the roles of a Supabase project."""

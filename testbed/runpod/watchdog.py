@@ -69,7 +69,7 @@ def kill(is_pod: Callable[[str], bool]) -> int:
     while calm < CALM_SWEEPS:
         victims = find(is_pod)
         calm = 0 if victims else calm + 1
-        if time.monotonic() > deadline:
+        if victims and time.monotonic() > deadline:
             message = f"processes {sorted(process.pid for process in victims)} cannot be killed"
             raise StillAliveError(message)
         for process in victims:

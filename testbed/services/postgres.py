@@ -102,6 +102,14 @@ class EmbeddedPostgres:
             if self._wanted.is_symlink():
                 self._wanted.unlink()
 
+    def remove_beside(self) -> None:
+        """Remove the data of a stopped server in a process that nobody waits for: many databases take minutes."""
+        if self._wanted.is_symlink():
+            self._wanted.unlink()
+        if self._real.exists():
+            doomed = self._real.rename(self._real.with_name(f"{self._real.name}-{secrets.token_hex(4)}"))
+            subprocess.run(["/bin/sh", "-c", 'rm -rf -- "$0" >/dev/null 2>&1 </dev/null &', str(doomed)], check=True)
+
     async def start(self) -> None:
         """Initialise the data directory if it is new, start the server and wait until it answers."""
         if self.pid is not None:

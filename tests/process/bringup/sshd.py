@@ -87,6 +87,8 @@ class Sshd:
             start_new_session=True,
         )
         self.children.add(child)
+        if self.acceptor is None:  # stopped while the command was started
+            _kill(child)
         if self.cut_after and self.cut_after in command:
             self.cut_after = None
             self.cut()

@@ -182,9 +182,9 @@ async def plant(fleet_env: Environment, canaries: SecretScan) -> Mapping[str, st
     await fleet_env.stack.blobs().put("logs/planted/agent/0.log.gz", gzip.compress(value.encode()), content_type="x")
     homes = [Path(pod["home"]) for pod in (await fleet_env.stack.control("GET", "ledger"))["pods"]]
     (next(home for home in homes if home.exists()) / "left.txt").write_text(encoded)  # one that never ran has none
-    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(20)", value)
+    sleeper = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(120)", value)
     try:
-        async with asyncio.timeout(10):  # its command line may be empty for a moment after it has begun
+        async with asyncio.timeout(60):  # its command line may be empty for a moment after it has begun
             while value not in (lines := await asyncio.to_thread(_command_lines)):
                 await asyncio.sleep(0.05)
         canaries.search("argv", lines, but=[SETUP])

@@ -15,7 +15,7 @@ from orchestrator.config.ssh_keys import BadKey, login_pair, private_key, public
 from tests.process.bringup.sshd import Sshd, serving
 from tests.process.secrets.manglings import LOSSLESS, LOST
 
-SOON_S = 5.0
+SOON_S = 30.0
 ED25519, RSA, EC = (asyncssh.generate_private_key(kind) for kind in ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256"))
 # Each form in which a tool writes a private key.
 FORMS = {

@@ -285,7 +285,7 @@ def test_redacting_a_thousand_lines_costs_little() -> None:
     line = json.dumps(
         {"event": "worker_promoted", "worker": "gpu-20261120_223104-18865e9b", "took_s": 1.5, "pod": "p" * 14}
     )
-    began = time.process_time()
+    began = time.thread_time()
     for _ in range(1_000):
         hidden.redact(line)
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0

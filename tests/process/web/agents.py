@@ -50,7 +50,7 @@ def _note(task, text):
     return path
 """
 HANDLERS = {name: f"work:{name}" for name in ("quick", "gated", "leaf", "join", "bad", "poison", "liar")}
-WAIT_S = 15.0  # for what should take a second or two
+WAIT_S = 60.0  # for what should take a second or two
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from orchestrator.core.api_tokens import hash_of
 from orchestrator.observability.health import Health
 from orchestrator.web.api.operations import Api
 from orchestrator.web.wakeups import WakeupHub
-from tests.process.web.builders import Caller, ServerUnderTest, serving
+from tests.process.web.builders import DEADLINE_S, Caller, ServerUnderTest, serving
 
 ADMIN, VIEWER = "admin-" + "0123456789abcdef" * 3, "viewer-" + "0123456789abcdef" * 3
 Json = Mapping[str, Any]
@@ -85,7 +85,7 @@ async def api_rig(
         yield ApiRig(url, rows, SqlStore(db, fleet), wakeups, blobs, api, client, f"pool-{uuid.uuid4().hex[:12]}")
 
 
-async def until(condition: Any, within_s: float = 10.0) -> None:
+async def until(condition: Any, within_s: float = DEADLINE_S) -> None:
     """Wait for something that must come soon."""
     async with asyncio.timeout(within_s):
         while True:

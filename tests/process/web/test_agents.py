@@ -5,16 +5,15 @@ import hashlib
 import os
 import re
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.web.agents import Agents, Gate
+from tests.process.web.agents import WAIT_S, Agents, Gate
 from tests.process.web.builders import ServerUnderTest
 from tests.process.worker.scripted import live
-from worker import protocol
+from worker import heartbeat, protocol, runner
 
 CANCELLED_WITHIN_S = 5.0
 
@@ -27,16 +26,15 @@ async def agents(gateway: ServerUnderTest, tmp_path: Path) -> AsyncIterator[Agen
     await agents.close()
 
 
-async def test_a_running_task_is_cancelled_within_five_seconds(agents: Agents, tmp_path: Path) -> None:
-    """With the default heartbeat of 20 s and a handler that will not end: all of it is gone, and the slot works on."""
+async def test_a_running_task_is_cancelled_long_before_the_next_heartbeat(agents: Agents, tmp_path: Path) -> None:
+    """Within 5 s, with a handler that will not end: all of it is gone, and the slot works on."""
+    assert heartbeat.ASK_S + runner.KILL_CANCELLED_S < CANCELLED_WITHIN_S
     gate = Gate(tmp_path)
-    worker = await agents.create()
+    worker = await agents.create(heartbeat_s=2 * WAIT_S, lease_s=6 * WAIT_S)
     (task_id,) = await agents.gateway.submit(worker.caller.pool, task_type="gated", params=gate.params)
     pids = await gate.begun()
-    began = time.monotonic()
     assert (await agents.gateway.store.cancel(task_id))["outcome"] == "cancelling"
     row = await agents.ended(task_id)
-    assert time.monotonic() - began < CANCELLED_WITHIN_S
     assert (row["status"], live(pids)) == ("Cancelled", [])
     assert await agents.attempts(task_id) == [("cancelled", "CANCELLED", "cancelled")]
     (after,) = await agents.gateway.submit(worker.caller.pool, task_type="quick")
@@ -109,7 +107,7 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
     """Its row's timeout_s ends it, where the worker's default would not; a retry has all attempts again."""
     gate = Gate(tmp_path)
     worker = await agents.create()
-    limits = {"timeout_s": 2.5, "max_attempts": 1}
+    limits = {"timeout_s": 6, "max_attempts": 1}  # enough for a handler that is not held up, on a busy machine too
     made = await agents.gateway.store.submit([
         {"task_type": "gated", "pool": worker.caller.pool, "params": gate.params, **limits}
     ])  # fmt: skip
@@ -142,7 +140,7 @@ async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tm
     everything = (helper, handler, frozen.pid)  # each goes on before who may end it
     _signal(signal.SIGSTOP, everything)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not await gateway.store.rescue(gateway.term):
                 await asyncio.sleep(0.1)
         Gate(tmp_path, "a").open()

@@ -12,7 +12,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from tests.process.web.api_rig import ADMIN, ApiRig, until
-from tests.process.web.builders import done
+from tests.process.web.builders import DEADLINE_S, done
 
 Event = tuple[str, str, dict[str, Any]]  # name, id, content
 
@@ -43,7 +43,7 @@ async def test_a_stream_ends_when_its_task_leaves_what_the_token_sees(
     restriction = {"tenant": "a"} if column == "tenant" else {"pools": [rig.pool]}
     moved = SQL("update tasks set {} = 'others', progress = '1' where id = %s").format(Identifier(column))
     task_id, token = await rig.submit(tenant="a"), await rig.token("read", **restriction)
-    async with asyncio.timeout(20), stream(rig, task_id, token) as answer, aclosing(events(answer)) as received:
+    async with asyncio.timeout(DEADLINE_S), stream(rig, task_id, token) as answer, aclosing(events(answer)) as received:
         name, _, content = await anext(received)
         assert (name, {*content}) == ("state", {"id", "status", "progress", "progress_at", "version", "attempt"})
         await hand.execute(moved, (task_id,))
@@ -55,7 +55,7 @@ async def test_a_task_is_followed_to_its_end(rig: ApiRig) -> None:
     """With its progress. Then the stream ends by itself, and a later one begins with the end."""
     worker, task_id = await rig.worker(), await rig.submit()
     seen: list[Event] = []
-    async with asyncio.timeout(20), stream(rig, task_id) as answer, aclosing(events(answer)) as received:
+    async with asyncio.timeout(DEADLINE_S), stream(rig, task_id) as answer, aclosing(events(answer)) as received:
         assert answer.headers["content-type"].startswith("text/event-stream")
         seen.append(await anext(received))
         await worker.claim()
@@ -86,7 +86,7 @@ async def test_a_stream_ends_with_its_token(rig: ApiRig, monkeypatch: pytest.Mon
     monkeypatch.setattr("orchestrator.web.api.task_events.KEEP_ALIVE_S", 0.2)
     token = await rig.token("read", name="webapp")
     task_id = await rig.submit()
-    async with asyncio.timeout(10), stream(rig, task_id, token) as answer, aclosing(events(answer)) as received:
+    async with asyncio.timeout(DEADLINE_S), stream(rig, task_id, token) as answer, aclosing(events(answer)) as received:
         await anext(received)
         await rig.rows.revoke_token("webapp", "test")
         assert [one async for one in received] == []
@@ -95,7 +95,7 @@ async def test_a_stream_ends_with_its_token(rig: ApiRig, monkeypatch: pytest.Mon
 async def test_a_task_that_is_deleted_ends_its_stream(rig: ApiRig, hand: Any) -> None:
     """By its owner, in SQL."""
     task_id = await rig.submit()
-    async with asyncio.timeout(10), stream(rig, task_id) as answer, aclosing(events(answer)) as received:
+    async with asyncio.timeout(DEADLINE_S), stream(rig, task_id) as answer, aclosing(events(answer)) as received:
         await anext(received)
         await hand.execute("delete from tasks where id = %s", (task_id,))
         assert [name async for name, _, _ in received] == ["deleted"]

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.ports import LogRange
 from tests.process.web.api_rig import ADMIN, ApiRig
-from tests.process.web.builders import Caller, done
+from tests.process.web.builders import DEADLINE_S, Caller, done
 from tests.process.web.test_api_access import refusal
 from tests.process.web.test_api_events import events
 
@@ -104,7 +104,7 @@ async def test_a_log_is_followed_to_its_end(shipping: Shipping, monkeypatch: pyt
     cut = own.index(b"line 2")
     await shipping.ship(OTHER + own[:cut])
     headers, seen, last = {"Authorization": f"Bearer {ADMIN}"}, "", ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         async with (
             shipping.rig.client.stream("GET", path, headers=headers) as answer,
             aclosing(events(answer)) as received,

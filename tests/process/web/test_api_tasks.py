@@ -1,6 +1,7 @@
 """Tasks over the API: submit once, see one's own, act on what was read."""
 
 import asyncio
+import time
 import uuid
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.web.api.waiting import POLL_S
 from tests.process.web.api_rig import VIEWER, ApiRig, api_rig
-from tests.process.web.builders import done
+from tests.process.web.builders import DEADLINE_S, done
 from tests.process.web.test_api_access import NOBODY, refusal
 
 
@@ -198,7 +200,7 @@ async def test_a_wait_ends_with_the_task(rig: ApiRig) -> None:
     waiting = asyncio.create_task(rig.call("GET", f"/tasks/{task_id}/wait", VIEWER))
     await worker.claim()
     await worker.call("worker_complete", **done(task_id))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         ended = (await waiting).json()
     assert (ended["ended"], ended["task"]["status"], ended["task"]["result_data"]) == (True, "Complete", {"n": 1})
     (attempt,) = ended["task"]["attempt_list"]
@@ -212,7 +214,7 @@ async def test_waiting_calls_are_bounded_for_each_token(rig: ApiRig, monkeypatch
     task_id = await rig.submit()
     path = f"/tasks/{task_id}/wait"
     waiting = [asyncio.create_task(rig.call("GET", path)) for _ in range(4)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while rig.api.watch._by_token["env:admin"] < 4:
             await asyncio.sleep(0.01)
     refused = await rig.call("GET", path)
@@ -222,7 +224,7 @@ async def test_waiting_calls_are_bounded_for_each_token(rig: ApiRig, monkeypatch
     assert (await rig.call("GET", path, VIEWER, params={"timeout_s": 0})).status_code == 200
     for one in waiting[:2]:
         one.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while rig.api.watch._by_token["env:admin"] > 2:
             await asyncio.sleep(0.01)
     await rig.call("POST", f"/tasks/{task_id}/cancel")
@@ -235,7 +237,7 @@ async def test_a_server_that_stops_answers_those_who_wait(api_db: PostgresDb, bl
     async with api_rig(api_db, blobs) as rig:
         task_id = await rig.submit()
         waiting = asyncio.create_task(rig.call("GET", f"/tasks/{task_id}/wait"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while not rig.api.watch._by_token:
                 await asyncio.sleep(0.01)
             rig.wakeups.close()
@@ -255,10 +257,11 @@ async def test_nobody_asks_the_database_while_nobody_waits(rig: ApiRig) -> None:
 
     rig.api.watch._rows = type("Counted", (), {"task_states": staticmethod(counted)})()
     path = f"/tasks/{task_id}/wait"
+    began = time.monotonic()
     answers = await asyncio.gather(*(rig.call("GET", path, params={"timeout_s": 1.2}) for _ in range(50)))
     assert {answer.status_code for answer in answers} == {200}
-    assert 1 <= calls <= 10
+    assert 1 <= calls <= (time.monotonic() - began) / POLL_S + 1
     polling = rig.api.watch._polling
     assert polling is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         await polling  # it ends because nobody waits

@@ -15,7 +15,7 @@ from gpu_orchestrator_client.protocol import file_name
 from orchestrator import client as reexported
 from testbed.services.free_port import free_port
 from tests.process.web.api_rig import ADMIN, ApiRig
-from tests.process.web.builders import Caller, done
+from tests.process.web.builders import DEADLINE_S, Caller, done
 
 README = (Path(__file__).resolve().parents[3] / "clients" / "python" / "README.md").read_text()
 
@@ -59,7 +59,7 @@ def ordinary(url: str, pool: str, tell: Callable[[str], None], target: Path) -> 
         task = client.submit("film", {"n": 1}, pool=pool)
         tell(task.id)
         seen = [event.name for event in task.events()]
-        info = task.wait(5)
+        info = task.wait(DEADLINE_S)
         assert [one.id for one in client.tasks(task_type="film")][:1] == [task.id]
         assert task.log() == ""
         return [seen[0], seen[-1], info.succeeded, info.result, task.output().save(target).read_bytes()]
@@ -71,7 +71,7 @@ async def awaited(url: str, pool: str, tell: Callable[[str], None], target: Path
         task = await client.submit("film", {"n": 1}, pool=pool)
         tell(task.id)
         seen = [event.name async for event in task.events()]
-        info = await task.wait(5)
+        info = await task.wait(DEADLINE_S)
         assert [one.id async for one in client.tasks(task_type="film")][:1] == [task.id]
         assert await task.log() == ""
         saved = await (await task.output()).save(target)
@@ -91,7 +91,7 @@ async def test_a_task_from_its_submission_to_its_output(rig: ApiRig, tmp_path: P
     worker, loop = await rig.worker(), asyncio.get_running_loop()
     submitted: asyncio.Future[str] = loop.create_future()
     tell = lambda task_id: loop.call_soon_threadsafe(submitted.set_result, task_id)  # noqa: E731
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         running = asyncio.create_task(both(name, rig.url, rig.pool, tell, tmp_path / "films"))
         await finish(rig, worker, await submitted)
         assert await running == ["state", "ended", True, {"n": 1}, b"a film"]
@@ -179,7 +179,7 @@ async def test_the_program_of_its_page_works(
     program = program.replace("https://orchestrator.example.com", rig.url).replace(
         '{"frames": 48}', f'{{"frames": 48}}, pool="{rig.pool}"'
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         running = asyncio.create_task(asyncio.to_thread(exec, program, {"token": token}))
         while not (listed := (await rig.call("GET", "/tasks", token)).json()["tasks"]):
             await asyncio.sleep(0.05)

@@ -13,13 +13,14 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
 from orchestrator.observability.health import Health
+from orchestrator.web import long_poll
 from orchestrator.web.wakeups import WakeupHub
 from testbed.shared_services import Database
 from tests.process.web.builders import ServerUnderTest, serving
 from worker import protocol
 
-WAIT_S = 20.0
-SOON_S = 5.0  # a wake-up takes milliseconds; a lost one would take WAIT_S
+WAIT_S = long_poll.MAX_WAIT_S
+SOON_S = WAIT_S - 5  # a wake-up takes milliseconds; a lost one would take WAIT_S
 
 
 async def test_a_task_wakes_the_claim_that_waits_for_it(gateway: ServerUnderTest) -> None:
@@ -95,7 +96,7 @@ async def test_a_promotion_wakes_the_worker_that_waited_for_it(gateway: ServerUn
 async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(gateway: ServerUnderTest) -> None:
     """However many still start, the one that is ready gets the task at once."""
     bringing_up = [await gateway.worker(state=State.SPAWNING, pool="mixed") for _ in range(5)]
-    sleepers = [asyncio.create_task(worker.claim(wait_s=1)) for worker in bringing_up]
+    sleepers = [asyncio.create_task(worker.claim(wait_s=WAIT_S)) for worker in bringing_up]
     await gateway.until(lambda: gateway.signal.waiting == 5)
     ready = await gateway.worker(pool="mixed")
     waiting = asyncio.create_task(ready.claim(wait_s=WAIT_S))
@@ -105,6 +106,8 @@ async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(gateway: Serve
     (task,) = (await waiting)["tasks"]
     assert time.monotonic() - began < SOON_S
     assert task["id"] == task_id
+    for worker in bringing_up:
+        await gateway.store.request_termination(worker.id, "test", now_not_drain=False)
     assert not any(answer["tasks"] for answer in await asyncio.gather(*sleepers))
 
 
@@ -170,9 +173,10 @@ async def test_a_lost_answer_is_given_again(gateway: ServerUnderTest) -> None:
 
 
 async def test_a_claim_after_an_empty_one_goes_on_waiting(
-    gateway: ServerUnderTest, postgres: Database, blobs: S3Blobs
+    gateway: ServerUnderTest, postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is not asked again for what it has just said; two claims that find nothing ask it three times."""
+    monkeypatch.setattr(long_poll, "FRESH_S", 60.0)  # however long this process stands still between the two
     db = await Counted.open(postgres.url)
     async with (
         serving(db, blobs, WakeupHub(), Health(started_at_s=time.monotonic())) as url,

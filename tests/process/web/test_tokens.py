@@ -57,8 +57,8 @@ def test_a_minted_token_verifies() -> None:
         _signed(iat="1"),
         _signed(sub=5),
         _signed(sub=["gpu-1"]),
-        _signed(nbf=int(time.time()) + 3_600),
-        _signed(iat=int(time.time()) + 3_600),
+        _signed(nbf=int(time.time()) + 86_400),
+        _signed(iat=int(time.time()) + 86_400),
     ],
 )
 def test_any_other_token_is_refused(token: str) -> None:

@@ -24,7 +24,7 @@ from orchestrator.observability.health import Health
 from testbed.services import debian
 from testbed.shared_services import SharedServices
 from tests.process.web.api_rig import ApiRig, api_rig
-from tests.process.web.builders import Caller, ServerUnderTest, done
+from tests.process.web.builders import DEADLINE_S, Caller, ServerUnderTest, done
 
 JPEG, PNG = b"\xff\xd8\xff" + bytes(100), b"\x89PNG\r\n\x1a\n" + bytes(100)
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
@@ -70,7 +70,7 @@ async def served(app: Any) -> AsyncIterator[str]:
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while not server.started:
             await asyncio.sleep(0.005)
     try:
@@ -200,7 +200,8 @@ async def test_visitors_make_a_bounded_number_of_videos_in_an_hour(
 async def test_a_video_is_followed_until_it_is_made(webapp: WebApp) -> None:
     """Every part with its progress; a second viewer needs no second connection to the service."""
     video = await webapp.submitted()
-    async with asyncio.timeout(30), aclosing(webapp.states(video)) as states, aclosing(webapp.states(video)) as too:
+    one, another = webapp.states(video), webapp.states(video)
+    async with asyncio.timeout(DEADLINE_S), aclosing(one) as states, aclosing(another) as too:
         seen = [await anext(states)]
         while len(seen[-1]["parts"]) < 2:
             seen.append(await anext(states))
@@ -229,7 +230,7 @@ async def test_a_failed_video_is_followed_until_every_part_has_ended(webapp: Web
     first, second = [(await webapp.worker.claim(number))["tasks"][0]["id"] for number in (1, 2)]
     failure = {"code": "HANDLER_ERROR", "message": "no picture", "exit_class": "exception", "retryable": False}
     await webapp.worker.call("worker_fail", p_task_id=first, p_attempt=1, p_failure=failure)
-    async with asyncio.timeout(30), aclosing(webapp.states(video)) as states:
+    async with asyncio.timeout(DEADLINE_S), aclosing(webapp.states(video)) as states:
         state = await anext(states)
         while not state["parts"] or state["parts"][-1]["status"] != "Failed":
             state = await anext(states)
@@ -255,7 +256,7 @@ async def test_viewers_who_do_not_read_keep_nobody_else_waiting(webapp: WebApp) 
         _, writer = await asyncio.open_connection(httpx.URL(webapp.url).host, httpx.URL(webapp.url).port)
         writer.write(f"GET /videos/{video}/events HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         slow.append(writer)
-    async with asyncio.timeout(20), aclosing(webapp.states(video)) as states:
+    async with asyncio.timeout(DEADLINE_S), aclosing(webapp.states(video)) as states:
         while len((await anext(states))["parts"]) < 2:
             pass
     for writer in slow:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.pods.bundle import build_bundle
+from testbed.services.free_port import free_port
 from worker import protocol
 
 PATIENCE_S = 60.0  # for something that should happen well within a second
@@ -42,6 +43,7 @@ class Orchestrator:
         self.wanted = protocol.RUN
         self.cancel: set[str] = set()
         self.fenced: set[str] = set()
+        self.overtaken: set[str] = set()  # the same, but no heartbeat tells of it before the result is refused
         self.stuck_s: float | None = (
             None  # after so long without a sign of life a task is stuck; None: an older database
         )
@@ -65,14 +67,13 @@ class Orchestrator:
         self.health: dict[str, Any] = {}  # the last p_health that was not null
         self.healths: list[dict[str, Any] | None] = []  # each p_health as it was sent
         self._server: ThreadingHTTPServer | None = None
-        self._port = 0
+        self._port = free_port()  # not one that an outgoing connection may take while nobody listens
         self.up()
 
     def up(self) -> None:
-        """Listen, on the same port as before if there was one."""
+        """Listen, on the same port each time."""
         handler = type("Handler", (_Handler,), {"orchestrator": self})
         self._server = _Server(("127.0.0.1", self._port), handler)
-        self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def down(self) -> None:
@@ -103,7 +104,7 @@ class Orchestrator:
             self.changed.notify_all()
 
     def tell(self, **wishes: Any) -> None:
-        """Set `wanted`, `cancel`, `fenced`, `led`, `refusal`: from now on in the answers."""
+        """Set `wanted`, `cancel`, `fenced`, `overtaken`, `led`, `refusal`: from now on in the answers."""
         with self.changed:
             for name, value in wishes.items():
                 setattr(self, name, value)
@@ -191,7 +192,7 @@ class Orchestrator:
         return [task["id"] for task in args["p_tasks"] if task.get("still_s", 0) >= (self.stuck_s or 0)]
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
-        if args["p_task_id"] in self.fenced:
+        if args["p_task_id"] in self.fenced | self.overtaken:
             return {"outcome": "fenced"}
         if args["p_task_id"] in self.completed:
             return {"outcome": "already"}
@@ -437,7 +438,7 @@ class Pod:
         pyz = f".orchestrator/code/agent-{self.bundle.agent_sha}.pyz"
         done = subprocess.run(
             [self.python, "-I", pyz, *words, "--run-dir", f".orchestrator/run/{self.nonce}"],
-            cwd=self.home, input=stdin, capture_output=True, text=True, timeout=30, check=False,
+            cwd=self.home, input=stdin, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
             env={**os.environ, **self.env},
         )  # fmt: skip
         assert done.stdout, done.stderr
@@ -457,7 +458,7 @@ class Pod:
             "deadman_s": 60, "claim_wait_s": 1, "batch": 1, "default_timeout_s": 60, "env": {}, **config,
         }  # fmt: skip
 
-    def stop(self, grace_s: float = 5) -> dict[str, Any]:
+    def stop(self, grace_s: float = PATIENCE_S) -> dict[str, Any]:
         return self.agent("stop", "--grace-s", str(grace_s))[1]
 
     def log(self, stream: str) -> str:
@@ -465,7 +466,10 @@ class Pod:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The agent's own log lines of one event."""
-        return [line for line in map(json.loads, self.log("agent").splitlines()) if line["event"] == name]
+        log, written = self.run / "logs" / "agent.log", ""
+        if log.exists():
+            written = log.read_text().rpartition("\n")[0]  # the last line may be half written
+        return [line for line in map(json.loads, written.splitlines()) if line["event"] == name]
 
     def ended(self, timeout_s: float = PATIENCE_S) -> str:
         """Why the agent ended, waited for."""

@@ -48,9 +48,9 @@ def test_a_command_that_says_much_ends_although_its_log_is_full(
     script = "#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\\\0' x | fold -w 99\necho\necho '{\"answer\": 42}'\n"
     pod = make_pod({"job.sh": script})
     with_full_log(pod)
-    pod.start({"job": "cmd:./job.sh"}, default_timeout_s=8)
+    pod.start({"job": "cmd:./job.sh"}, default_timeout_s=30)
     orchestrator.submit("loud", "job")
-    orchestrator.until(lambda: orchestrator.completed.get("loud") or orchestrator.failures.get("loud"), timeout_s=15)
+    orchestrator.until(lambda: orchestrator.completed.get("loud") or orchestrator.failures.get("loud"))
     assert orchestrator.failures == {}
     assert orchestrator.completion("loud")["p_result_data"]["answer"] == 42
     orchestrator.until(lambda: dropped(orchestrator) > 300_000)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.services.free_port import free_port
 from tests.process.worker.scripted import Orchestrator, Pod, live, wait_for
 
 CODE = """
@@ -191,8 +191,7 @@ def test_a_pod_that_cannot_use_the_store_claims_nothing_until_it_can(
     orchestrator: Orchestrator, make_pod: Callable[..., Pod], tmp_path: Path, answers: bool, why: str
 ) -> None:
     """Otherwise a task would work for hours, and keep its result."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}/bucket/probes/pod"
     probe = {"put": url, "headers": {"Content-Length": "1"}, "content": "x", "get": url}
 

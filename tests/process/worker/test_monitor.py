@@ -88,7 +88,7 @@ def test_an_xid_during_a_task_is_reported_and_stops_claims(
     found = orchestrator.findings()
     assert set(found) == {"XID_79", "XID_FOREIGN"}
     assert (found["XID_79"]["u"], found["XID_79"]["severity"]) == (22, "C")
-    assert abs(found["XID_79"]["since"] - time.time()) < 10
+    assert abs(found["XID_79"]["since"] - time.time()) < 60
     gate.open()
     orchestrator.completion("held")
     gate.submit("next")
@@ -187,7 +187,7 @@ def test_a_hanging_nvidia_smi_delays_neither_tasks_nor_heartbeats(
     assert orchestrator.findings() == {}
     wait_for(lambda: sleepers(machine))
     assert pod.stop() == {"stopped": True}
-    assert sleepers(machine) == []
+    wait_for(lambda: not sleepers(machine))
 
 
 def sleepers(machine: Machine) -> list[int]:
@@ -210,8 +210,8 @@ def test_hostile_tools_cost_nothing_but_their_signal(orchestrator: Orchestrator,
         log.write(os.urandom(3 << 20) + b"NVRM: Xid (" * 300_000 + b"\n")
     machine.logs(XID.format(79))
     orchestrator.until(lambda: "XID_79" in orchestrator.findings())
-    orchestrator.until(lambda: "nvidia_smi" in orchestrator.health.get(protocol.UNKNOWN, {}))
-    assert orchestrator.health[protocol.UNKNOWN]["nvidia_smi"] == "more than 64 KiB of output"
+    flood = "more than 64 KiB of output"
+    orchestrator.until(lambda: orchestrator.health.get(protocol.UNKNOWN, {}).get("nvidia_smi") == flood)
     assert set(orchestrator.findings()) == {"XID_79"}
     assert memory_bytes(pod) - before < 30 << 20
 

@@ -141,10 +141,12 @@ def test_waiting_for_the_store_stops_the_clock_of_the_task(
     orchestrator.submit("kept", "store", timeout_s=1)
     orchestrator.until(lambda: orchestrator.store_asked)
     began = time.monotonic()
-    orchestrator.until(lambda: time.monotonic() - began > 3)
-    beats = [beat for beat in orchestrator.calls_of(protocol.HEARTBEAT) if beat["p_health"].get("store")]
-    said = {beat["p_tasks"][0]["progress"]["message"] for beat in beats}
-    assert len(said) >= 2, said
+
+    def told() -> set[str]:
+        beats = [beat for beat in orchestrator.calls_of(protocol.HEARTBEAT) if beat["p_health"].get("store")]
+        return {beat["p_tasks"][0]["progress"]["message"] for beat in beats}
+
+    said = orchestrator.until(lambda: time.monotonic() - began > 3 and len(told()) >= 2 and told())
     assert all("waits for the store since" in text for text in said)
     orchestrator.store_says = None
     orchestrator.completion("kept")

@@ -90,6 +90,7 @@ def test_what_a_lost_answer_brought_is_not_lost(orchestrator: Orchestrator, pod:
 
 def test_failures_and_large_results_go_alone(orchestrator: Orchestrator, pod: Pod) -> None:
     """They say more than fits into a call with others."""
+    orchestrator.requeues = True  # on a busy machine the last ones do not begin soon enough
     pod.start(HANDLERS, batch=6)
     submit(orchestrator, "quick", "big", "quick", "bad", "quick", "quick")
     all_reported(orchestrator, pod, 6)
@@ -102,7 +103,7 @@ def test_no_result_waits_for_a_long_task(
     orchestrator: Orchestrator, pod: Pod, tmp_path: Path, *, knows_many: bool
 ) -> None:
     """What has ended is heard while the next task of the claim runs; with an older gateway when that has ended."""
-    orchestrator.tell(knows_many=knows_many)
+    orchestrator.tell(knows_many=knows_many, requeues=True)  # on a busy machine the last one does not begin soon enough
     pod.start(HANDLERS, batch=3)
     with orchestrator.changed:
         orchestrator.submit("first", "quick")
@@ -121,6 +122,7 @@ def test_no_result_waits_for_a_long_task(
 @pytest.mark.parametrize("trouble", ["lost", "unknown", "refused", "fenced"])
 def test_what_the_one_call_leaves_open_is_said_of_each(orchestrator: Orchestrator, pod: Pod, trouble: str) -> None:
     """A lost answer, an older gateway, a refusal: each result is offered alone; another's task is dropped."""
+    orchestrator.requeues = True  # on a busy machine the last ones do not begin soon enough
     orchestrator.refuse_results = trouble == "refused"
     orchestrator.knows_many = trouble != "unknown"
     if trouble == "lost":
@@ -166,6 +168,7 @@ def test_results_on_hand_are_delivered_before_the_end(orchestrator: Orchestrator
 
 def test_a_result_that_the_database_refuses_is_kept_and_delays_no_other(orchestrator: Orchestrator, pod: Pod) -> None:
     """A trigger of a user refuses one completion of three. Once it is allowed, it needs no second attempt."""
+    orchestrator.requeues = True  # on a busy machine the last ones do not begin soon enough
     orchestrator.held_up.add("quick-0")
     pod.start(HANDLERS, batch=3)
     submit(orchestrator, "quick", "quick", "quick")
@@ -176,4 +179,4 @@ def test_a_result_that_the_database_refuses_is_kept_and_delays_no_other(orchestr
     orchestrator.held_up.clear()
     all_reported(orchestrator, pod, 3)
     assert not orchestrator.failures
-    assert len(pod.events("task_claimed")) == 3
+    assert [event["task"] for event in pod.events("task_claimed")].count("quick-0") == 1

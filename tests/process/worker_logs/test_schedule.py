@@ -15,7 +15,7 @@ from orchestrator.worker_logs.schedule import LogSchedule
 from orchestrator.worker_logs.shipper import Shipper
 from tests.process.worker_logs.logs import Hauling
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling) -> None:

@@ -315,11 +315,12 @@ async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, mo
 
 async def test_a_pod_that_does_not_answer_is_unknown_in_time(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the reason: nothing is made up."""
-    monkeypatch.setattr(final_snapshot, "SNAPSHOT_S", 1)
     hauling.shipper()
     assert hauling.rig.lines is not None
     hauling.rig.install(hauling.sshd, "df", "sleep 100")
-    assert (await final_snapshot.take(hauling.rig.lines, hauling.worker))["known"] is False
+    with monkeypatch.context() as patch:
+        patch.setattr(final_snapshot, "SNAPSHOT_S", 1)
+        assert (await final_snapshot.take(hauling.rig.lines, hauling.worker))["known"] is False
     await hauling.sshd.stop()
     seen = await final_snapshot.take(SshPool(AsyncSshShell(pem_of(hauling.rig.key))), hauling.worker)
     assert seen["known"] is False
@@ -347,12 +348,12 @@ async def test_how_an_agent_was_is_not_taken_from_a_look_after_its_stop(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look hung, and the agent was stopped all the same: the second sees the machine alone."""
-    monkeypatch.setattr(final_snapshot, "SNAPSHOT_S", 1)
     hauling.write("agent", 10)
     parts = teardown(hauling, blobs=DEAD_S3)
     await parts.begin(hauling.rig.term, end(hauling))
     known = []
-    for tool in ("sleep 100", "exit 1"):
+    for tool, limit_s in (("sleep 100", 1), ("exit 1", 60)):
+        monkeypatch.setattr(final_snapshot, "SNAPSHOT_S", limit_s)
         hauling.rig.install(hauling.sshd, "df", tool)
         with pytest.raises(Unavailable):
             await parts.flush(hauling.rig.term, Flush(hauling.worker.id, True, "done"), await now(hauling))
